@@ -1,1 +1,2 @@
-"""The command line: options in, one call into ``ops``, a report out. The only room that knows Typer and rich."""
+"""The command line: it parses options, calls one function of ``ops``, and prints the report. Only this package imports
+Typer and rich."""

@@ -1,4 +1,4 @@
-"""``wds ls --epoch``: the keys of one batch of a training.
+"""``wds ls --epoch``: the keys of one batch of a training run.
 
 This module passes the options to the loader, which computes the batch from the indexes of the shards. It does not know
 how a batch is computed.
@@ -23,7 +23,7 @@ from wdscli.errors import UsageError
     +--rank N  With --epoch: the rank, from 0.
     """)
 class BatchOptions(NamedTuple):
-    """One batch of a training, as the loader's arguments say it."""
+    """The options that describe one batch of a training run. They have the names of the loader's arguments."""
 
     epoch: Annotated[int | None, 0] = None
     batch: Annotated[int, 0] = 0
@@ -51,7 +51,7 @@ def print_batch(
     on_error: str,
     trusts: bool,
 ) -> None:
-    """Print the keys of one batch of a training."""
+    """Print the keys of one batch of a training run."""
     from wdscli.loader import WebDataset
 
     where, keys_from = selection.where, selection.keys_from or []

@@ -1,13 +1,14 @@
-"""Completion for TAB: commands, options, their values, shard paths, and field names and keys of the shards on a line.
+"""Completion for TAB. It offers commands, options and their values, paths of shards, and the fields and keys of shards.
 
-A short script for each shell runs the command with ``_WDS_COMPLETE=complete_SHELL`` and the line in ``COMP_LINE``. It
-gets one value on each line; for zsh and fish a TAB and a help text follow. ``!files`` means the shell's own file names.
-The line is parsed as far as it goes. Names come from little reading, and only of local files: the first samples of a
-few shards, the head of a table. A thread lists a store, for :data:`STORE_SECONDS` at most. Errors offer nothing.
+A short script for each shell runs the command with ``_WDS_COMPLETE=complete_SHELL`` and the line in ``COMP_LINE``. The
+command answers with one value on each line; for zsh and fish, a TAB and a help text follow the value. The answer
+``!files`` means that the shell offers file names. An incomplete line is parsed up to the cursor. Fields and keys come
+only from local files, and only from the first samples of a few shards or the head of a table. A thread lists a store,
+for at most :data:`STORE_SECONDS`. After an error, nothing is offered.
 
-Typer's own scripts would not do: in bash they split words at ``=`` and ``:`` (``s3://``, ``--column txt=``), in zsh
-they evaluate the answer, which has names from shards of strangers, and they change the user's files. These scripts are
-written to the folders where the shells look for them.
+Typer's own scripts have three faults. In bash they split words at ``=`` and ``:`` (``s3://``, ``--column txt=``). In
+zsh they evaluate the answer, which may contain names from untrusted shards. They also change the user's files. The
+scripts here are written to the folders where the shells look for them.
 """
 
 from __future__ import annotations
@@ -78,31 +79,31 @@ complete -c {program} -f -a '({function})'
 
 
 _FREE = ("N", "SIZE", "SECONDS", "S", "K", "TIME", "PIXELS", "SHARE", "GLOB", "EXPR", "A:B:STEP")
-"""Values without candidates that are no file names either."""
+"""Values for which neither candidates nor file names are offered."""
 STORE_SECONDS = 2.0
 _MOST_SHARDS, _MOST_KEYS = 3, 500
 
 is_waiting = False
-"""Whether a store has not answered yet, so that a normal exit of Python would wait for it."""
+"""True while a store has not answered. A normal exit of Python would then wait for the store."""
 
 
 class Candidate(NamedTuple):
-    """A word for the place of the cursor."""
+    """A word that may be inserted at the cursor."""
 
     value: str
     help: str = ""
 
 
 class Given(NamedTuple):
-    """Arguments of a line, and values of its options by their fields."""
+    """A line's arguments, and the values of its options by field name."""
 
     arguments: list[str]
     values: dict[str, list[str]]
 
 
 class Line(NamedTuple):
-    """A command line up to the cursor: the complete ``words`` after the program, and the last one without quotes
-    (``typed``) and as it is on the line (``raw``), with its open quote."""
+    """A command line up to the cursor. ``words`` are the complete words after the program. The last, incomplete word
+    has two forms: ``typed`` is without quotes, and ``raw`` is as on the line. ``quote`` is its open quote."""
 
     words: list[str]
     typed: str
@@ -111,7 +112,7 @@ class Line(NamedTuple):
 
 
 def script(shell: str, program: str) -> str:
-    """The script that makes ``shell`` complete ``program``."""
+    """Return the script that makes ``shell`` complete ``program``."""
     name = re.sub(r"\W", "_", program)
     return _SCRIPTS[shell].format(
         program=program, function=f"_{name}_completion", variable=f"_{name.upper()}_COMPLETE"
@@ -119,7 +120,8 @@ def script(shell: str, program: str) -> str:
 
 
 def install(shell: str) -> tuple[list[str], str | None]:
-    """Write the scripts to the folder of ``shell``. Return their paths, and instructions for the user if any."""
+    """Write the scripts to the folder of ``shell``. Return their paths, and instructions for the user, which may be
+    empty."""
     home = os.path.expanduser("~")
     data = os.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
@@ -145,7 +147,7 @@ def install(shell: str) -> tuple[list[str], str | None]:
 
 
 def current_shell() -> str | None:
-    """The shell that started this program, if known."""
+    """Return the name of the shell that started this program, if known."""
     from shellingham import ShellDetectionFailure, detect_shell
 
     try:
@@ -155,7 +157,7 @@ def current_shell() -> str | None:
 
 
 def answer(instruction: str, program: str, group: Any) -> str:
-    """The answer to ``complete_bash``, or for ``source_bash`` the script itself."""
+    """Return the text for one request of a shell: candidates for ``complete_bash``, the script for ``source_bash``."""
     what, _, shell = instruction.partition("_")
     if shell not in SHELLS or "_TYPER_COMPLETE_ARGS" in os.environ:
         return ""  # scripts of earlier versions would evaluate it
@@ -172,9 +174,9 @@ def answer(instruction: str, program: str, group: Any) -> str:
 
 
 def _typed_line() -> Line:
-    """The line up to the cursor, from the shell's variables."""
+    """Return the line up to the cursor, from the shell's variables."""
     if "COMP_LINE" not in os.environ:
-        # Scripts of earlier versions give words.
+        # Scripts of earlier versions pass words, not the line.
         words = os.environ.get("COMP_WORDS", "").split()
         at = int(os.environ.get("COMP_CWORD", len(words)))
         typed = words[at] if at < len(words) else ""
@@ -185,7 +187,7 @@ def _typed_line() -> Line:
 
 
 def split_line(line: str) -> Line:
-    r"""The words of a line as a shell splits it. The last word may be incomplete.
+    r"""Split a line into words by the shell's rules. The last word may be incomplete.
 
     >>> split_line("wds ls 'a b' --keys \"n01/")
     Line(words=['ls', 'a b', '--keys'], typed='n01/', raw='"n01/', quote='"')
@@ -217,7 +219,8 @@ def split_line(line: str) -> Line:
 
 
 def _for_bash(value: str, line: Line) -> str:
-    """A value for bash: without the part up to the last of its word breaks, and with special characters escaped."""
+    """Return a value for bash. Bash replaces only the text after its last word break, so the earlier text is cut off.
+    Special characters are escaped."""
     breaks = os.environ.get("COMP_WORDBREAKS", "")
     if line.quote:
         before = line.raw[: line.raw.rindex(line.quote) + 1]
@@ -229,8 +232,8 @@ def _for_bash(value: str, line: Line) -> str:
 
 
 def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] | None:
-    """Words that may come next, also those that do not begin with ``typed``; None for the shell's own file names.
-    ``group`` has the commands, and in ``listings`` their summaries."""
+    """Return the words that may come next, also words that do not begin with ``typed``. None means that the shell
+    offers file names. ``group`` has the commands, and ``group.listings`` has their summaries."""
     name = next((word for word in words if not word.startswith("-")), None)
     if name is None:
         listed = [Candidate(name, listing.summary) for name, listing in group.listings.items()]
@@ -253,8 +256,8 @@ def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] 
 
 
 def _follow(command: Any, words: Sequence[str]) -> tuple[Given, Any, int]:
-    """Arguments and values among the words of a command; and the option whose value comes next, or None, with the
-    number of that value."""
+    """Return the arguments and option values among the words of a command. If an option's value comes next, also return
+    that option and the number of the value; the option is None otherwise."""
     options = {
         spelled: one for one in command.params for spelled in one.opts if one.param_type_name == "option"
     }
@@ -277,7 +280,7 @@ def _follow(command: Any, words: Sequence[str]) -> tuple[Given, Any, int]:
 
 
 def _option_names(command: Any, words: Sequence[str]) -> list[Candidate]:
-    """Options that may still follow."""
+    """Return the options that may still follow."""
     context = command.context_class(command, info_name=command.name, **command.context_settings)
     found = []
     for option in command.get_params(context):
@@ -289,13 +292,13 @@ def _option_names(command: Any, words: Sequence[str]) -> list[Candidate]:
 
 
 def _values(option: Any, place: int, typed: str, given: Given) -> list[Candidate] | None:
-    """Values of an option."""
+    """Return candidates for the value of an option."""
     choices = getattr(option.type, "choices", None)
     if choices:
         return [Candidate(str(one)) for one in choices]
     metavar = (option.metavar or "").split(" ")[place]
     found = [Candidate(one) for one in _known(option.name)]
-    # Words in lower case are literal: first-dot|last-dot|REGEX.
+    # In a metavar such as first-dot|last-dot|REGEX, the words in lower case are literal values.
     found += [Candidate(one) for one in re.split(r"[|,]", metavar) if re.fullmatch(r"[a-z][a-z-]*", one)]
     if option.name == "keys":
         return [Candidate(key) for key in names_in(given.arguments)[1]]
@@ -322,7 +325,7 @@ def _values(option: Any, place: int, typed: str, given: Given) -> list[Candidate
 
 
 def _known(option: str) -> Iterable[str]:
-    """Values of an option from a table of a module, or from entry points of other packages."""
+    """Return the values of an option that a module's table or the entry points of other packages define."""
     if option == "engine":
         from importlib.metadata import entry_points
 
@@ -339,8 +342,8 @@ _KNOWN = {
 
 
 def _shard_paths(typed: str) -> list[Candidate] | None:
-    """Folders, shards and manifests that begin with ``typed``; if there are none, None for the shell's own file
-    names."""
+    """Return the folders, shards and manifests whose names begin with ``typed``. Return None, which means the shell's
+    own file names, if there are none."""
     if typed.startswith("@"):
         return None
     if typed.startswith("pipe:"):
@@ -368,7 +371,7 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
 
 
 def names_in(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Fields and keys of the first samples in local shards."""
+    """Return fields and keys of the first samples in local shards."""
     from wdscli.errors import WdsError
     from wdscli.model import to_text
     from wdscli.samples import iter_batches
@@ -398,8 +401,8 @@ def _local_shards(given: Sequence[str]) -> Iterator[str]:
 
 
 def places_in(given: Sequence[str], before: str) -> list[str]:
-    """Paths in JSON fields of the first samples, one level below the field or path ``before``: ``json.width`` for
-    ``json``."""
+    """Return paths in JSON fields of the first samples, one level below the field or path ``before``. Example:
+    ``json.width`` for ``json``."""
     import json
 
     from wdscli.errors import WdsError
@@ -421,7 +424,7 @@ def places_in(given: Sequence[str], before: str) -> list[str]:
 
 
 def columns_of(tables: Sequence[str]) -> list[str]:
-    """Columns of local tables."""
+    """Return the column names of local tables."""
     from wdscli.create.rows import column_names, table_files
     from wdscli.storage import is_local
 
@@ -434,7 +437,8 @@ def columns_of(tables: Sequence[str]) -> list[str]:
 
 
 def entries_of_store(folder: str) -> dict[str, bool]:
-    """Names in a folder of a store, and whether each is a folder; none if the store does not answer in time."""
+    """Return the names in a folder of a store, each with whether it is a folder. Return no names if the store is too
+    slow."""
     global is_waiting
     found: dict[str, bool] = {}
 

@@ -1,7 +1,7 @@
 """Files that commands write besides shards: tables, payloads, lines of JSON.
 
-:func:`parse_form` reads ``--to``. :func:`write_file` prints text for standard output like all other text, and writes a
-file through a sink, which gives the file its name when it is complete. This module does not know what is in a file.
+:func:`parse_form` parses ``--to``. :func:`write_file` writes pieces of bytes to standard output or to a file. A file
+gets its name only when it is complete. This module does not know what is in a file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from wdscli.errors import UsageError
 
 
 def parse_form(text: str) -> tuple[str, str | None]:
-    """Format and address that ``--to`` names: ``FORMAT`` alone, ``FORMAT:FILE``, ``FILE.FORMAT``, or ``FOLDER/``,
-    whose format is "dir". Raises UsageError.
+    """Return the format and the address in a value of ``--to``. The value is ``FORMAT``, ``FORMAT:FILE``,
+    ``FILE.FORMAT`` or ``FOLDER/``; the format of a folder is "dir". Raises UsageError.
 
     >>> parse_form("tsv"), parse_form("s3://b/t.parquet"), parse_form("csv:-"), parse_form("out/")
     (('tsv', None), ('parquet', 's3://b/t.parquet'), ('csv', '-'), ('dir', 'out'))
@@ -39,7 +39,7 @@ def parse_form(text: str) -> tuple[str, str | None]:
 
 
 class FileTarget(NamedTuple):
-    """Where a file goes. ``table`` is the format of a table, None for anything else."""
+    """The address and the kind of a file to write. ``table`` is the format of a table; it is None for other files."""
 
     address: str
     table: str | None = None
@@ -49,8 +49,8 @@ class FileTarget(NamedTuple):
 
 def write_file(out: Out, target: FileTarget, pieces: Iterable[bytes], inputs: Sequence[str]) -> int:
     """Write ``pieces`` and return their size in bytes. The file's name is checked before the first piece is made.
-    Raises OutputExistsError, OutputError, UsageError for one of ``inputs``, for a table whose name promises compressed
-    bytes, and for Parquet on a terminal."""
+    Raises OutputExistsError and OutputError. Raises UsageError if the file is one of ``inputs``, if a table has a
+    suffix for compressed files, and for Parquet on a terminal."""
     address, table, force, fsync = target
     if table is not None:
         from wdscli.storage.opening import COMPRESSED_SUFFIX

@@ -1,9 +1,9 @@
-"""Words of earlier versions: each works for one more release, and a note names the word of today.
+"""Options and values of earlier versions. Each works for one more release, and a note names the new word.
 
-:data:`FORMER` has for each command (``""`` for all of them) the words that replace an old option, or an old value of
-one. :func:`renamed` replaces old words on a command line before it is parsed. ``{}`` is the option's value, ``{glob}``
-the same as a glob that matches nothing else. Options that have no word of today but still work are hidden ones of
-``options.py``, whose help begins with "Now". Remove this module with the next release.
+:data:`FORMER` maps old options and old values to new words, for each command; the name ``""`` means all commands.
+:func:`renamed` replaces old words on a command line before it is parsed. In the new words, ``{}`` is the option's
+value, and ``{glob}`` is a glob that matches only this value. Some old options have no replacement but still work. They
+are hidden options of ``options.py``, and their help begins with "Now". Remove this module with the next release.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 NOW = "Now "
-"""How the help of a hidden option begins, which names what to use instead."""
+"""The first word in the help of a hidden option. The help then names the option to use instead."""
 MORE = "+"
-"""How the heading of an option begins that only ``--help-all`` shows."""
+"""The first character in the heading of an option that only ``--help-all`` shows."""
 COMMANDS = {"dsort": "run"}
 """Other names of commands."""
 _TABLE = {"--key": "--key-column {}", "--field": "--column {}"}
@@ -73,8 +73,8 @@ FORMER: dict[str, dict[str, str]] = {
 
 
 def renamed(command: str, words: Sequence[str], takes: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    """The words of a command line with those of today in place of old ones, and a note for each that was replaced.
-    ``takes`` has, for each option of today, how many values follow it.
+    """Replace the old words of a command line. Return the new words, and a note for each replacement. ``takes`` gives
+    the number of values that follow each current option.
 
     >>> renamed("cat", ["a.tar", "--key=n/1"], {})
     (['a.tar', '--keys', 'n/1'], ['--key n/1 is now --keys n/1'])

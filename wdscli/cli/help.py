@@ -1,10 +1,10 @@
-"""The text of ``--help``: Typer's definitions, laid out in panels, without loading rich.
+"""Make the text of ``--help`` from Typer's definitions, without loading rich.
 
-Typer's own help takes twice the time of everything else in ``wds --help``. This one prints the same facts: usage,
+Typer's own help takes twice as long as all other work of ``wds --help``. This module prints the same facts: usage,
 description, and a heading for each panel with two columns below it. Bold and colour are used only on a terminal, and
 not with NO_COLOR.
 
-Man pages are made from :func:`panels` too, so that both agree.
+Man pages are made from :func:`panels` too, so that they agree with the help.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Entry(NamedTuple):
     notes: str
 
     def short(self) -> Entry:
-        """The same with the first sentence of its text."""
+        """This entry, with only the first sentence of its text."""
         return self._replace(text=_SENTENCE.split(self.text)[0], notes="")
 
 
 class WdsCommand(TyperCommand):
-    """A command whose help is laid out here, on two floors: ``--help`` shows the options that people use, with the
-    first sentence of each; ``--help-all`` shows all."""
+    """A command whose help comes from this module. ``--help`` shows the usual options, each with its first sentence;
+    ``--help-all`` shows all options."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
@@ -71,11 +71,11 @@ class WdsCommand(TyperCommand):
 def render(
     command: Any, ctx: Any, extra: Iterable[tuple[str, list[Entry]]] = (), *, usual: bool = False
 ) -> str:
-    """The help of ``command`` as text; ``extra`` panels come before its own (the group's commands). ``usual`` shows
-    only the options that people use."""
+    """Return the help of ``command`` as text. The ``extra`` panels come before its own panels: they list a group's
+    commands. ``usual`` shows only the usual options."""
     style = _Style()
     usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
-    # Typer marks required parameters by braces.
+    # Typer writes required parameters in braces.
     usage = usage.replace("{", "").replace("}", "")
     parts = [f"{style.head('Usage:')} {usage}", _prose(command.help or "", style.width)]
     sections = [*extra, *panels(command, ctx, usual=usual)]
@@ -99,8 +99,8 @@ def render(
 
 
 def panels(command: Any, ctx: Any, *, usual: bool = False) -> list[tuple[str, list[Entry]]]:
-    """The parameters of ``command`` by panel, in the order in which the panels first come, the common ones last;
-    with ``usual`` only those that people use."""
+    """Return the parameters of ``command`` by panel. Panels come in the order of their first parameter, except that the
+    common panels are last. With ``usual``, return only the usual options."""
     found: dict[str, list[Entry]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
         panel = getattr(parameter, "rich_help_panel", None) or _PLAIN_PANELS[parameter.param_type_name]
@@ -132,7 +132,7 @@ def _terms(entry: Entry) -> str:
 
 
 def _entry(entry: Entry, width: int, style: _Style) -> list[str]:
-    """One entry: its terms, and its text to the right of them, or below them if they are too long."""
+    """Lay out one entry. Its text is to the right of its terms, or below them if the terms are too long."""
     terms = _terms(entry)
     indent = " " * (width + 4)
     text = f"{entry.text} {entry.notes}".strip()
@@ -146,7 +146,7 @@ def _entry(entry: Entry, width: int, style: _Style) -> list[str]:
 
 
 def _prose(text: str, width: int) -> str:
-    """Paragraphs filled to the width; indented ones are examples, and do not change."""
+    """Fill paragraphs to the width. Indented paragraphs are examples, and do not change."""
     blocks = text.strip().split("\n\n")
     return "\n\n".join(
         b if b.startswith(" ") else textwrap.fill(b, width, break_on_hyphens=False) for b in blocks

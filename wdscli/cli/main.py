@@ -1,10 +1,10 @@
 """The group of commands, and the one place where an error becomes text and an exit code.
 
-Commands are imported when they are called: the table below has what ``wds --help`` and completion need, so that
-neither loads a command. Typer parses; this module prints no data.
+A command is imported when it is called. ``wds --help`` and completion load no command, because the table below contains
+all texts that they need. This module prints no data.
 
-Exit codes: 0 done, 1 ``verify`` or ``diff`` found something, 2 usage, 3 bad data, 4 storage, 5 an engine or a bug,
-130 interrupted. A closed pipe (``| head``) ends the command quietly with 0.
+Exit codes: 0 success, 1 ``verify`` or ``diff`` found something, 2 wrong usage, 3 bad data, 4 storage error, 5 error of
+an engine or a bug, 130 interrupted. A closed pipe (``| head``) ends the command quietly with 0.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ WISHES = {
     "validate": "verify SHARDS",
     "view": "split SHARDS -o x.json",
 }
-"""What does the work of commands that people look for."""
+"""The commands to use instead of command names that people expect but that do not exist."""
 WISHED_OPTIONS = {
     "bench --prefetch": "set WDSCLI_READ_AHEAD=SIZE in the environment",
     "cat --max-count": "--limit N keeps the first N samples; wds split --max-count N cuts a set into shards",
@@ -72,7 +72,7 @@ WISHED_OPTIONS = {
     "cat --shards": "wds split --shards N cuts a set into shards",
     "ls --max-count": "--limit N lists the first N samples",
 }
-"""What does the work of options that people look for, by command."""
+"""The options to use instead of options that people expect but that do not exist, by command."""
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
     "split": Listing("Make and change", "Cut a set into other shards, or divide it into parts."),
@@ -106,7 +106,7 @@ _TyperError: Any = typer.BadParameter.__mro__[2]
 
 
 class WdsGroup(TyperGroup):
-    """Commands by name, each imported when it is called."""
+    """The group of commands. A command is imported when it is called."""
 
     listings = COMMANDS
 
@@ -142,7 +142,7 @@ class WdsGroup(TyperGroup):
 
 
 class WdsUsage(typer.BadParameter):
-    """A usage error with a hint of its own."""
+    """A usage error with its own hint."""
 
     def __init__(self, message: str, hint: str | None, ctx: Any) -> None:
         super().__init__(message, ctx)
@@ -171,7 +171,7 @@ class OnceCommand(WdsCommand):
             try:
                 values, rest, order = parse(args)
             except _TyperError as error:
-                # The parser does not set the command.
+                # Typer's parser does not set the error's command.
                 error.ctx = error.ctx or ctx
                 raise
             if not ctx.resilient_parsing:
@@ -192,7 +192,7 @@ class OnceCommand(WdsCommand):
 
 
 def _values(option: Any) -> int:
-    """How many values follow an option."""
+    """Return how many values follow an option."""
     return 0 if option.param_type_name != "option" or option.is_flag or option.count else option.nargs
 
 
@@ -203,8 +203,9 @@ def note_former(notes: Sequence[str]) -> None:
 
 
 def check_once(order: Sequence[Any], words: Sequence[str], ctx: Any) -> None:
-    """Raise WdsUsage for a repeated option, unless its values add up (``multiple``) or it is the same flag.
-    ``order`` has the parameters in the order of the command line, ``words`` its words."""
+    """Raise WdsUsage for a repeated option. Options that take several values (``multiple``) and repeated equal flags
+    are allowed. ``order`` has the parameters in the order of the command line, and ``words`` has the words of the
+    line."""
     for option in order:
         if option.param_type_name != "option" or option.multiple or order.count(option) == 1:
             continue
@@ -218,12 +219,12 @@ def check_once(order: Sequence[Any], words: Sequence[str], ctx: Any) -> None:
 
 
 def _long(option: Any) -> str:
-    """The long name of an option."""
+    """Return the long name of an option."""
     return str(next(name for name in option.opts if name.startswith("--")))
 
 
 def load(name: str) -> Any:
-    """The command ``name``, imported and built."""
+    """Import and build the command ``name``."""
     function = getattr(import_module(f"wdscli.cli.commands.{name}"), name)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name, cls=OnceCommand, context_settings=_SETTINGS)(function)
@@ -231,7 +232,7 @@ def load(name: str) -> Any:
 
 
 def build() -> Any:
-    """The whole group."""
+    """Build the whole group."""
     return typer.main.get_command(app)
 
 
@@ -246,7 +247,7 @@ app = typer.Typer(
 
 
 def _at_once(name: str, act: Callable[[typer.Context], None], help: str) -> Any:
-    """A flag that acts before all else, and then exits."""
+    """Return a flag that acts before all other options, and then exits."""
 
     def callback(context: typer.Context, wanted: bool) -> None:
         if wanted:
@@ -263,7 +264,7 @@ def _print_version(_: typer.Context) -> None:
 
 
 def _shell(context: typer.Context) -> str:
-    """The named shell, or the parent process's. Raises WdsUsage."""
+    """Return the named shell, or the shell that started this process. Raises WdsUsage."""
     from wdscli.cli import completion
 
     shell = context.meta.get("shell") or completion.current_shell()
@@ -335,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 output.close()
             output.flush()
     except BaseException as error:
-        # From the words, because parsing may have failed.
+        # Search the words for the flag, because parsing may have failed.
         words = args[: args.index("--")] if "--" in args else args
         debug = "--debug" in words or os.environ.get("WDSCLI_DEBUG", "") not in ("", "0")
         return _explain(error, debug=debug)
@@ -357,7 +358,7 @@ def _run(args: list[str]) -> int:
 
 
 def _complete(instruction: str, name: str, group: Any) -> int:
-    """Answer a shell. Errors print nothing, because the shell is showing its prompt."""
+    """Answer a shell's request for completion. Print no errors, because the shell is showing its prompt."""
     from wdscli.cli import completion
 
     try:
@@ -401,7 +402,7 @@ def _explain(error: BaseException, *, debug: bool) -> int:
 
 
 def _flushed(code: int) -> int:
-    """Return ``code`` after help or version are written."""
+    """Flush the help or version text, and return ``code``."""
     try:
         output.stdout()
         output.flush()
@@ -411,7 +412,7 @@ def _flushed(code: int) -> int:
 
 
 def _describe(error: BaseException) -> tuple[str, str | None, int]:
-    """Message, hint and exit code."""
+    """Return message, hint and exit code of an error."""
     if isinstance(error, WdsError):
         return str(error), error.hint, error.exit_code
     if isinstance(error, _TyperError):
@@ -431,7 +432,7 @@ def _describe(error: BaseException) -> tuple[str, str | None, int]:
 
 
 def _describe_usage(error: Any) -> tuple[str, str | None, int]:
-    """Typer's message in lower case without a full stop, and a hint."""
+    """Return Typer's message in lower case without a full stop, and a hint."""
     ctx = error.ctx
     path = ctx.command_path if ctx else "wds"
     hint = getattr(error, "hint", None)

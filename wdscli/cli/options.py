@@ -1,4 +1,4 @@
-"""Every option that more than one command takes, defined once, in groups.
+"""Groups of options. An option that several commands take is defined once, here.
 
 An option is an annotation that Typer reads; :func:`panel` makes the options of one heading of ``--help``. A group is
 a ``NamedTuple`` of options, or of other groups. A command takes a group as one argument, and :func:`grouped` spreads
@@ -40,18 +40,20 @@ Texts = list[str] | None
 Number = int | None
 Natural = Annotated[Number, 0]
 Positive = Annotated[Number, 1]
-"""Numbers with a minimum."""
+"""Integer options with a minimum."""
 _PARSERS: dict[str | None, Any] = {"SIZE": parse_size, "TIME": parse_time}
-"""Parsers of numbers by the name of the value."""
+"""Parsers for the values of options, by the value's name in the help."""
 _Decorator = Callable[[Any], Any]
 _ENTRY = re.compile(r"\n {4}(?! )")
 
 
 def panel(title: str) -> Callable[[str], _Decorator]:
-    """Make the options under one heading of ``--help`` from a table: their names, the value's name and, after two
-    blanks, what they do, which may continue in lines that are indented more. The options become fields of the
-    decorated group; a field of another name is written in front. ``+`` in front of all is an option that only
-    ``--help-all`` shows. Help that begins with "Now" is of a hidden option, which has another name by now.
+    """Make the options under one heading of ``--help`` from a table.
+
+    An entry has the option's names, the name of its value and, after two blanks, its help. The help may continue in
+    lines that are indented more. Each option becomes a field of the decorated group. If the field has another name
+    than the option, the entry begins with the field's name. An entry that begins with ``+`` is shown only by
+    ``--help-all``. If the help begins with "Now", the option is hidden, because it has a new name.
 
     >>> class Group(NamedTuple):
     ...     output: str
@@ -74,7 +76,7 @@ def panel(title: str) -> Callable[[str], _Decorator]:
 
 
 def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
-    """The field and the annotation of one entry of a table; ``kinds`` are the types of the group's fields."""
+    """Return the field and the annotation for one entry of a table. ``kinds`` are the types of the group's fields."""
     spelling, _, text = entry.partition("  ")
     field, _, spelling = spelling.rpartition(": ")
     more = MORE if entry.startswith(MORE) else ""
@@ -154,7 +156,7 @@ class CommonOptions(NamedTuple):
     --cache-limit SIZE  Now the variable WDSCLI_CACHE_LIMIT.
     """)
 class NetworkOptions(NamedTuple):
-    """How remote shards are read. The environment has the defaults."""
+    """The options about reading remote shards. Environment variables set the defaults."""
 
     read_ahead: Number = None
     retries: Natural = None
@@ -210,7 +212,7 @@ class GeneralOptions(NamedTuple):
     --limit N  Keep the first N samples of the output.
     """)
 class SelectionOptions(NamedTuple):
-    """Which samples, and which of their fields, as typed."""
+    """The options that select samples and fields, as typed."""
 
     fields: Texts = None
     drop: Texts = None
@@ -225,8 +227,8 @@ class SelectionOptions(NamedTuple):
     limit: Natural = None
 
     def parse(self, *, own_seed: bool = False) -> "Selection":
-        """The library's selection. ``own_seed`` is for commands that use the seed for more than --sample. Raises
-        UsageError for options without a meaning."""
+        """Return the library's selection. ``own_seed`` is true if the command uses the seed not only for --sample.
+        Raises UsageError for options that have no effect together."""
         from wdscli.errors import UsageError
         from wdscli.selection import Selection
 
@@ -236,8 +238,8 @@ class SelectionOptions(NamedTuple):
 
 
 def decode_limit(size: int | None, needed: str | None) -> int:
-    """The limit of decoding in bytes, from --max-decoded or the environment. ``needed`` names the missing option that
-    --max-decoded needs. Raises UsageError."""
+    """Return the limit of decoding in bytes, from --max-decoded or the environment. ``needed`` is the missing option
+    that --max-decoded needs, or None. Raises UsageError."""
     from wdscli.codecs.handlers import MAX_DECODED_BYTES
     from wdscli.errors import UsageError
 
@@ -260,14 +262,15 @@ def decode_limit(size: int | None, needed: str | None) -> int:
     +--encoding NAME  Encoding of CSV, TSV and JSON Lines. Default: UTF-8.
     """)
 class CellOptions(NamedTuple):
-    """How the text of a table becomes cells."""
+    """The options about how text becomes the cells of a table."""
 
     text_columns: Texts = None
     encoding: Text = None
     max_decoded: MaxDecoded = None
 
     def parse(self, kind: str | None) -> "Reading":
-        """How to read a table of this kind; None is no table. Raises UsageError for options that do not apply."""
+        """Return how to read a source of this kind. The kind None means that there is no table. Raises UsageError for
+        options that do not apply."""
         from wdscli.create.delimited import UTF8, Reading, checked_encoding
         from wdscli.errors import UsageError
 
@@ -292,7 +295,7 @@ class CellOptions(NamedTuple):
     +--divisible-by WORLD  Write more shards, so that their number is a multiple of WORLD and none is empty.
     """)
 class CutOptions(NamedTuple):
-    """Where one output shard ends and the next begins."""
+    """The options that decide where one output shard ends and the next begins."""
 
     max_count: Positive = None
     max_size: Number = None
@@ -300,7 +303,7 @@ class CutOptions(NamedTuple):
     divisible_by: Positive = None
 
     def parse(self) -> "Cuts":
-        """The library's cuts."""
+        """Return these options as the library's cuts."""
         from wdscli.plan.cut import Cuts
 
         return Cuts(*self)
@@ -321,7 +324,7 @@ Algorithm = Literal["xxh3_128", "sha256", "none"]
     +--long-names  Header format for names that are too long for ustar headers. DALI reads only gnu.
     """)
 class OutputOptions(NamedTuple):
-    """Where and how shards are written."""
+    """The options about writing shards."""
 
     output: str
     force: bool = False
@@ -333,7 +336,7 @@ class OutputOptions(NamedTuple):
     dry_run: bool = False
 
     def settings(self) -> "ShardSettings":
-        """The library's settings."""
+        """The library's settings for these options."""
         from wdscli.shards.writing import ShardSettings
         from wdscli.tar import make_form
 
@@ -346,7 +349,7 @@ class OutputOptions(NamedTuple):
     +--post CMD  Run the shell command CMD for each finished shard. {} in CMD means the shard.
     """)
 class TaskOptions(NamedTuple):
-    """How many shards are made at a time, and the command for each."""
+    """How many shards are made at the same time, and which command runs after each shard."""
 
     jobs: Positive = None
     post: Text = None
@@ -365,7 +368,7 @@ class TaskOptions(NamedTuple):
     +plan_file: --plan FILE  Write a plan instead of shards. `wds run` runs the plan, here or on other machines.
     """)
 class EngineOptions(NamedTuple):
-    """How and where samples are reordered, or the plan's name."""
+    """The options about how and where samples are reordered, and the plan file."""
 
     engine: Text = None
     strategy: Literal["auto", "gather", "spill"] = "auto"
@@ -382,7 +385,7 @@ class EngineOptions(NamedTuple):
         With --on-duplicate rekey, only repeated keys change.
     """)
 class DuplicateOptions(NamedTuple):
-    """What to do with repeated keys."""
+    """The options about repeated keys."""
 
     on_duplicate: Literal["error", "skip", "rekey"] = "error"
     rekey: Text = None
@@ -395,7 +398,7 @@ class DuplicateOptions(NamedTuple):
     +--allow-empty  Do not fail if a named field, key or JSON path does not exist, or if no sample is left.
     """)
 class InputOptions(NamedTuple):
-    """Which samples of the inputs, for commands that read and write shards."""
+    """The options that choose samples of the inputs, for commands that read and write shards."""
 
     selection: SelectionOptions = SelectionOptions()
     dedup: Texts = None
@@ -405,7 +408,7 @@ class InputOptions(NamedTuple):
 
 
 class ReorderOptions(NamedTuple):
-    """Options of all commands that reorder, after their own."""
+    """The options of all commands that reorder. They come after the options of the command itself."""
 
     cuts: CutOptions
     tasks: TaskOptions
@@ -416,20 +419,21 @@ class ReorderOptions(NamedTuple):
 
 
 def library_word(word: str) -> Any:
-    """The library's word for a reaction: it says "stop" for ``error``."""
+    """Return the library's word for a reaction: the option's ``error`` is the library's "stop"."""
     return "stop" if word == "error" else word
 
 
 def changed_options(group: Any) -> list[str]:
-    """The options of a group that are not at their default, as typed. Options without a default are left out."""
+    """Return the names of a group's options that differ from their defaults, as typed. Options without a default are
+    left out."""
     given = group._asdict()
     defaults = group._field_defaults
     return ["--" + name.replace("_", "-") for name in defaults if given[name] != defaults[name]]
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with each argument that is an option group replaced by the group's fields. The network options hold
-    while it runs.
+    """Replace each option group among the arguments of ``function`` by the fields of the group. The network options
+    apply while ``function`` runs.
 
     ``--help`` shows options in the order of the arguments. Two options of one name raise ValueError when the command's
     module is imported; only ``--seed`` may repeat, and the first one counts.
@@ -454,7 +458,7 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group(kind: Any) -> tuple[Any, frozenset[str]] | None:
-    """A group and its fields that are left out; None for a plain option."""
+    """Return a group and the fields that it leaves out, or None for a plain option."""
     kind, *more = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if not hasattr(kind, "_field_defaults"):
         return None
@@ -462,8 +466,8 @@ def _group(kind: Any) -> tuple[Any, frozenset[str]] | None:
 
 
 def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
-    """The options of one argument of a command, or of one field of a group. A group's default gives the options'
-    defaults."""
+    """Return the options for one argument of a command, or for one field of a group. If a group has a default, its
+    fields are the defaults of the options."""
     found, given = _group(argument.annotation), argument.default
     if found is None:
         return [argument.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
@@ -477,7 +481,7 @@ def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
 
 
 def _gather(name: str, kind: Any, values: dict[str, Any]) -> Any:
-    """The value of an argument, from the values of all options; fields left out have their default."""
+    """Build the value of one argument from the values of all options. Omitted fields have their defaults."""
     found = _group(kind)
     if found is None:
         return values[name]

@@ -1,10 +1,10 @@
-"""Everything the commands print: data to standard output, the rest to standard error. The only importer of rich.
+"""Print for the commands: data to standard output, everything else to standard error. Only this module imports rich.
 
 Data is written as bytes, in large writes, so that a pipe gets names that are not UTF-8 unchanged. On a terminal the
-same rows become aligned columns, and control characters become escapes. Rich is loaded only for a progress bar that is
-shown for longer than a moment.
+rows become aligned columns, and control characters become escapes. Rich is loaded only for a progress bar that stays
+visible for longer than a moment.
 
-This module does not know shards or samples: rows, objects and lines come from the commands.
+The commands pass rows, objects and lines. This module does not know shards or samples.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _BUFFER_BYTES = 1 << 18
 _FLUSH_SECONDS = 0.1
 _BATCH_ROWS = 200
 LINE_SECONDS = 30.0
-"""Seconds between progress lines without a terminal."""
+"""Seconds between two progress lines if there is no terminal."""
 ASKED_LINE_SECONDS = 5.0
-"""The same with ``--progress``."""
+"""Seconds between two progress lines with ``--progress``."""
 BAR_DELAY_SECONDS = 0.3
-"""A shorter stage draws no bar."""
+"""A stage that takes less time draws no bar."""
 BAR_SECONDS = 0.25
 BAR_COLUMNS = 100
 
 
 class Out:
-    """Where one command prints. ``terminal`` is whether standard output is a terminal.
+    """The printer of one command. ``terminal`` is true if standard output is a terminal.
 
     Rows and JSON Lines are buffered for a tenth of a second at most, and not at all on a terminal. ``data`` is the
-    address of the command's other output. Raises UsageError if both are standard output.
+    address of the command's data output. Raises UsageError if rows and data would both go to standard output.
     """
 
     def __init__(self, talk: CommonOptions, *, json: bool = False, data: str = "") -> None:
@@ -59,16 +59,16 @@ class Out:
         if talk.verbose:
             from wdscli.storage.retry import take_traffic
 
-            take_traffic()  # of other commands in this process
+            take_traffic()  # output of other commands in this process
         _outs.append(self)
 
     @classmethod
     def of(cls, general: GeneralOptions, data: str = "") -> Out:
-        """The Out of a command with these options."""
+        """Return the printer for a command with these options."""
         return cls(general.common, json=general.json, data=data)
 
     def write(self, data: bytes) -> None:
-        """Write ``data`` unchanged, after a short delay."""
+        """Write ``data`` unchanged. The buffer may delay it for a moment."""
         self._held.append(data)
         self._held_bytes += len(data)
         if self._held_bytes >= _BUFFER_BYTES or self.terminal or time.monotonic() >= self._due:
@@ -98,8 +98,8 @@ class Out:
     ) -> None:
         """Write rows when they arrive: TAB-separated without a header in a pipe, aligned columns on a terminal.
 
-        ``right`` has the numbers of right-aligned columns. Column widths come from the first rows, so that these are
-        shown at once and memory does not grow with the rows.
+        ``right`` has the numbers of right-aligned columns. The first rows decide the column widths. So the first rows
+        are shown at once, and memory does not grow with the number of rows.
         """
         if not self.terminal:
             for row in rows:
@@ -131,7 +131,7 @@ class Out:
         *,
         right: Sequence[int] = (),
     ) -> None:
-        """Write rows that arrive in pages: in a pipe each page is one write."""
+        """Write rows that arrive in pages. In a pipe, each page is one write."""
         if self.terminal:
             self.rows(header, chain.from_iterable(pages), right=right)
             return
@@ -142,7 +142,8 @@ class Out:
     def table(
         self, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
     ) -> None:
-        """Write a small table with a header: with a line below it on a terminal, TAB-separated otherwise."""
+        """Write a small table with a header. A terminal also gets a line below the header; a pipe gets TAB-separated
+        cells."""
         if not self.terminal:
             self.rows(header, [header, *rows])
             return
@@ -169,25 +170,25 @@ class Out:
             self._aside(message)
 
     def summary(self, message: str) -> None:
-        """Print a line about the result unless ``-q`` is given, after all rows."""
+        """After all rows, print a line about the result, unless ``-q`` is given."""
         if not self.talk.quiet:
             self.flush()
             self._aside(message)
 
     def done(self, message: str, size_bytes: int, *, dry_run: bool = False) -> None:
-        """Print the last line: what was done, the time, and the rate. A dry run has no time."""
+        """Print the last line: the result, the time, and the rate. A dry run shows neither time nor rate."""
         if dry_run:
             self.summary(message)
             return
         from wdscli.units import human_size
 
         took, seconds = self.took(), time.monotonic() - self._began
-        # A rate of less than a tenth of a second means nothing.
+        # A rate that is measured in less than a tenth of a second means nothing.
         rate = f", {human_size(size_bytes / seconds)}/s" if size_bytes and seconds >= 0.1 else ""
         self.summary(f"{message} in {took}{rate}")
 
     def took(self) -> str:
-        """The time since this object was made, as text."""
+        """Return the time since this object was made, as text."""
         from wdscli.units import human_time
 
         seconds = time.monotonic() - self._began
@@ -201,8 +202,8 @@ class Out:
         say(message, label=label)
 
     def progress(self, *, rows: bool = False) -> Bar:
-        """The progress display, for an operation's argument ``progress``. With ``rows`` the operation prints rows,
-        which would overwrite a bar."""
+        """Return the progress display for an operation's argument ``progress``. ``rows`` says that the operation prints
+        rows, which a bar would disturb."""
         drawn = self.talk.progress
         if drawn is None:
             drawn = not self.talk.quiet and not (rows and _is_terminal(sys.stderr))
@@ -210,11 +211,11 @@ class Out:
 
 
 class Bar:
-    """A :class:`wdscli.progress.Progress` on standard error: amount, rate, and time left.
+    """A :class:`wdscli.progress.Progress` that shows amount, rate and time left on standard error.
 
-    On a terminal the stages of an operation share one bar. Quick commands draw none, and do not load rich. Without a
-    terminal it is a line every :data:`LINE_SECONDS`, which suits the log of a batch job; with ``--progress`` more
-    often, and one at the end of each stage.
+    On a terminal the stages of an operation share one bar. Quick commands draw no bar, and do not load rich. Without a
+    terminal, a line is printed every :data:`LINE_SECONDS`, which suits the log of a batch job. With ``--progress``,
+    lines are more frequent, and each stage ends with one.
     """
 
     def __init__(self, out: Out, drawn: bool) -> None:
@@ -233,20 +234,20 @@ class Bar:
         _bars.append(self)
 
     def start(self, what: str, total: int | None, unit: str) -> None:
-        """See :class:`wdscli.progress.Progress`, here and below."""
+        """See :class:`wdscli.progress.Progress`, also for the methods below."""
         self.finish()
         self._what, self._total, self._unit, self._done = what, total, unit, 0
         self._started = time.monotonic()
         self._open = self._drawn
         if self._live is not None:
             self._live.reset(0, description=what, facts=self._facts())
-            # Rich ignores a total of None here.
+            # Rich does not reset a total to None here.
             self._live.tasks[0].total = total
             self._next = self._started + BAR_SECONDS
         elif self._terminal:
             self._next = self._started + BAR_DELAY_SECONDS
         elif self._next is None:
-            # Quick stages share one interval.
+            # Several quick stages share one interval between lines.
             self._next = self._started + self._line_seconds
 
     @property
@@ -279,7 +280,7 @@ class Bar:
         self._out.note(message)
 
     def print(self, message: str, label: str) -> bool:
-        """Print above the bar; False when no bar is drawn."""
+        """Print above the bar. Return False if no bar is drawn."""
         if self._live is None:
             return False
         from rich.text import Text
@@ -306,7 +307,7 @@ class Bar:
         say(f"{self._what}: {self._facts()}")
 
     def _facts(self) -> str:
-        """Amount done, rate, and the time left at this rate."""
+        """Return the amount done, the rate, and the time left at this rate."""
         from wdscli.units import human_number, human_size, human_time
 
         count = human_size if self._unit == "bytes" else human_number
@@ -323,7 +324,7 @@ class Bar:
 
 
 def _new_bar(what: str, total: int | None) -> Any:
-    """Rich's bar on standard error: description, bar and facts in one line."""
+    """Make Rich's bar on standard error: description, bar and facts in one line."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
@@ -331,7 +332,7 @@ def _new_bar(what: str, total: int | None) -> Any:
     columns = [
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
         BarColumn(bar_width=None, table_column=Column(ratio=1)),
-        # Room for the longest facts, so that the bar keeps its length.
+        # Reserve the width of the longest facts, so that the bar keeps its length.
         TextColumn("{task.fields[facts]}", markup=False, table_column=Column(no_wrap=True, width=44)),
     ]
     console = Console(stderr=True, highlight=False)
@@ -358,7 +359,7 @@ def by_reason(counts: dict[str, int]) -> str:
 
 
 def facts(record: Any, names: str) -> dict[str, Any]:
-    """Attributes of a record for JSON, by name; ``name=attribute`` gives one another name.
+    """Return some attributes of a record for JSON, by name. ``name=attribute`` renames an attribute.
 
     >>> facts(range(3), "start end=stop")
     {'start': 0, 'end': 3}
@@ -382,7 +383,7 @@ _bars: list[Bar] = []
 
 
 def say(message: str, *, label: str = "") -> None:
-    """Print one line on standard error, with a label such as ``error``. Write errors are ignored."""
+    """Print one line on standard error, with a label such as ``error``. Ignore errors while writing it."""
     colour = {"error": "1;31", "warning": "1;33", "hint": "1;36", "note": "1;36"}.get(label)
     if colour and takes_colour(sys.stderr):
         label = f"\x1b[{colour}m{label}\x1b[0m"
@@ -391,7 +392,7 @@ def say(message: str, *, label: str = "") -> None:
 
 
 def show(text: str) -> None:
-    """Print text on standard error unchanged. Write errors are ignored."""
+    """Print text on standard error unchanged. Ignore errors while writing it."""
     if sys.stderr is None:
         return
     with suppress(OSError):
@@ -444,7 +445,7 @@ def flush() -> None:
 
 
 def reader_is_gone() -> bool:
-    """Whether the reader of standard output or standard error has gone away."""
+    """Return whether the reader of standard output or standard error has closed the pipe."""
     import select
 
     poll = select.poll()
@@ -455,7 +456,7 @@ def reader_is_gone() -> bool:
 
 
 def abandon() -> None:
-    """Redirect standard output to /dev/null, so that Python's last flush cannot fail."""
+    """Redirect standard output to /dev/null, so that Python's flush at exit cannot fail."""
     with suppress(AttributeError, OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -463,7 +464,7 @@ def abandon() -> None:
 
 
 def abandon_if_broken() -> None:
-    """After an error: flush, and give up standard output if that fails."""
+    """Flush after an error. If that fails, redirect standard output to /dev/null."""
     try:
         flush()
     except (OSError, OutputError):
@@ -471,7 +472,7 @@ def abandon_if_broken() -> None:
 
 
 def stdout() -> IO[bytes]:
-    """Standard output, for bytes. Raises OutputError when it is closed."""
+    """Return standard output as a binary stream. Raises OutputError if it is closed."""
     if sys.stdout is None:
         raise OutputError("standard output is closed")
     return sys.stdout.buffer
@@ -491,13 +492,14 @@ def _writing() -> Iterator[None]:
 
 
 def _to_bytes(text: str) -> bytes:
-    """The same as ``wdscli.model.to_bytes``, without importing that module."""
+    """Convert text to bytes like ``wdscli.model.to_bytes``, without importing that module."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def tab_lines(rows: Sequence[Sequence[bytes | int]]) -> bytes:
-    r"""Rows with a TAB between cells and a line break after each; such bytes in a cell become escapes. One format call
-    makes all rows where possible, because a call for each row would take longer than reading it.
+    r"""Return rows as bytes: a TAB between cells, and a line break after each row. TABs and line breaks in a cell
+    become escapes. If possible, one format call makes all rows, because one call per row would take longer than reading
+    the row.
 
     >>> tab_lines([(b"a\tb", 1), (b"c", 2)])
     b'a\\tb\t1\nc\t2\n'
@@ -508,7 +510,7 @@ def tab_lines(rows: Sequence[Sequence[bytes | int]]) -> bytes:
 
 
 def is_plain(text: bytes, rows: int, columns: int) -> bool:
-    """Whether no cell of ``text`` holds a TAB or a line break."""
+    """Return whether no cell of ``text`` contains a TAB or a line break."""
     return text.count(b"\n") == rows and text.count(b"\t") == rows * (columns - 1) and b"\r" not in text
 
 
@@ -517,7 +519,7 @@ def _tab_line(row: Sequence[Cell]) -> bytes:
 
 
 def _field(cell: Cell) -> bytes:
-    """A cell for a pipe: its bytes, with TABs and line breaks escaped."""
+    """Return the bytes of a cell for a pipe. TABs and line breaks are escaped."""
     if isinstance(cell, int):
         return b"%d" % cell
     raw = _to_bytes(cell) if isinstance(cell, str) else cell
@@ -529,7 +531,7 @@ def _text(cell: Cell) -> str:
 
 
 def _batches(rows: Iterable[Sequence[Cell]], count: int) -> Iterator[list[Sequence[Cell]]]:
-    """Batches of ``count`` rows, or fewer when the next row takes long."""
+    """Yield batches of ``count`` rows. A batch has fewer rows if the next row takes long to arrive."""
     batch: list[Sequence[Cell]] = []
     due = time.monotonic() + _FLUSH_SECONDS
     for row in rows:
@@ -541,7 +543,7 @@ def _batches(rows: Iterable[Sequence[Cell]], count: int) -> Iterator[list[Sequen
 
 
 def _width(text: str) -> int:
-    """Number of terminal columns of ``text``."""
+    """Return how many columns of a terminal ``text`` takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -558,7 +560,7 @@ def _align(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> s
 
 
 def takes_colour(stream: Any) -> bool:
-    """Whether a stream is a terminal with colours."""
+    """Return whether a stream is a terminal that shows colours."""
     return _is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

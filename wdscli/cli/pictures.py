@@ -1,8 +1,9 @@
 """Small pictures on a terminal: kitty's protocol, sixels, or half blocks.
 
-:func:`draw` makes the bytes of a picture for standard output. Variables of the environment say what the terminal can
-show. Other terminals get two pixels in each character, as its two colours. Pillow is optional: without it, without
-colours and in a pipe nothing is drawn. This module does not know where pictures come from.
+:func:`draw` makes the bytes of a picture for standard output. Environment variables show whether the terminal knows
+kitty's protocol or sixels. Other terminals get half blocks: two pixels in each character, as its foreground and
+background colours. Nothing is drawn in a pipe, without colours, or without Pillow, which is optional. This module does
+not know where pictures come from.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from wdscli.cli.output import takes_colour
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
 
 WIDTH, HEIGHT = 360, 240
-"""The largest picture, in pixels."""
+"""Width and height of the largest picture, in pixels."""
 COLUMNS, LINES = 60, 20
-"""The largest picture of half blocks, in characters."""
+"""Width and height of the largest picture of half blocks, in characters."""
 _COLOURS = 64
 _CHUNK_BYTES = 4096
 _KITTY, _SIXEL = ("WezTerm", "ghostty"), ("iTerm.app", "mintty")
@@ -30,7 +31,8 @@ _SIXEL_TERMS = ("foot", "mlterm", "contour", "yaft")
 
 
 def draw(data: bytes) -> bytes:
-    """A picture for standard output, with a line break at its end; empty if nothing can be drawn."""
+    """Return a picture as bytes for standard output, with a line break at its end. They are empty if nothing can be
+    drawn."""
     from wdscli.codecs.images import opened_image
     from wdscli.look.unpack import visible
 
@@ -45,13 +47,13 @@ def draw(data: bytes) -> bytes:
         image = visible(image)
         image.thumbnail(room if is_blocks else (WIDTH, HEIGHT))
     except Exception:
-        # Pillow is missing, or its plugins raise any error at broken data.
+        # Pillow may be missing, and its plugins may raise any error for broken data.
         return b""
     return {"kitty": _kitty, "sixel": _sixels, "blocks": _blocks}[way](image)
 
 
 def protocol(environ: Mapping[str, str]) -> str:
-    """What a terminal can show: ``kitty``, ``sixel`` or ``blocks``.
+    """Return the best way to show pictures on a terminal: ``kitty``, ``sixel`` or ``blocks``.
 
     >>> protocol({"TERM": "xterm-kitty"}), protocol({"TERM": "foot"}), protocol({"TERM": "xterm"})
     ('kitty', 'sixel', 'blocks')
@@ -77,7 +79,7 @@ def _kitty(image: Any) -> bytes:
 
 
 def _sixels(image: Any) -> bytes:
-    """Bands of six lines; in each band a run of characters for each colour."""
+    """Encode a picture as sixels: bands of six lines, and in each band one run of characters per colour."""
     image = image.convert("RGB").quantize(_COLOURS)
     palette = image.getpalette()
     pixels = numpy.asarray(image)
@@ -96,7 +98,7 @@ def _sixels(image: Any) -> bytes:
 
 
 def _blocks(image: Any) -> bytes:
-    """An upper half block for each two pixels, in their colours."""
+    """Draw two pixels, one above the other, as an upper half block in their two colours."""
     pixels = numpy.asarray(image.convert("RGB")).tolist()
     is_true = os.environ.get("COLORTERM") in ("truecolor", "24bit")
     lines = []
@@ -110,6 +112,6 @@ def _blocks(image: Any) -> bytes:
 
 
 def _colour(layer: int, levels: list[int], is_true: bool) -> str:
-    """A colour as 24 bits, or as the nearest of the 216 that all terminals know."""
+    """Return the code of a 24-bit colour. Some terminals get the nearest of the 216 standard colours instead."""
     red, green, blue = levels if is_true else [round(level / 51) for level in levels]
     return f"{layer};2;{red};{green};{blue}" if is_true else f"{layer};5;{16 + 36 * red + 6 * green + blue}"

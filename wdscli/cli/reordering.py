@@ -1,6 +1,6 @@
 """The common part of commands that reorder: plan, print the plan, run, report.
 
-:func:`read_options` makes the library's request of the options. :func:`reorder` is the body of split, merge, shuffle,
+:func:`read_options` turns the options into the library's request. :func:`reorder` is the body of split, merge, shuffle,
 sort and map. :func:`print_plan` and :func:`print_report` are also for ``wds run``. :class:`~wdscli.cli.output.Out`
 prints everything, as JSON or as text. This module treats all orders alike.
 """
@@ -46,8 +46,8 @@ class PartTotals(NamedTuple):
 def read_options(
     shards: Sequence[str], output: OutputOptions, more: ReorderOptions, *, own_seed: bool = False
 ) -> tuple[Out, Request]:
-    """The command's printer, and the library's request. ``own_seed`` is for commands that use the seed for more than
-    --sample. Raises UsageError."""
+    """Return the command's printer and the library's request. ``own_seed`` is true if the command uses the seed not
+    only for --sample. Raises UsageError."""
     from wdscli.cli.options import library_word
 
     out = Out.of(more.general, "" if output.dry_run else output.output)
@@ -66,14 +66,15 @@ def read_request(
     own_seed: bool = False,
     **more: Any,
 ) -> Request:
-    """The library's request; ``more`` are fields of it. Raises UsageError."""
+    """Return the library's request. ``more`` are further fields of the request. Raises UsageError."""
     from wdscli.plan.request import Request
 
     if inputs.report is not None and not inputs.dedup:
         raise UsageError("--report needs --dedup", hint="add --dedup key, or --dedup FIELD")
     if inputs.report == "-":
         raise UsageError("--report needs a file name", hint="--json lists the duplicates on standard output")
-    # As typed, without defaults. A repeatable option that was given once is its value.
+    # The options as typed, without defaults. A repeatable option that was given once is stored as a value, not as a
+    # list.
     typed = {name: value for name, value in inputs.selection._asdict().items() if value not in (None, [], ())}
     if "sample" not in typed or not typed.get("seed"):
         typed.pop("seed", None)
@@ -133,7 +134,8 @@ def reorder(
 
 
 def _print_duplicates(out: Out, found: Duplicates | None, report: str | None, *, force: bool) -> None:
-    """Each duplicate: with ``--json`` an object, with ``-v`` a line, and a line of JSON in the file ``report``."""
+    """Print each duplicate: as an object with ``--json``, as a line with ``-v``. Also write it as a line of JSON to the
+    file ``report``."""
     from contextlib import nullcontext
 
     from wdscli.storage import open_sink
@@ -194,7 +196,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     """Print a line for each shard of the plan (name, samples, bytes), and the totals."""
     contents = plan.contents
     rows = [(shown(shard.address), shard.samples, shard.size_bytes) for shard in contents.shards]
-    # Empty for an output without parts.
+    # The dictionary is empty if the output has no parts.
     parts = [
         PartTotals(one.part, 0, 0, 0) for one in contents.outputs if one.part or len(contents.outputs) > 1
     ]
@@ -213,7 +215,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     else:
         out.rows(("shard", "samples", "bytes"), rows, right=(1, 2))
     out.summary(f"would write {_total(plan, len(rows))} ({': '.join(plan.choice)})")
-    # If each part is one shard, the rows already show all.
+    # If each part is one shard, the rows of shards already show the totals of parts.
     listed = parts if len(rows) > len(parts) else []
     _print_contents(out, listed, sum(not shard.samples for shard in contents.shards), joined)
     print_losses(out, plan.counts.dropped, plan.counts.ignored, plan.counts.oversized)
@@ -225,7 +227,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
 
 
 def print_report(out: Out, report: ReorderReport) -> None:
-    """Print what was read and written; with JSON one object."""
+    """Print the totals of input and output, as text or as one JSON object."""
     if report.is_unchanged:
         print_unchanged(out, report, _report_object(report))
         return
@@ -256,7 +258,7 @@ def print_report(out: Out, report: ReorderReport) -> None:
 
 
 def print_unchanged(out: Out, report: ReorderReport | CreateReport, plain: dict[str, Any]) -> None:
-    """Print that the output is up to date; ``plain`` is the report for JSON."""
+    """Print that the output is up to date. ``plain`` is the report as an object for JSON."""
     if out.json:
         out.object({**plain, "unchanged": True})
     total = f"{plural(report.samples, 'sample')} in {plural(report.kept, 'shard')}"
@@ -285,7 +287,7 @@ def _report_object(report: ReorderReport) -> dict[str, Any]:
 
 
 def _joined_object(found: JoinCounts) -> dict[str, Any]:
-    """Counts of a join, for JSON."""
+    """Return the counts of a join as an object for JSON."""
     names = (
         "matched unmatched partners fields_replaced=replaced fields_left_out=left_out fields_renamed=renamed"
     )
@@ -315,18 +317,18 @@ def _print_contents(
 
 
 def _alone(joined: JoinCounts, number: int) -> str:
-    """How many samples of a set lack a partner, and whether they are kept."""
+    """Return a text on how many samples of a set lack a partner, and whether they are kept."""
     count, sets = joined.unmatched[number], len(joined.unmatched)
     name = f"the {_ORDINALS[number]} set" if number < len(_ORDINALS) else f"set {number + 1}"
     lack = f"{'has' if count == 1 else 'have'} no partner{' in some set' if sets > 2 else ''}"
     if joined.kind == "left" and number and sets > 2:
-        return f"{count} of {name} {lack}"  # Those that have one in the first set are kept.
+        return f"{count} of {name} {lack}"  # samples that have a partner in the first set are kept
     is_kept = joined.kind == "outer" or (joined.kind == "left" and not number)
     return f"{count} of {name} {lack} ({'kept' if is_kept else 'left out'}: --join {joined.kind})"
 
 
 def print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int], oversized: int = 0) -> None:
-    """Print what was read and not written, by reason."""
+    """Print the counts of samples and members that were left out, by reason."""
     if dropped:
         out.summary(f"left out {plural(sum(dropped.values()), 'sample')}: {by_reason(dropped)}")
     if ignored:

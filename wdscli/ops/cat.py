@@ -1,13 +1,14 @@
-"""``cat``: the selected samples of a set as one tar stream, in input order.
+"""``cat``: write the selected samples of a set as one tar stream, in input order.
 
-:func:`cat` passes once over the inputs and writes one archive. It makes no plan, so that output begins at once and
-memory is bounded for a set of any size. It reads, checks and writes the usual samples at the beginning of a shard in
-one pass. From the first unusual sample on, it reads headers first, some hundred samples at a time, and then copies runs
-of adjacent samples by large reads. It writes other samples, and all samples of a stream, member by member. All these
-ways give the same bytes. A repeated key is an error, is skipped, or gets a new key.
+:func:`cat` passes once over the inputs and writes one archive. It makes no plan. So output begins at once, and memory
+is bounded for a set of any size. It has three ways to copy, which give the same bytes. Usual samples at the beginning
+of a shard are read, checked and written in one pass. After the first unusual sample, it reads the headers of some
+hundred samples, and then copies runs of adjacent samples by large reads. Samples that need other changes, and all
+samples of a stream, are written member by member. A sample with a repeated key is an error, is skipped, or gets a new
+key.
 
-With ``--preserve``, members keep their own header blocks, unknown pax records included. Records of a pax global header
-are written into the member's own pax header, because they would be lost at another place in another archive.
+With ``--preserve``, members keep their own header blocks, unknown pax records included. A pax global header applies to
+all later members of its archive. So its records are written into the pax header of each copied member.
 
 This module does not print.
 """
@@ -69,15 +70,15 @@ from wdscli.tar.reader import Globals
 
 COPY_BUFFER_BYTES = 1 << 22
 WORTH_COPYING_BYTES = 8 << 20
-"""Below this many bytes of input, processes cost more than they save: most of the work is compression."""
+"""With fewer bytes of input than this, one process is faster than several. Most of the work is compression."""
 LARGE_SAMPLE_BYTES = 1 << 20
 """A larger sample is written in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatReport:
-    """Counts of what was read and written. ``manifest`` is None for a dry run; for ``-`` and ``pipe:`` it is not
-    stored."""
+    """Counts of the input and the output. ``manifest`` is None for a dry run. The manifest of an output ``-`` or
+    ``pipe:`` is not stored."""
 
     samples: int
     members: int
@@ -94,9 +95,9 @@ def cat(
     """Write the selected samples of ``request.inputs`` to ``request.output``, one archive.
 
     With ``preserve``, headers are copied unchanged. If ``request.output`` contains ``{name}``, each input is copied as
-    a whole to a shard with the input's name without suffixes; ``jobs`` processes do this. ``post`` of the request runs
-    for each finished shard. ``cuts`` has no effect, and ``jobs`` has no effect for one archive. Raises UsageError,
-    InputError, DataError, OutputError, EngineError.
+    a whole to its own shard, by ``jobs`` processes. The input's name without suffixes replaces ``{name}``. The
+    request's command ``post`` runs for each finished shard. ``cuts`` has no effect. For a single archive, ``jobs`` has
+    no effect either. Raises UsageError, InputError, DataError, OutputError, EngineError.
 
     >>> from wdscli.shards import ShardReader, ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -134,7 +135,7 @@ def cat(
 def _written(
     picker: SampleReader, request: Request, preserve: bool, places: Sequence[str | None], progress: Progress
 ) -> Iterator[_Copied]:
-    """Write one archive, or copy each input to its place in ``places``."""
+    """Write one archive, or copy each input to its address in ``places``."""
     if NAME in request.output:
         yield _Copied(None, 0, picker.dropped)
         yield from _copy_each(request, preserve, picker.set.addresses, places, progress)
@@ -145,7 +146,7 @@ def _written(
 
 
 def _check_whole(request: Request) -> None:
-    """Raise UsageError for options that select or rename samples, where each shard is copied whole."""
+    """Raise UsageError for options that select or rename samples, because each shard is copied whole."""
     takes_all = request.selection.is_trivial and not request.dedup
     if not (takes_all and request.rekey is None and request.on_duplicate == "error"):
         raise UsageError(
@@ -162,7 +163,7 @@ def _finish(output: OutputSet, done: list[_Copied], options: dict[str, Any], sha
 
 
 def _report(done: list[_Copied], manifest: Manifest | None) -> CatReport:
-    """The sums over all output shards."""
+    """Return the sums over all output shards."""
     infos = [one.info for one in done if one.info is not None]
     return CatReport(
         samples=sum(info.samples for info in infos),
@@ -202,8 +203,9 @@ def _picker(request: Request, preserve: bool, progress: Progress) -> SampleReade
 
 
 class _Copied(NamedTuple):
-    """The result for one output shard: its facts, the bytes read, counts of skipped samples and of ignored members by
-    reason, and the reader's warnings."""
+    """The result for one output shard. ``info`` has its facts, and ``bytes_in`` counts the bytes read. ``dropped``
+    counts skipped samples and ``ignored`` counts ignored members, both by reason. ``warnings`` are the reader's
+    warnings."""
 
     info: ShardInfo | None
     bytes_in: int
@@ -213,7 +215,8 @@ class _Copied(NamedTuple):
 
 
 def _has_index(address: str) -> bool:
-    """Whether a local shard may have an index. Without one, numpy is not loaded, which takes 5 MB of memory."""
+    """Return whether a local shard may have an index. If it has no index, numpy is not loaded, which saves 5 MB of
+    memory."""
     from pathlib import Path
 
     path = Path(address)
@@ -221,7 +224,7 @@ def _has_index(address: str) -> bool:
 
 
 def _copied(picker: SampleReader, request: Request, preserve: bool, address: str | None) -> _Copied:
-    """Copy the picker's samples to a shard; without an ``address`` only count them."""
+    """Copy the picker's samples to a shard. If ``address`` is None, only count them."""
     keys = _Keys(request, picker)
     if address is None:
         info = _measured(picker, keys, request, preserve)
@@ -231,7 +234,8 @@ def _copied(picker: SampleReader, request: Request, preserve: bool, address: str
             if NAME not in request.output:
                 picker.check_empty(shard.samples)
             addresses = picker.set.addresses
-            # Reading the index of a remote shard costs a request, and cat reads such a shard by one.
+            # An index saves nothing for a remote shard: reading the index is a request, and cat reads the whole shard
+            # by one request.
             is_cheap = all(is_local(one) and not is_read_once(one) and _has_index(one) for one in addresses)
             if picker.takes_all and request.use_index and is_cheap:
                 carried = CarriedValues(list(map(Input, addresses)), None)
@@ -266,7 +270,7 @@ def _copy_each(
 ) -> Iterator[_Copied]:
     """Copy each input to its own shard, by several processes if that is faster."""
     tasks, copy_one = list(zip(addresses, places, strict=True)), partial(copy_shard, request, preserve)
-    # Other processes cannot read standard input, pipes or memory of this one.
+    # Other processes cannot read the standard input, the pipes or the memory of this process.
     is_ours = any(is_ours_alone(one) or is_of_this_process(one) for one in [*addresses, request.output])
     jobs = 1 if is_ours else useful_shard_jobs(request.jobs, addresses, WORTH_COPYING_BYTES)
     with make_executor(jobs) as executor:
@@ -284,7 +288,8 @@ def _copy_each(
 
 
 def copy_shard(request: Request, preserve: bool, shard: tuple[str, str | None]) -> _Copied:
-    """The task: copy one whole input to its own shard. ``shard`` is the address of both; None for a dry run."""
+    """Copy one whole input to its own shard. This is the task that processes run. ``shard`` has the addresses of the
+    input and the output; a dry run has None as output."""
     address, output = shard
     request = request._replace(inputs=[address])
     if not preserve and output is not None and (info := _by_store(request, output)) is not None:
@@ -295,7 +300,7 @@ def copy_shard(request: Request, preserve: bool, shard: tuple[str, str | None]) 
 
 
 class _Warnings(NullProgress):
-    """Collects warnings for the process that shows them."""
+    """Collects warnings, so that another process can show them."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -305,7 +310,7 @@ class _Warnings(NullProgress):
 
 
 def _by_store(request: Request, output: str) -> ShardInfo | None:
-    """The shard copied by the store itself, or linked; None if that cannot be done."""
+    """Let the store copy the shard, or link it. Return None if neither is possible."""
     [address] = request.inputs
     if request.on_error == "skip" or not request.use_index:
         return None
@@ -317,7 +322,7 @@ def _by_store(request: Request, output: str) -> ShardInfo | None:
 
 
 def _is_sound(index: Index, address: str) -> bool:
-    """Whether no key of an index is repeated. Raises DataError for an unsafe name."""
+    """Return whether the keys of an index are distinct. Raises DataError for an unsafe name."""
     keys = KeySet()
     for batch in index_batches(index):
         check_names(batch, address)
@@ -329,8 +334,8 @@ def _is_sound(index: Index, address: str) -> bool:
 def _chosen(
     picker: SampleReader, keys: _Keys, begin: Callable[[Source], tuple[int, int]] | None = None
 ) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
-    """The samples to write, up to the limit: rows of each page with their new keys. ``begin`` is an argument of
-    :meth:`SampleReader.pages`."""
+    """Yield the samples to write, up to the limit: each page, with its chosen rows and their new keys. ``begin`` is
+    passed to :meth:`SampleReader.pages`."""
     left = picker.limit
     for page in picker.pages(begin):
         if left is None:
@@ -347,7 +352,7 @@ def _chosen(
 
 
 def _measured(picker: SampleReader, keys: _Keys, request: Request, preserve: bool) -> ShardInfo:
-    """The shard that would be written. Payloads are read only for ``--where`` and ``--dedup``."""
+    """Return the facts of the shard that would be written. Payloads are read only for ``--where`` and ``--dedup``."""
     samples = members = size = 0
     known: dict[str, Globals] = {}
     for page, chosen in _chosen(picker, keys):
@@ -377,7 +382,7 @@ class _Keys:
         self._picker = picker
 
     def resolve(self, page: Page) -> list[tuple[int, bytes]]:
-        """The rows to write and their keys."""
+        """Return the rows to write, and their keys."""
         keys = [self._new(page, row) if self.renames_all else page.batch.keys[row] for row in page.rows]
         chosen = list(zip(page.rows, keys, strict=True))
         repeated = self.seen.add(keys)
@@ -409,7 +414,8 @@ class _Keys:
         )
 
     def _first_place(self, key: bytes) -> str:
-        """Shard and place of the first sample with a key, as text; empty if the inputs cannot be read again."""
+        """Return shard and place of the first sample with a key, as text. The text is empty if the inputs cannot be
+        read again."""
         addresses = self._picker.set.addresses if self._picker.selection.is_trivial else []
         with suppress(WdsError):
             for address in takewhile(lambda one: not is_read_once(one), addresses):
@@ -423,8 +429,8 @@ class _Keys:
 def _kept(
     page: Page, row: int, selection: Selection, known: dict[str, Globals]
 ) -> Iterator[tuple[bytes, bytes, int, Iterator[bytes]]]:
-    """The members of one sample that a selection keeps, with their own headers: field, header blocks, size, and pieces
-    of the payload. ``known`` caches the global headers of the current input."""
+    """Yield the kept members of one sample with their original headers: field, header blocks, size, and pieces of the
+    payload. ``known`` caches the global headers of the current input."""
     page.check(row)
     batch, source, before = page.batch, page.source, None
     if batch.marks[row] & GLOBAL:
@@ -450,8 +456,8 @@ class _Copier:
         self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
     def copy_usual(self, keys: _Keys, source: Source) -> tuple[int, int]:
-        """Copy the usual samples at the beginning of a seekable input in one pass. Returns the byte and the place of
-        the first sample that was not copied."""
+        """Copy the usual samples at the beginning of a seekable input in one pass. Return the byte offset and the place
+        of the first sample that was not copied."""
         at = samples = held = 0
         if source.seekable and source.size is not None:
             source.expect([(0, source.size)])
@@ -474,8 +480,9 @@ class _Copier:
         return at, samples
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
-        """Write rows of a page under their keys. Adjacent samples that need at most new headers are copied together, as
-        many as fit in the buffer; the others, and all of a stream, member by member."""
+        """Write rows of a page under their keys. Adjacent samples are copied together if they need no change except new
+        headers, as many as fit in the buffer. Other samples, and all samples of a stream, are written member by
+        member."""
         batch, first = page.batch, 0
         may_lie = self._may_lie(page, chosen)
         is_one_run = all(may_lie) and _is_one_run(batch, len(chosen), len(self._buffer))
@@ -498,7 +505,7 @@ class _Copier:
             first = end
 
     def _may_lie(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
-        """Which samples can be copied together with their neighbours."""
+        """Return, for each sample, whether it can be copied together with its neighbours."""
         if not page.source.seekable or self._selection.changes_members:
             return [False] * len(chosen)
         marks, keys = page.batch.marks, page.batch.keys
@@ -508,7 +515,7 @@ class _Copier:
         return [marks[row] in usual and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
-        """Copy the samples from ``first`` to before ``end``: adjacent samples that fit into the buffer, or one larger
+        """Copy the samples ``first`` to ``end - 1``. They are adjacent and fit into the buffer, or they are one larger
         sample."""
         if self._copy_packed(page, first, end):
             return
@@ -519,8 +526,8 @@ class _Copier:
             self._copy_as_it_is(page, page.batch.part(first, end))
 
     def _copy_packed(self, page: Page, first: int, end: int) -> bool:
-        """Copy samples through the buffer and give them canonical headers. False if they do not fit, or if the core
-        does not find the samples that the batch lists."""
+        """Copy samples through the buffer and give them canonical headers. Return False if they do not fit, or if the
+        core does not find the samples that the batch lists."""
         batch, begin = page.batch, page.batch.start(first)
         length = batch.end(end - 1) - begin
         if self._preserve or length > len(self._buffer):
@@ -543,7 +550,7 @@ class _Copier:
         return True
 
     def _copy_as_it_is(self, page: Page, batch: SampleBatch) -> None:
-        """Copy all samples of an adjacent batch with their headers unchanged."""
+        """Copy all samples of a batch, which are adjacent, with unchanged headers."""
         at, stop = batch.start(0), batch.end(len(batch.keys) - 1)
         shift, member = self._shard.position - at, 0
         while at < stop:
@@ -578,7 +585,8 @@ class _Copier:
 
 
 def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:
-    """Whether these are all samples of a batch, they are adjacent, and they have at most ``most`` bytes."""
+    """Return whether ``samples`` is the number of all samples in the batch, they are adjacent, and have at most
+    ``most`` bytes."""
     if samples != len(batch.keys) or not samples:
         return False
     length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])
@@ -586,12 +594,13 @@ def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:
 
 
 def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -> None:
-    """Raise UsageError for options that would need other headers."""
+    """Raise UsageError for options that would change headers."""
     renames = selection.field_rule is not None and bool(selection.field_rule.renames)
     if renames or rekey is not None or on_duplicate == "rekey":
         raise UsageError("--preserve keeps all names", hint="leave out --rename and --rekey, or --preserve")
 
 
 def kept_mark(mark: int) -> int:
-    """The part of a sample's mark that matters for unchanged headers: whether it can be copied as one run."""
+    """Return the bits of a sample's mark that matter if headers stay unchanged. They show whether the sample can be
+    copied as one run."""
     return mark & (RAGGED | GLOBAL)

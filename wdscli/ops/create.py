@@ -1,10 +1,10 @@
-"""``create``: folders, files, lists and tables to a shard set.
+"""``create``: make a shard set from folders, files, lists and tables.
 
-:func:`create` has two halves, :func:`plan_create` and :func:`run_create`. Everything is found and measured, sorted
-bytewise, grouped into samples, selected, ordered and cut by real tar bytes. Then each shard is one task, run in this
-process, in several, or on an engine, with the same bytes each time; receipts let an ended run resume. A file that
-changes between the halves is an error. With ``--append`` the keys of the existing set are read, to compare them with
-those of the new samples. This module does not print, and does not know tar headers.
+:func:`create` has two halves. :func:`plan_create` finds and measures all files, sorts them bytewise, and groups them
+into samples. It then selects and orders the samples, and cuts them into shards by real tar bytes. :func:`run_create`
+runs one task per shard, in one process, in several processes, or on an engine. The bytes are always the same. Receipts
+let an interrupted run resume. A file that changes between the halves is an error. With ``--append``, the keys of the
+existing set are compared with the keys of the new samples. This module does not print, and does not know tar headers.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ ROWS_TOGETHER = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class CreateOptions:
-    """How samples are made of files; each field is the option of the same name of ``wds create``.
+    """The options about samples. Each field is the option of ``wds create`` with the same name.
 
-    ``no_follow`` leaves out links below a source. ``incomplete`` other than ``error`` leaves out members of missing
-    sources, and ``skip`` leaves out their samples. ``report`` names a file that gets a line of JSON for each source
-    that could not be read. ``order`` is ``path`` (bytewise by key), ``shuffle`` (by ``seed``), or None: the order of
-    the list or table if one is given, else ``path``. At most ``limit`` samples are written. ``append`` adds shards to
-    an existing set.
+    ``no_follow`` leaves out links below a source. Unless ``incomplete`` is ``error``, members without a source file are
+    left out; with ``skip``, also their samples. ``report`` names a file that gets a line of JSON for each unreadable
+    source. ``order`` is ``path`` (bytewise by key) or ``shuffle`` (by ``seed``). If it is None, samples keep the order
+    of the list or table; without a list or table it means ``path``. At most ``limit`` samples are written. ``append``
+    adds shards to an existing set.
     """
 
     from_list: str | Sequence[str] | None = None
@@ -83,11 +83,11 @@ class CreateOptions:
 
 @dataclass(frozen=True, slots=True)
 class CreateReport:
-    """The result, or with a dry run the plan.
+    """The result. After a dry run, it describes the plan.
 
-    ``skipped`` counts files and values that are part of no sample, by reason; ``incomplete`` the samples that lack a
-    required field; ``oversized`` the samples larger than ``max_size`` on their own. ``renamed`` maps written keys to
-    found keys that differ, at most ten thousand of ``renamed_keys``. ``manifest`` is None for a dry run.
+    ``skipped`` counts files and values that belong to no sample, by reason. ``incomplete`` counts samples that lack a
+    required field, and ``oversized`` counts samples that are larger than ``max_size``. ``renamed_keys`` counts changed
+    keys, and ``renamed`` maps at most ten thousand new keys to their old keys. ``manifest`` is None for a dry run.
     """
 
     shards: tuple[PlannedShard, ...]
@@ -100,15 +100,15 @@ class CreateReport:
     manifest: Manifest | None = None
     manifest_address: str | None = None
     kept: int = 0
-    """Shards of an earlier run."""
+    """The number of shards that an earlier run made."""
     unread: tuple[Unread, ...] = ()
-    """Sources that could not be read; the member of each is left out."""
+    """The sources that could not be read. Their members are left out."""
     links_outside: int = 0
-    """Links that lead out of the given folder."""
+    """The number of links that point outside the given folder."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Samples left out, by reason: repeated keys, and those after the limit."""
+    """Counts of samples that were left out because of a repeated key or the limit, by reason."""
     is_unchanged: bool = False
-    """Nothing was done: ``--if-changed`` found the set up to date."""
+    """True if ``--if-changed`` found the set up to date, so that nothing was done."""
 
     @property
     def samples(self) -> int:
@@ -127,7 +127,7 @@ class CreateReport:
 
 
 class CreatePlan(NamedTuple):
-    """A complete plan, before anything is written."""
+    """A complete plan. It exists before any shard is written."""
 
     output: OutputSet
     request: Request
@@ -135,12 +135,12 @@ class CreatePlan(NamedTuple):
     samples: Samples
     report: CreateReport
     stamp: str | None = None
-    """The digest for ``--if-changed``, if that was given."""
+    """The digest for ``--if-changed``. It is None without this option."""
     values: str = ""
-    """A digest of payloads that have no file."""
+    """A digest of the payloads that come from no file."""
 
     def task(self, number: int) -> PackTask:
-        """The task that makes one shard."""
+        """Return the task that makes one shard."""
         files, order, firsts = self.samples.files, self.samples.order, self.samples.firsts
         shard = self.report.shards[number]
         low, high = firsts[shard.first], firsts[shard.end]
@@ -153,7 +153,7 @@ class CreatePlan(NamedTuple):
         )
 
     def work(self) -> ReorderPlan:
-        """The plan as ``run/`` carries it out: shards, and no rows of inputs."""
+        """Return the plan in the form that ``wdscli.run`` carries out. It has shards, but no rows of inputs."""
         given, samples, report = self.request, self.samples, self.report
         request = Request(
             [],
@@ -190,14 +190,15 @@ def create(
     """Make the shard set ``request.output`` (``out-%06d.tar``, ``out-{0000..0127}.tar``, one file, ``-``) from the
     folders and files in ``request.inputs``, and from the other sources in ``options``.
 
-    ``on_error="skip"`` leaves out members whose source cannot be read. ``on_duplicate`` is for samples with a repeated
-    key from another folder, line or row; ``rekey`` is a format for the keys of all samples, or of these
-    (:mod:`wdscli.create.grouping`). ``trust_addresses`` lets a downloaded list or table name any address, and a local
-    table name commands (:mod:`wdscli.storage.addresses`). A selection is not used, nor what only copying needs.
+    ``on_error="skip"`` leaves out members whose source cannot be read. ``on_duplicate`` applies to a sample whose key
+    already came from another folder, line or row. ``rekey`` is a format for new keys: of all samples, or only of
+    samples with a repeated key (:mod:`wdscli.create.grouping`). ``trust_addresses`` lets a downloaded list or table
+    name any address, and lets a local table name commands (:mod:`wdscli.storage.addresses`). The request's selection
+    and its options about copying have no effect.
 
-    Raises UsageError, InputError, DataError (for a repeated field, for a sample that lacks a required field, and for a
-    file that changes during the run) and OutputError. Shards that were complete before an error keep their names. The
-    manifest is written last, and a set without it is not complete.
+    Raises UsageError, InputError and OutputError. Raises DataError for a repeated field, a sample that lacks a required
+    field, and a file that changes during the run. Shards that were complete before an error stay. The manifest is
+    written last. A set without a manifest is not complete.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -221,8 +222,8 @@ def create(
 
 
 def standing_set(output: str, settings: ShardSettings) -> Standing:
-    """The existing set of an output. Raises UsageError for an output that names a fixed number of shards,
-    InputNotFoundError if there is no set, DataError."""
+    """Return the existing set of an output. Raises UsageError for an output that names a fixed number of shards,
+    InputNotFoundError if there is no set, and DataError."""
     out = OutputSet(output, settings)
     address = out.manifest_address
     if address is None or out.pattern.single or out.pattern.count is not None:
@@ -240,7 +241,7 @@ def standing_set(output: str, settings: ShardSettings) -> Standing:
 
 
 def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> CreateReport:
-    """Write the shards of a plan, or its plan file; nothing if the set is up to date, or for a dry run."""
+    """Write the shards of a plan, or its plan file. Write nothing for a dry run, or if the set is up to date."""
     request, standing = plan.request, plan.output.standing
     if request.if_changed:
         plan = plan._replace(stamp=_stamp(plan))
@@ -266,7 +267,8 @@ def _payloads(request: Request, options: CreateOptions) -> Payloads:
 def _added_before(
     request: Request, options: CreateOptions, standing: Standing, progress: Progress
 ) -> CreateReport | None:
-    """The report of ``--append --resume`` if the same command has already added its shards; None otherwise."""
+    """Return the report of ``--append --resume`` if the same command has already added its shards; otherwise return
+    None."""
     last = standing.before_last()
     if last is None:
         return None
@@ -289,8 +291,8 @@ def plan_create(
     standing: Standing | None = None,
     progress: Progress = QUIET,
 ) -> CreatePlan:
-    """Find and measure everything, and decide the samples of each shard. Files made on the way (the output of a list's
-    commands) exist until ``payloads`` is closed. ``standing`` is the set that shards are added to."""
+    """Find and measure all files, and decide the samples of each shard. The commands in a list write temporary files,
+    which exist until ``payloads`` is closed. ``standing`` is the set to which shards are added."""
     creating = _Creating(request, options, payloads, standing, progress)
     creating.find()
     creating.arrange()
@@ -301,13 +303,13 @@ class _Creating:
     """The state of one call of :func:`plan_create`. Each step uses the results of the steps before it."""
 
     samples: Samples
-    """The samples that are left, in their order."""
+    """The remaining samples, in their order."""
     walked: array[int] | None = None
-    """The walked files in order, if a list or table follows them."""
+    """The files found in folders, in order, if a list or table is read after them."""
     classes: tuple[str, ...] | None = None
-    """The names of classes, if the table or labels have them."""
+    """The class names, if a table or labels give them."""
     has_names = False
-    """Whether the field ``cls`` has names from a table, to be numbered."""
+    """Whether a table gives class names in the field ``cls``, which must be numbered."""
 
     def __init__(
         self,
@@ -317,7 +319,7 @@ class _Creating:
         standing: Standing | None,
         progress: Progress,
     ) -> None:
-        # check_replaceable looks at an existing set before it is replaced.
+        # With --if-changed, check_replaceable later decides whether an existing set may be replaced.
         output, settings = request.output, request.settings
         refuse_view(output)
         settings = settings._replace(force=settings.force or request.if_changed)
@@ -328,7 +330,7 @@ class _Creating:
         self.rule, self.skipped = KeyRule(options.key_rule), Skipped(progress)
         self.files = Files(by_source=request.on_duplicate != "error")
         check_post(request.post, output, is_stream=out.pattern.is_stream)
-        # What has one name and no limit is one shard, however large.
+        # An output with one name and no limit is one shard of any size.
         is_one = out.pattern.single and request.cuts == Cuts()
         self.cuts = Cuts(shards=1) if is_one else request.cuts.checked(out.pattern.count)
         out.check(may_exist=request.resume)
@@ -370,7 +372,7 @@ class _Creating:
             )
 
     def arrange(self) -> None:
-        """Group the files into samples, leave out those that are not wanted, and bring them into order."""
+        """Group the files into samples, leave out unwanted samples, and order the rest."""
         request, options, base = self.request, self.options, self.base
         lacking = self.payloads.lacking
         rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
@@ -412,7 +414,7 @@ class _Creating:
         """Cut the samples into shards. Raises InputError if there are none."""
         out, samples, skipped, dropped = self.output, self.samples, self.skipped, self.dropped
         counts = dict(sorted(skipped.counts.items()))
-        # With --append all samples may be in the set already.
+        # With --append, the set may already contain all samples.
         if not samples.total and not (self.base is not None and dropped.keys() == {DUPLICATE_KEY}):
             found = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
             raise InputError(
@@ -449,8 +451,8 @@ class _Creating:
 
 
 def _keys_of(out: OutputSet, base: Manifest, progress: Progress) -> Iterator[list[bytes]]:
-    """The keys of an existing set in batches, from the indexes of its shards if these are current, else from headers.
-    Raises InputError, DataError for a shard that differs from the manifest."""
+    """Yield the keys of an existing set in batches. They come from current indexes, or else from headers. Raises
+    InputError, and DataError for a shard that differs from the manifest."""
     folder, shards = folder_of(out.manifest_address or ""), base.shards
     progress.start("reading the keys of the set", len(shards), "shards")
     for shard in shards:
@@ -471,7 +473,7 @@ def _keys_of(out: OutputSet, base: Manifest, progress: Progress) -> Iterator[lis
 
 
 def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
-    """Write the missing shards of a plan, then their manifest. May be called once."""
+    """Write the missing shards of a plan, then their manifest. Call it only once."""
     work = plan.work()
     done = run_plan(work, PackMaker(work, plan.task), progress=progress)
     return replace(plan.report, manifest=done.manifest, kept=done.kept)
@@ -487,8 +489,8 @@ def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
 
 
 def _mark(plan: CreatePlan, options: str) -> PlanMark:
-    """The fingerprint of a plan: its options, the names and sizes of all files in order, values, and shards. The
-    contents of files are unknown here, so a resumed run also compares their times."""
+    """Return the fingerprint of a plan. It covers the options, the names and sizes of all files in order, the values,
+    and the shards. File contents are unknown here, so a resumed run also compares the times of files."""
     from xxhash import xxh3_128
 
     files, rows = plan.samples.files, xxh3_128(plan.values.encode())
@@ -503,7 +505,8 @@ def _mark(plan: CreatePlan, options: str) -> PlanMark:
 
 
 def _stamp(plan: CreatePlan) -> str:
-    """The digest for ``--if-changed``: names, sizes and times of local files, versions of remote ones, and values."""
+    """Return the digest for ``--if-changed``. It covers names, sizes and times of local files, versions of remote
+    files, and values."""
     from xxhash import xxh3_128
 
     files, request, options = plan.samples.files, plan.request, plan.options
@@ -525,7 +528,7 @@ def _stamp(plan: CreatePlan) -> str:
 
 
 def _shaping(request: Request, options: CreateOptions) -> dict[str, Any]:
-    """The options that shape the set, for the manifest, without paths and defaults."""
+    """Return the options for the manifest: those that change the set, without paths and defaults."""
     shaping: dict[str, Any] = {
         "key_rule": options.key_rule,
         "include": list(options.include),

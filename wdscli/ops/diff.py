@@ -1,15 +1,16 @@
 """``diff``: compare two sets sample by sample.
 
-:func:`diff` passes every :class:`Difference` to its caller and returns a :class:`DiffReport`. It surveys both sets as
-for a plan, and matches keys by sorting their hashes. The copier then reads samples with the same key from both sets,
-some hundred at a time, in canonical form, so that headers of another tar writer are no difference. Only if the bytes
-differ, the samples are compared field by field, and JSON place by place. Payloads are compared byte by byte, because a
-manifest's checksum may be older than its shard. Memory is that of two plans, and 32 bytes for each sample of either
-set.
+:func:`diff` passes every :class:`Difference` to its caller and returns a :class:`DiffReport`. It surveys both sets like
+a plan, and matches keys by sorting their hashes. The copier then reads samples with the same key from both sets, some
+hundred at a time. It reads them in canonical form, so that headers of another tar writer are no difference. If the
+bytes differ, the samples are compared field by field, and JSON fields value by value. Payloads are compared byte by
+byte, because a manifest's checksum may be older than its shard. The comparison needs the memory of two plans, and 32
+bytes for each sample of either set.
 
-Views are compared by what they name first (:class:`_Named`): samples of both that lie at the same places of the same
-bases are equal. If no other sample has its key in both views, that is all, and nothing but the keys of these others is
-read. Otherwise the views are surveyed too, and only the others are copied. This module does not print.
+For two views, the places of samples in the base shards are compared first (:class:`_Named`). A sample is equal if both
+views take it from the same place of the same base. For the other samples, only keys are read. If no such key is in both
+views, the comparison is complete. Otherwise the views are surveyed too, and these other samples are copied and
+compared. This module does not print.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ from wdscli.transform.shards import gathered_bytes, payloads_of, samples_of
 
 SLICE_SAMPLES = 512
 SLICE_BYTES = 1 << 23
-"""A task compares at most so many samples and bytes; one larger sample is a task of its own."""
+"""A task compares at most this many samples and bytes. A larger sample is a task of its own."""
 MOST_KEYS = 1 << 20
-"""Keys of samples in one view that are compared in memory."""
+"""If more samples than this are in only one of two views, their keys are not compared in memory."""
 MOST_PLACES = 3
-"""Places in JSON that are listed for each sample."""
+"""The most places in JSON that are listed for a sample."""
 MOST_JSON_BYTES = 1 << 24
-"""A larger JSON document is not searched for the places that differ."""
+"""In a larger JSON document, the places that differ are not searched."""
 _ABSENT = object()
 ONLY_A, ONLY_B, CHANGED = "only-a", "only-b", "changed"
 
 
 class Difference(NamedTuple):
-    """One sample that differs: ``kind`` is ``only-a``, ``only-b`` or ``changed``. ``added`` are fields that only the
-    second set has, ``gone`` those that only the first has, ``differ`` fields with different payloads."""
+    """One sample that differs. ``kind`` is ``only-a``, ``only-b`` or ``changed``. ``added`` are fields only in the
+    second set, ``gone`` are fields only in the first set, and ``differ`` are fields with different payloads."""
 
     kind: str
     key: str
@@ -66,14 +67,14 @@ class Difference(NamedTuple):
     gone: Sequence[str] = ()
     differ: Sequence[str] = ()
     reordered: bool = False
-    """Whether the fields of both are in different order."""
+    """Whether the two sets have the sample's fields in different order."""
     places: Sequence[str] = ()
-    """The first places in JSON fields that differ, with both values: ``json.meta.width: 640 -> 512``."""
+    """The first places in JSON that differ, with both values: ``json.meta.width: 640 -> 512``."""
 
 
 class DiffReport(NamedTuple):
-    """Counts of samples: of each set, in both, and of differences by kind. ``order`` and ``shards`` describe how the
-    order of the samples in both sets, and the boundaries of shards, differ; empty if equal or not compared."""
+    """Counts of samples: in each set, in both sets, and with each kind of difference. ``order`` describes how the order
+    of samples differs, and ``shards`` how the boundaries of shards differ. They are empty if equal or not compared."""
 
     samples_a: int
     samples_b: int
@@ -91,7 +92,7 @@ class DiffReport(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """Rows of samples in both sets, in the first set's order, and rows of samples in one set, in rising order."""
+    """Rows of matched samples, in the order of set A, and rows of samples that are in only one set, in rising order."""
 
     rows_a: I64
     rows_b: I64
@@ -113,10 +114,10 @@ def diff(
 ) -> DiffReport:
     """Compare the sets ``a`` and ``b``; samples are matched by key.
 
-    ``each`` is called with every difference: first samples that are only in ``a``, then samples in both sets that
-    differ, then samples that are only in ``b``, in the order of their set. ``keys_only`` compares only keys. If both
-    sets have the same keys, the order of samples and the boundaries of shards are compared too, unless ``ignore_order``
-    is given. ``jobs`` is the number of processes, None for one per processor.
+    ``each`` is called with every difference. First come samples that are only in ``a``, then samples in both sets that
+    differ, then samples that are only in ``b``. Each group is in the order of its set. ``keys_only`` compares only
+    keys. If both sets have the same keys, the order of samples and the boundaries of shards are compared too, unless
+    ``ignore_order`` is true. ``jobs`` is the number of processes; None means one per processor.
 
     Raises UsageError, InputError, and DataError for damaged shards and for a repeated key.
 
@@ -154,7 +155,7 @@ def _compared(
     ignore_order: bool,
     progress: Progress,
 ) -> DiffReport:
-    """The differences between two planned sets. ``views`` are what they name, if both are views."""
+    """Compare two planned sets. If both are views, ``views`` has the places that they name."""
     match = _match(*(plan.contents.ordered.column("key", 0, plan.samples) for plan in plans))
     doubtful, changed = match if views is None else _at_other_places(plans, match, views), 0
     for key in _keys(plans[0], match.only_a):
@@ -172,8 +173,9 @@ def _compared(
 
 
 class _Named:
-    """The samples of a view, in order: ``columns`` has for each set one number a sample, of its base and the place
-    there; -1 for a missing part. ``numbers`` has the numbers of bases by what they hold."""
+    """The samples of a view, in order. ``columns`` has a column for each joined set. It has a number per sample, made
+    of the base's number and the place in the base, or -1 for a missing part. ``numbers`` maps the contents of bases to
+    their numbers, so that equal bases of two views have equal numbers."""
 
     def __init__(self, view: OpenView, numbers: dict[tuple[object, ...], int]) -> None:
         self.view = view
@@ -193,7 +195,7 @@ class _Named:
 
     @property
     def hashes(self) -> U64:
-        """One number for each sample: its first part, or all parts if some sample has no first part."""
+        """One number for each sample. It is the first part, or a hash of all parts if some sample has no first part."""
         found: U64 = self.columns[0].view(numpy.uint64)
         if (self.columns[0] == MISSING).any():
             for column in self.columns[1:]:
@@ -206,18 +208,18 @@ class _Named:
         return to_text(self.view.index(self._bases[part >> 32]).key(part & 0xFFFFFFFF))
 
     def check(self) -> None:
-        """Raise DataError if a base has changed, by its size and headers."""
+        """Raise DataError if a base has another size or other headers than at first."""
         for base in range(len(self.view.bases)):
             self.view.index(base)
 
 
 def _named(a: str, b: str, trusted: bool) -> tuple[_Named, _Named] | None:
-    """What two views name; None if one is no view, if a sample has a key of its own, or if their fields follow from
-    those of the bases by different rules."""
+    """Return the places that two views name. Return None if one set is no view, if a view gives samples new keys, or if
+    the two views make fields from their bases by different rules."""
     if not (is_manifest_name(a) and is_manifest_name(b)):
         return None
     views = []
-    # An index in memory does not show that its base has changed.
+    # Forget indexes in memory, because they would not show that a base has changed.
     forget()
     for one in (a, b):
         found = open_set([one], trust_addresses=trusted).manifest
@@ -231,7 +233,7 @@ def _named(a: str, b: str, trusted: bool) -> tuple[_Named, _Named] | None:
 
 
 def _same(views: tuple[_Named, _Named]) -> _Match | None:
-    """Match the samples of two views by their places; None for crafted views that name a sample twice."""
+    """Match the samples of two views by their places. Return None for crafted views that name a sample twice."""
     a, b = views
     match = _match(a.hashes, b.hashes)
     for rows, of in zip(match[:2], views):
@@ -244,8 +246,8 @@ def _same(views: tuple[_Named, _Named]) -> _Match | None:
 def _compare_names(
     views: tuple[_Named, _Named], each: Callable[[Difference], None], ignore_order: bool
 ) -> DiffReport | None:
-    """Compare two views by what they name. None if samples at different places have the same key, or if these are
-    many. Raises DataError if a base has changed."""
+    """Compare two views by the places that they name. Return None if samples at different places have the same key, or
+    if too many samples are in only one view. Raises DataError if a base has changed."""
     match = _same(views)
     if match is None or len(match.only_a) + len(match.only_b) > MOST_KEYS:
         return None
@@ -265,7 +267,7 @@ def _compare_names(
 
 
 def _at_other_places(plans: Sequence[ReorderPlan], match: _Match, views: tuple[_Named, _Named]) -> _Match:
-    """The matched rows whose samples do not lie at the same places of the same bases."""
+    """Return the matched rows whose samples the two views take from different places."""
     rows = []
     for plan, of, some in zip(plans, views, (match.rows_a, match.rows_b)):
         inputs, places = (
@@ -281,7 +283,7 @@ def _at_other_places(plans: Sequence[ReorderPlan], match: _Match, views: tuple[_
 def _planned(
     name: str, request: Request, scratch: Scratch, *, brings: bool, progress: Progress
 ) -> ReorderPlan:
-    """The plan of the set A or B. Raises DataError for a repeated key."""
+    """Plan the set A or B. Raises DataError for a repeated key."""
     try:
         plan = make_plan(request, InputOrder("diff"), scratch, brings=brings, progress=progress)
     except DataError as error:
@@ -294,7 +296,8 @@ def _planned(
 
 
 def _match(keys_a: U64, keys_b: U64) -> _Match:
-    """Match by hash. Keys in a set are distinct, and keys that share a hash show when samples are compared."""
+    """Match samples by the hashes of their keys. The keys in a set are distinct. If two different keys have the same
+    hash, the later comparison of samples notices it."""
     _, rows_a, rows_b = numpy.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
     order = numpy.argsort(rows_a, kind="stable")
     rows_a, rows_b = rows_a[order], rows_b[order]
@@ -306,7 +309,7 @@ def _match(keys_a: U64, keys_b: U64) -> _Match:
 
 
 def _keys(plan: ReorderPlan, rows: I64) -> Iterator[str]:
-    """The keys of some samples, read from headers or the index."""
+    """Yield the keys of some samples, read from headers or the index."""
     template = SurveyTask(Input(""), plan.request.settings.form, Selection())
     for sample in Rereader(plan.contents.inputs, template).samples(
         plan.contents.ordered.samples, rows.tolist()
@@ -319,7 +322,7 @@ def _key_of(plan: ReorderPlan, row: int) -> str:
 
 
 def _changes(plans: Sequence[ReorderPlan], match: _Match, progress: Progress) -> Iterator[Difference]:
-    """The differences of samples that both sets have."""
+    """Yield the differences between samples that both sets have."""
     lengths = [plan.contents.ordered.column("length", 0, plan.samples) for plan in plans]
     jobs = plans[0].request.jobs
     total = int(lengths[0][match.rows_a].sum())
@@ -360,7 +363,7 @@ def _task(plan: ReorderPlan, rows: I64) -> GatherTask:
 
 
 def compare(sides: Sequence[GatherTask]) -> list[Difference]:
-    """The differences of the same samples of two sets. Raises InputError, DataError."""
+    """Return the differences between matched samples of two sets. Raises InputError, DataError."""
     data = [gathered_bytes(side) for side in sides]
     if data[0] == data[1]:
         return []
@@ -391,7 +394,7 @@ def compare(sides: Sequence[GatherTask]) -> list[Difference]:
 
 
 def _json_places(field: str, one: bytes, two: bytes) -> list[str]:
-    """The first places in which two JSON documents differ; none if one of them is not JSON."""
+    """Return the first places in which two JSON documents differ, or nothing if one of them is not JSON."""
     if len(one) + len(two) > MOST_JSON_BYTES:
         return []
     try:
@@ -414,7 +417,7 @@ def _places(path: str, one: Any, two: Any) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    """A JSON value as text."""
+    """Return a JSON value as text."""
     if value is _ABSENT:
         return "nothing"
     text = json.dumps(value, ensure_ascii=False)
@@ -422,12 +425,13 @@ def _shown(value: Any) -> str:
 
 
 def _shortened(text: str) -> str:
-    """At most 40 characters of a text."""
+    """Shorten a text to at most 40 characters."""
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _order(match: _Match, keys: Sequence[Callable[[int], str]]) -> str:
-    """A text on how the order of samples differs; empty if it does not. ``keys`` give the keys of rows of each set."""
+    """Return a text on how the order of samples differs, empty if it is the same. ``keys`` are two functions that
+    return the key of a row."""
     falls = numpy.flatnonzero(match.rows_b[1:] < match.rows_b[:-1])
     if not len(falls):
         return ""
@@ -441,7 +445,7 @@ def _order(match: _Match, keys: Sequence[Callable[[int], str]]) -> str:
 
 
 def _boundaries(a: Sequence[int], b: Sequence[int]) -> str:
-    """A text on how the samples per shard differ; empty if they do not."""
+    """Return a text on how the samples per shard differ, empty if they are the same."""
     if a == b:
         return ""
     if len(a) != len(b):

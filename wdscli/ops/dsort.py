@@ -1,10 +1,10 @@
-"""``dsort``: carries out a job description of AIStore's dSort.
+"""``dsort``: carry out a job description of AIStore's dSort.
 
 :func:`dsort_order` translates a :class:`~wdscli.ops.dsort_job.Job` to a request and an order of ``sort``, ``shuffle``
 or ``split``. :class:`ExternalMapOrder` makes the parts of an external key map, and sorts each part. A template of
-inputs becomes braces or a glob, a template of outputs a printf field. The reactions ``ignore`` and ``warn`` are the
-same here, because samples left out are always counted. This module does not know how samples are read, ordered or
-written.
+inputs becomes braces or a glob, and a template of outputs becomes a printf field. The reactions ``ignore`` and ``warn``
+are the same here, because omitted samples are always counted. This module does not know how samples are read, ordered
+or written.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ _AT = re.compile(r"@([0-9]+)")
 _PRINTF = re.compile(r"%(?:0([0-9]+))?d")
 _MARKED_BYTES = 4
 _PATTERN = re.compile(r"[\\*+?\[\](){}|^$]")
-"""A record of a map with one of these characters is a regular expression; a dot does not count."""
+"""A record of a map with one of these characters is a regular expression. A dot alone does not make it one."""
 
 
 class Meant(NamedTuple):
-    """The request and order of a job. ``most`` is how many shards the output has names for, None for any number."""
+    """The request and the order of a job. ``most`` is the number of shards that the output can name; None means any
+    number."""
 
     request: Request
     order: Order
@@ -68,7 +69,7 @@ class Meant(NamedTuple):
 
 
 def dsort(job: Job, request: Request, *, progress: Progress = QUIET) -> ReorderReport:
-    """Carry out a job; ``request`` has the options that a job does not have. Raises UsageError, InputError, DataError,
+    """Carry out a job. ``request`` has the options that a job cannot contain. Raises UsageError, InputError, DataError,
     OutputError.
 
     >>> from wdscli.ops.dsort_job import parse_job
@@ -88,7 +89,7 @@ def dsort(job: Job, request: Request, *, progress: Progress = QUIET) -> ReorderR
 
 
 def dsort_order(job: Job, request: Request) -> Meant:
-    """The request and the order of a job. Raises UsageError, InputError."""
+    """Return the request and the order of a job. Raises UsageError, InputError."""
     request = request._replace(
         inputs=[_inputs(job)], on_duplicate="skip" if job.leaves_out("duplicated_records") else "error"
     )
@@ -114,7 +115,7 @@ def _order(algorithm: Algorithm) -> Order:
 
 
 def _inputs(job: Job) -> str:
-    """One address for all shards of a job. Raises UsageError, InputError."""
+    """Return one address that names all input shards of a job. Raises UsageError, InputError."""
     ((way, value),) = job.inputs.items()
     root = job.source.root
     if is_local(root) and not exists(root):
@@ -145,7 +146,7 @@ def _inputs(job: Job) -> str:
 
 
 def _matching(job: Job, prefix: str, holds: Any = lambda name: True) -> str:
-    """The shards of a bucket whose names begin with ``prefix`` and satisfy ``holds``, in natural order."""
+    """Return, in natural order, the shards of a bucket with names that begin with ``prefix`` and satisfy ``holds``."""
     glob = job.source.at(re.sub(r"([*?\[])", r"[\1]", prefix) + "*" + job.suffix)
     start = len(job.source.at("")) if prefix.count("/") else 0
     found = [one for one in expand(glob) if holds(one[start:] if start else base_name(one))]
@@ -155,7 +156,8 @@ def _matching(job: Job, prefix: str, holds: Any = lambda name: True) -> str:
 
 
 def _there(job: Job, text: str) -> str:
-    """An address without its missing shards, if the job ignores these. Raises InputNotFoundError."""
+    """Return an address. If the job ignores missing shards, they are left out; otherwise they raise
+    InputNotFoundError."""
     if not job.leaves_out("missing_shards"):
         return text
     names = expand(text)
@@ -166,12 +168,12 @@ def _there(job: Job, text: str) -> str:
 
 
 def _with_braces(text: str) -> str:
-    """A template with ``@18`` as ``{00..18}``."""
+    """Write a template's ``@18`` as ``{00..18}``."""
     return text if "{" in text else _AT.sub(lambda at: f"{{{'0' * len(at[1])}..{at[1]}}}", text)
 
 
 def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
-    """The output's name, the cuts, and the most shards that it can name. Raises UsageError."""
+    """Return the output's name, the cuts, and how many shards the name allows. Raises UsageError."""
     text = job.output.removesuffix(job.output_suffix)
     if not text:
         raise UsageError("the job has no output_format", hint='"output_format": "new-%06d"')
@@ -186,7 +188,7 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
             )
         return text + job.output_suffix, Cuts(max_size=job.shard_size), None
     if job.shard_size is None:
-        # As many as there are names.
+        # Make as many shards as there are names.
         return braces + job.output_suffix, Cuts(), None
     first, last, step = found[0].groups()
     if len(found) > 1 or whole_number(first) or whole_number(step or "1") != 1:
@@ -204,14 +206,15 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
 
 @dataclass(frozen=True)
 class MapKeys(Extract):
-    """Keys. If the map has regular expressions, each key follows the number, from 1, of the part of the matching one, 0
-    for none. Expressions are searched in the names of members and in the key."""
+    """The keys of samples, as values to sort by. If the map has regular expressions, a number precedes each key: 0 if
+    no expression matches, else 1 plus the number of the part. Expressions are searched in the names of members and in
+    the key."""
 
     patterns: tuple[tuple[Expression[str], int], ...] = ()
 
     @property
     def prefix_bytes(self) -> int:
-        """Bytes before each key."""
+        """The number of bytes before each key."""
         return _MARKED_BYTES if self.patterns else 0
 
     def value(self, sample: SampleAt) -> bytes:
@@ -232,7 +235,7 @@ class MapKeys(Extract):
 
 @dataclass(frozen=True)
 class ExternalMapOrder(PartsOrder):
-    """The parts of a map, each ordered by an algorithm that needs no payload."""
+    """An order with the parts of a map. An algorithm that needs no payload orders each part."""
 
     key_map: KeyMap
     algorithm: Algorithm
@@ -240,7 +243,7 @@ class ExternalMapOrder(PartsOrder):
     drops: bool = False
     bytes_per_sample = VALUED_BYTES
     makes_parts = False
-    """They do not stay in input order."""
+    """Samples in a part do not stay in input order."""
 
     def may_leave_out(self) -> bool:
         return self.drops
@@ -267,7 +270,7 @@ class ExternalMapOrder(PartsOrder):
         return made._replace(order=base[made.order])
 
     def _base(self, samples: PlanTable, keys: Values) -> I64:
-        """All rows as the algorithm orders them."""
+        """Return all rows in the algorithm's order."""
         kind = self.algorithm.kind
         if kind == "shuffle":
             return shuffled(samples, self.algorithm.seed)
@@ -297,7 +300,7 @@ class ExternalMapOrder(PartsOrder):
 
 
 def _mapped(job: Job, request: Request) -> Meant:
-    """The job that an external key map makes."""
+    """Return the request and the order of a job with an external key map."""
     assert job.key_map is not None
     if job.shard_size is None:
         raise UsageError("a job with ekm_file needs output_shard_size", hint='"output_shard_size": "100MB"')
@@ -317,7 +320,7 @@ def _mapped(job: Job, request: Request) -> Meant:
 
 
 class _Map:
-    """An external key map: the part of each record. Raises UsageError for a wrong map."""
+    """An external key map, which gives the part of each record. Raises UsageError for a wrong map."""
 
     def __init__(self, job: Job, data: bytes, name: str) -> None:
         self._data, self._name = data, name
@@ -348,15 +351,15 @@ class _Map:
             )
 
     def key_map(self) -> tuple[KeyMap, Sequence[int]]:
-        """The map from keys to parts, and the place of each numbered part."""
+        """Return the map from keys to parts, and the place of each numbered part."""
         stems, places = named_parts(self._numbers, self._name)
         parts = {key: places[one] for key, one in self._part_of.items()}
         return KeyMap(self._name, xxh3_128_hexdigest(self._data), stems, parts), places
 
 
 def _pairs(job: Job, data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
-    """(where in the file, record, template of shards) of a map. Raises UsageError for a line that is neither, unless
-    the job goes on without it."""
+    """Yield the entries of a map: place in the file, record, template of shards. Raises UsageError for a malformed
+    line, unless the job ignores such lines."""
     if data.lstrip().startswith(b"{"):
         yield from pairs_of_json(data, name)
         return
@@ -375,7 +378,7 @@ def _pairs(job: Job, data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]
 
 
 def _stem_and_form(template: str, where: str) -> tuple[str, str]:
-    """The part's name in a template of shards, and the format of their numbers.
+    """Split a template of shards into the part's name and the format of the shard's number.
 
     >>> _stem_and_form("cats-%06d", ""), _stem_and_form("dogs_{000..100}", "")
     (('cats', '-%06d'), ('dogs', '_%03d'))

@@ -1,10 +1,10 @@
 """A job description of AIStore's dSort, parsed and checked.
 
-:class:`Job` is a job, and :func:`read_job` reads one from a file. One table has the types of all fields; each field has
-its present or an earlier name; sizes are in powers of 1024, as in dSort; a bucket is a folder, or a bucket of a cloud's
-store. Fields about the cluster go to :attr:`Job.unused`, and an unknown field is an error. A job cannot name commands
-or paths outside its buckets; a downloaded job needs ``--bucket`` for its buckets. This module does not know how a job
-is carried out.
+:class:`Job` is a job, and :func:`read_job` reads one from a file. One table has the types of all fields. A field may
+have its current name or an earlier name. Sizes are in powers of 1024, as in dSort. A bucket is a folder, or a bucket of
+a cloud store. Fields about the cluster go to :attr:`Job.unused`, and an unknown field is an error. A job cannot name
+commands or paths outside its buckets; a downloaded job needs ``--bucket`` for its buckets. This module does not know
+how a job is carried out.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from wdscli.storage.kinds import CLOUDS
 from wdscli.units import parse_size
 
 _OURS = ("", "ais")
-"""The providers whose buckets are folders here: AIStore's own."""
+"""The provider names of AIStore itself. Their buckets are folders here."""
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.lz4")
 _MAX_DIGITS = 4300
-"""Python reads no longer number."""
+"""The most digits that Python's ``int`` accepts."""
 KINDS = ("alphanumeric", "shuffle", "md5", "content", "none")
 REACTIONS = ("ignore", "warn", "abort")
 UNUSED = (
@@ -44,14 +44,14 @@ UNUSED = (
     "max_mem_usage",
     "stream_multiplier",
 )
-"""Fields that say how a cluster works."""
+"""Fields about a cluster, which have no effect here."""
 _ONE_OF = {
     "input_bck": "bck",
     "input_extension": "extension",
     "ekm_file": "order_file",
     "ekm_file_sep": "order_file_sep",
 }
-"""Fields with their earlier names."""
+"""The current names of fields, by their earlier names."""
 _FILE = re.compile(r"\.(json|ya?ml)$")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _REACTIONS = ("missing_shards", "duplicated_records", "ekm_missing_key", "ekm_malformed_line")
@@ -74,7 +74,7 @@ _JOB = {
     "description?": object,
     **dict.fromkeys((f"{name}?" for name in _REACTIONS), REACTIONS),
 }
-""":mod:`wdscli.schema` explains the table."""
+"""See :mod:`wdscli.schema` for the form of this table."""
 _FIELDS = [name[:-1] for name in _JOB]
 _EXAMPLES = {
     "algorithm": '"algorithm": {"kind": "shuffle", "seed": "7"}',
@@ -83,18 +83,18 @@ _EXAMPLES = {
 
 
 class Bucket(NamedTuple):
-    """A bucket of a job, and where it is."""
+    """A bucket of a job, and its address."""
 
     name: str
     root: str
 
     def at(self, text: str) -> str:
-        """An address in it."""
+        """Return the address of an object in this bucket."""
         return f"{self.root.rstrip('/')}/{text}"
 
 
 class Algorithm(NamedTuple):
-    """How records are ordered. ``field`` and ``numeric`` are for content."""
+    """How records are ordered. ``field`` and ``numeric`` apply only to the kind ``content``."""
 
     kind: str = KINDS[0]
     decreasing: bool = False
@@ -105,8 +105,8 @@ class Algorithm(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A checked description. ``shard_size`` is in bytes; None if the names of the output give the number of shards.
-    ``unused`` are the fields that have no meaning here."""
+    """A checked job description. ``shard_size`` is in bytes. It is None if the output's names decide the number of
+    shards. ``unused`` are the fields that have no effect here."""
 
     source: Bucket
     target: Bucket
@@ -123,14 +123,14 @@ class Job:
     unused: tuple[str, ...] = ()
 
     def leaves_out(self, what: str) -> bool:
-        """Whether the reaction to a fault is to continue without the faulty record. The default is to stop."""
+        """Return whether the job continues without the faulty record after a fault. By default it stops."""
         return self.reactions.get(what, "abort") != "abort"
 
 
 def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_addresses: bool = False) -> Job:
-    """The job that a file describes in JSON, or in YAML if PyYAML is installed. ``address`` may also be the text of a
-    job, which begins with a brace. ``buckets`` has the addresses of buckets by name. Raises UsageError, and InputError
-    also for a bucket that a downloaded job may not name."""
+    """Read a job from a file of JSON, or of YAML if PyYAML is installed. ``address`` may also be the text of a job,
+    which begins with a brace. ``buckets`` maps names of buckets to addresses. Raises UsageError and InputError, also
+    for a bucket that a downloaded job may not name."""
     is_text = address.lstrip().startswith("{")
     name = "the job" if is_text else address
     data = to_bytes(address) if is_text else read_all(address)
@@ -156,8 +156,8 @@ def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_ad
 
 
 def is_job(address: str) -> bool:
-    """Whether this names a job and not a plan: text that begins with a brace, standard input, a name that ends in .json
-    or .yaml, or a local file of text."""
+    """Return whether an argument names a job and not a plan. A job is text that begins with a brace, standard input, a
+    name that ends in .json or .yaml, or a local text file."""
     if address.lstrip().startswith("{") or is_stream(address):
         return True
     if _FILE.search(address) or not is_local(address):
@@ -182,8 +182,8 @@ def _yaml(data: bytes, why: str) -> Any:
 
 
 def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a job under their present names, without empty values. Raises UsageError for unknown names, and for
-    values of wrong types."""
+    """Return the fields of a job under their current names, without empty values. Raises UsageError for unknown names,
+    and for values of wrong types."""
     earlier = {old: new for new, old in _ONE_OF.items()}
     given: dict[str, Any] = {}
     for name, value in plain.items():
@@ -207,7 +207,8 @@ def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
-    """A job from plain values; empty ones count as missing. Raises UsageError for unknown names and wrong values."""
+    """Make a job from plain values. Empty values count as missing. Raises UsageError for unknown names and wrong
+    values."""
     given = _checked(plain)
     unused = [name for name in UNUSED if name in given]
     if "input_bck" not in given:
@@ -242,7 +243,7 @@ def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
 
 
 def _filled(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """An object without its empty values."""
+    """Return an object without its empty values."""
     inner = {name: _filled(one) if isinstance(one, dict) else one for name, one in plain.items()}
     return {name: one for name, one in inner.items() if one not in (None, "", {}, [])}
 
@@ -252,14 +253,14 @@ def refuse(name: str, value: Any, expected: str = "") -> Any:
 
 
 def object_name(text: str, name: str) -> str:
-    """A name, or a template of names, that stays in its bucket."""
+    """Check that a name or a template of names stays inside its bucket, and return it."""
     if "::" in text or "\0" in text or text.startswith("/") or ".." in text.split("/"):
         refuse(name, text, "a name in the bucket")
     return text
 
 
 def _size(text: str | int) -> int:
-    """A size as AIStore reads it, where MB and MiB are one: powers of 1024.
+    """Parse a size by AIStore's rules: powers of 1024, and MB means the same as MiB.
 
     >>> _size("100MB"), _size("10K"), _size("2048")
     (104857600, 10240, 2048)
@@ -268,7 +269,7 @@ def _size(text: str | int) -> int:
 
 
 def _bucket(value: Any, name: str, buckets: Mapping[str, str]) -> Bucket:
-    """A bucket as a job names it, and where it is: where ``buckets`` says, else by its provider."""
+    """Return the bucket that a job names. Its address comes from ``buckets``, or else from its provider."""
     if isinstance(value, str):
         provider, _, bucket = value.rpartition("://")
         value = {"provider": provider, "name": bucket}
@@ -305,7 +306,7 @@ def _suffix(given: Mapping[str, Any], name: str, default: str) -> str:
 
 
 def _input_format(value: Any) -> Mapping[str, Any]:
-    """``template``, ``regex`` or ``objnames``, one of them."""
+    """Return the input format, which has exactly one of ``template``, ``regex`` and ``objnames``."""
     plain = {"template": value} if isinstance(value, str) else value
     if len(plain) != 1 or plain.keys() - {"template", "regex", "objnames", "prefix"}:
         refuse("input_format", value, _EXAMPLES["input_format"])

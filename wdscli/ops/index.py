@@ -1,9 +1,9 @@
-"""``index``: indexes and a manifest for existing shards; or the index files of other programs.
+"""``index``: write indexes and a manifest for existing shards, or the index files of other programs.
 
-:func:`index` runs one task per shard, in parallel. A task keeps the shard's index if the index agrees with all headers,
-and otherwise makes a new one; it also hashes the payloads for the manifest. The manifest is written last. An existing
-manifest is kept if it is complete and correct. If facts are missing, they are added, and the manifest keeps its record
-of how the set was made. If it contradicts a shard, that is an error. Files for other programs are made from the
+:func:`index` runs one task per shard, in parallel. A task keeps the shard's index if it agrees with all headers;
+otherwise the task makes a new index. The task also hashes the payloads for the manifest. The manifest is written last.
+An existing manifest is kept if it is complete and correct. Missing facts are added, and the manifest keeps its record
+of how the set was made. A manifest that contradicts a shard is an error. Files for other programs are made from the
 indexes, in one pass. This module does not print.
 """
 
@@ -57,12 +57,12 @@ from wdscli.storage.opening import has_notes
 
 WORTH_PROCESSES_BYTES = 1 << 27
 SHARED_CLAIM = "index"
-"""The name of a lock that several runs may share: they make the same indexes."""
+"""The name of a shared lock. Several runs may hold it at the same time, because they make the same indexes."""
 
 
 class Side(NamedTuple):
-    """One index, manifest or other file. ``state`` is ``kept`` or ``made``; ``reason`` says why it was made (with
-    ``dry_run``: would be made). ``shard`` is the shard's address, None for a file of the set."""
+    """One index, manifest or other file. ``state`` is ``kept`` or ``made``. ``reason`` says why the file was made, or
+    would be made by ``dry_run``. ``shard`` is the shard's address; it is None for a file of the whole set."""
 
     file: str
     state: str
@@ -72,7 +72,8 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """The shards' facts, the ``files`` in order, and the set's ``manifest``, None if none was requested."""
+    """The result: facts about the shards, the ``files`` in order, and the set's ``manifest``. The manifest is None if
+    it was not requested."""
 
     shards: tuple[ShardInfo, ...]
     files: tuple[Side, ...]
@@ -88,7 +89,8 @@ class IndexReport:
 
 
 class IndexTask(NamedTuple):
-    """One shard. ``known`` is its entry in the manifest if the checksum in it can be reused."""
+    """The task for one shard. ``known`` is the shard's entry in the manifest if its checksum can be reused, else
+    None."""
 
     address: str
     checksum: str
@@ -103,8 +105,8 @@ class IndexTask(NamedTuple):
 
 
 class Indexed(NamedTuple):
-    """The result of one task. ``data`` is the index if it was requested and is not stored. ``without`` are the names of
-    values that no sample of the shard has, ``remarks`` tell about values that could not be computed."""
+    """The result of one task. ``data`` is the bytes of the index if the caller needs them. ``without`` has the names of
+    values that no sample of the shard has. ``remarks`` are warnings about values that could not be computed."""
 
     side: Side
     info: ShardInfo
@@ -129,22 +131,23 @@ def index(
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> IndexReport:
-    """Write the index of every shard of ``inputs`` (paths, folders, globs, braces, URLs, a manifest), then their
-    manifest. With ``dialects`` (of ``dali``, ``energon``, ``parquet``, ``webshart``, ``wids``) write the files of these
-    programs instead.
+    """Write the index of every shard of ``inputs`` (paths, folders, globs, braces, URLs, a manifest), then the
+    manifest. With ``dialects``, write the files of other programs instead: ``dali``, ``energon``, ``parquet``,
+    ``webshart``, ``wids``.
 
-    ``values`` are expressions (``json.tokens``, ``width(jpg)``). The indexes store their numbers, and keep the numbers
-    that they already have. If a number cannot be computed, it is missing, and a warning names the sample.
+    ``values`` are expressions (``json.tokens``, ``width(jpg)``). The indexes store the values of these expressions, and
+    keep the values that they already have. A value that cannot be computed is stored as missing, and a warning names
+    the sample.
 
     ``manifest`` is the address of the manifest. The default is the manifest in ``inputs``, or else
     ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the algorithm of the manifest's checksums:
     ``xxh3_128``, ``sha256``, or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
-    ``dry_run`` reads the shards and writes nothing. With ``check``, a manifest that contradicts the shards is not an
-    error, but a file to be written again. ``jobs`` is the number of processes, None for one per processor.
+    ``dry_run`` reads the shards and writes nothing. With ``check``, a manifest that contradicts the shards is no error;
+    it counts as a file to rewrite. ``jobs`` is the number of processes; None means one per processor.
 
-    Raises UsageError for streams and compressed shards, InputError if nothing is found, DataError for a damaged shard,
-    a key repeated in a shard, and a manifest that contradicts the shards, OutputExistsError for an existing file with
-    other content, OutputError if a file cannot be written.
+    Raises UsageError for streams and compressed shards, and InputError if nothing is found. Raises DataError for a
+    damaged shard, a key repeated in a shard, and a manifest that contradicts the shards. Raises OutputExistsError for
+    an existing file with other content, and OutputError if a file cannot be written.
     """
     names = value_names(values)
     if names and (dialects or not with_index):
@@ -157,13 +160,13 @@ def index(
     )
     makers = [make_dialect(name, plan.place) for name in dict.fromkeys(dialects)]
     tasks = plan.tasks(checksum, with_index=with_index, has_makers=bool(makers), values=names)
-    # A run that is writing these shards writes their manifest too.
+    # Another run that is writing these shards will write their manifest too.
     with OutputLock.take(None if dry_run else plan.manifest, SHARED_CLAIM):
         return _carried_out(plan, tasks, makers, with_index=with_index, jobs=jobs, progress=progress)
 
 
 def _opened(inputs: Sequence[str], trust_addresses: bool, *, takes_unfinished: bool) -> ShardSet:
-    """The set to index. Raises UsageError for a view, a stream, and a shard that is given twice."""
+    """Open the set to index. Raises UsageError for a view, a stream, and a shard that is given twice."""
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=takes_unfinished)
     if shards.manifest is not None and shards.manifest.view is not None:
         raise UsageError(
@@ -223,7 +226,7 @@ def _carried_out(
 
 
 def _refuse_missing(without: set[str], infos: Iterable[ShardInfo]) -> None:
-    """Raise DataError if there are samples, and values that none of them has."""
+    """Raise DataError if no sample of a set with samples has one of the requested values."""
     if without and any(info.samples for info in infos):
         raise DataError(
             f"no sample has {listed(sorted(without), ' or ')} for --values",
@@ -233,7 +236,7 @@ def _refuse_missing(without: set[str], infos: Iterable[ShardInfo]) -> None:
 
 
 def _files_of(one: Indexed, shard: ShardPlace, makers: Iterable[Dialect]) -> Iterator[SideFile]:
-    """The files of other programs for one shard, made from its index."""
+    """Yield the files of other programs for one shard. They are made from the shard's index."""
     place = index_address(shard.address)
     loaded = parse_index(one.data if one.data is not None else read_all(place), place)
     for maker in makers:
@@ -241,7 +244,7 @@ def _files_of(one: Indexed, shard: ShardPlace, makers: Iterable[Dialect]) -> Ite
 
 
 def index_shard(task: IndexTask) -> Indexed:
-    """The task: keep or make one shard's index, and collect the shard's facts."""
+    """Keep or make one shard's index, and collect the shard's facts. This is the task that processes run."""
     digest = new_digest(task.checksum) if _reads_once(task) else None
     update = None if digest is None else _counted(digest)
     reads_all = task.checksum != "none" or bool(task.values)
@@ -282,7 +285,7 @@ def index_shard(task: IndexTask) -> Indexed:
 
 
 def _refuse_compressed(source: Source, address: str) -> None:
-    """Raise UsageError for a compressed shard: offsets in it are useless."""
+    """Raise UsageError for a compressed shard, because its offsets cannot be used."""
     if not source.seekable or source.size is None:
         raise UsageError(
             f"cannot index {address}: it is compressed, or cannot be read at any position",
@@ -301,19 +304,19 @@ def _store(place: str, data: bytes) -> None:
 
 
 def _reason(old: Index | None, complaints: Sequence[str]) -> str:
-    """Why an index is made."""
+    """Return the reason for making an index."""
     if old is not None:
         return "its values were stale" if old.outdated else "it lacked values"
     return "it was stale" if complaints else "there was none"
 
 
 def _without(numbers: Mapping[str, Numbers]) -> frozenset[str]:
-    """The names of values that no sample has."""
+    """Return the names of values that no sample has."""
     return frozenset(name for name, one in numbers.items() if one.missing.all())
 
 
 def _counted(digest: Digest) -> Callable[[bytes], None]:
-    """A function that updates a digest and the task's progress."""
+    """Return a function that updates a digest and the task's progress."""
     tick = tick_of_task()
 
     def update(data: bytes) -> None:
@@ -324,8 +327,8 @@ def _counted(digest: Digest) -> Callable[[bytes], None]:
 
 
 def _note_version(index: Index, address: str, source: Source) -> None:
-    """Store the shard's version in the metadata of a correct index on S3, if it is not there yet, so that later reads
-    need no request for the shard. A failed write is ignored."""
+    """Store the shard's version in the metadata of a correct index on S3, if it is missing there. Later reads then need
+    no request for the shard. A failed write is ignored."""
     version = stored_version(address, source.version)
     if is_local(address) or not tells_bytes(version) or version in (index.version, index.noted):
         return
@@ -338,12 +341,14 @@ def _note_version(index: Index, address: str, source: Source) -> None:
 
 
 def _reads_once(task: IndexTask) -> bool:
-    """Whether headers and checksum are read in one pass: for a remote shard without an index or known checksum."""
+    """Return whether one pass reads headers and computes the checksum. This is so for a remote shard without an index
+    or known checksum."""
     return not is_local(task.address) and not (task.known or (task.has_index and not task.force))
 
 
 def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None = None) -> ShardInfo:
-    """The shard's entry for a manifest. The checksum of the existing manifest is reused if headers and size agree."""
+    """Return the shard's entry for the manifest. The existing manifest's checksum is reused if headers and size
+    agree."""
     info = ShardInfo(
         name=base_name(task.address),
         samples=index.samples,
@@ -370,7 +375,7 @@ def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None 
 
 
 def _refuse_repeats(index: Index, address: str) -> None:
-    """Raise DataError for a key that the shard has twice: an index must find one sample per key."""
+    """Raise DataError for a key that occurs twice in the shard, because an index must find one sample per key."""
     seen = KeySet()
     for batch in index_batches(index):
         for row in seen.add(batch.keys)[:1]:
@@ -404,7 +409,7 @@ def _put(plan: SetPlan, file: SideFile, of: str | None = None) -> Side:
 
 
 def _says(address: str, pieces: Iterable[bytes]) -> bool:
-    """Whether the file at ``address`` has these bytes."""
+    """Return whether the file at ``address`` has exactly these bytes."""
     offset = 0
     with open_source(address, decompress=False) as source:
         for piece in pieces:
@@ -415,9 +420,9 @@ def _says(address: str, pieces: Iterable[bytes]) -> bool:
 
 
 class SetPlan:
-    """The set's shards, folder, name and existing manifest, and how existing files are treated.
+    """The shards, folder, name and existing manifest of a set, and the treatment of existing files.
 
-    Unless ``force`` or ``check`` is given, raises OutputExistsError if the manifest's name belongs to another file, and
+    If neither ``force`` nor ``check`` is true, raises OutputExistsError if another file has the manifest's name, and
     DataError for a manifest that contradicts itself.
     """
 
@@ -456,7 +461,7 @@ class SetPlan:
     def tasks(
         self, checksum: str, *, with_index: bool, has_makers: bool, values: tuple[str, ...]
     ) -> list[IndexTask]:
-        """The task of each shard. With makers, indexes are read for other programs, and none is written."""
+        """Return the task of each shard. With makers, indexes are only read, to make the files of other programs."""
         unindexed = without_index(self._shards)
         return [
             IndexTask(
@@ -473,14 +478,14 @@ class SetPlan:
         ]
 
     def remove_state(self) -> None:
-        """Remove the files that an interrupted run left, after the manifest was written."""
+        """Remove the files that an interrupted run left. Call it after the manifest is written."""
         if self.writes and self._shards.unfinished:
             for state in self._shards.unfinished:
                 remove(state.address)
             remove_receipts([*self._addresses, self.manifest or ""])
 
     def lists_these(self) -> bool:
-        """Whether the existing manifest lists these shards in this order."""
+        """Return whether the existing manifest lists these shards in this order."""
         names = [self.name(address) for address in self._addresses]
         return self.old is not None and [shard.name for shard in self.old.shards] == names
 
@@ -495,11 +500,11 @@ class SetPlan:
             )
 
     def name(self, address: str) -> str:
-        """The name of a shard in the manifest."""
+        """Return the name of a shard in the manifest."""
         return name_from(self.place.folder, address)
 
     def known(self, address: str) -> ShardInfo | None:
-        """The manifest's entry for a local shard if the shard is not newer than the manifest."""
+        """Return the manifest's entry for a local shard if the shard is not newer than the manifest."""
         shard = self._known.get(self.name(address))
         if shard is None or not self.manifest or not (is_local(address) and is_local(self.manifest)):
             return None
@@ -510,8 +515,8 @@ class SetPlan:
 
 
 def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manifest, Side]:
-    """Write the manifest, or complete the existing one, unless nothing changes. Raises DataError if it contradicts the
-    shards and neither ``force`` nor ``check`` is given."""
+    """Write the manifest, or complete the existing manifest, unless nothing changes. Raises DataError if the existing
+    manifest contradicts the shards, and neither ``force`` nor ``check`` is true."""
     address, force, dry_run = plan.manifest or "", plan.force, plan.dry_run
     old = plan.old if plan.lists_these() else None
     if old is not None and dry_run:
@@ -543,7 +548,7 @@ def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manif
 
 
 def _difference(listed: ShardInfo, shard: ShardInfo) -> str | None:
-    """How a manifest's entry contradicts a shard; None if it does not. Missing facts are no contradiction."""
+    """Return how a manifest's entry contradicts a shard, or None if they agree. A missing fact is no contradiction."""
     if listed.size_bytes not in (-1, shard.size_bytes):
         return f"it says {listed.size_bytes} bytes, the shard has {shard.size_bytes}"
     if listed.samples != shard.samples:

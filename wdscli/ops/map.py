@@ -1,9 +1,9 @@
-"""``map``: new samples made of the samples of a set.
+"""``map``: transform the samples of a set into new samples.
 
 :func:`map` runs a transform, and :func:`map_order` makes an order for a plan from a
-:class:`~wdscli.transform.transform.Transform`. Samples stay in input order, one output shard for each input shard
-unless a cut is given. The plan is made from headers as for any other command, so that plan files, engines and
-``--resume`` work alike. This module does not know how a sample is transformed.
+:class:`~wdscli.transform.transform.Transform`. Samples stay in input order. Each input shard becomes one output shard
+unless a cut is given. The plan is made from headers, like the plans of other commands, so that plan files, engines and
+``--resume`` work in the same way. This module does not know how a sample is transformed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from wdscli.transform.transform import Transform
 
 @dataclass(frozen=True)
 class FieldNamed(Extract):
-    """An extract without values; some sample must have the field that ``option`` names."""
+    """An extract without values. It checks that some sample has the field in the option ``option``."""
 
     field: str
     option: str
@@ -47,8 +47,9 @@ class FieldNamed(Extract):
 
 @dataclass(frozen=True)
 class MappedOrder(InputOrder):
-    """All samples in input order, to be transformed: a shard for each shard of the input. ``transform`` is as in a plan
-    file (the fields of :class:`wdscli.transform.transform.Transform`), ``shaping`` is for the manifest."""
+    """An order for transformed samples. It keeps input order, and makes one shard for each input shard. ``transform``
+    has the form of a plan file (the fields of :class:`wdscli.transform.transform.Transform`), and ``shaping`` is for
+    the manifest."""
 
     shaping: Mapping[str, Any]
     keeps_shards: bool
@@ -97,10 +98,11 @@ def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -
 
 @contextmanager
 def map_order(request: Request, transform: Transform) -> Iterator[tuple[Request, MappedOrder]]:
-    """The order with a transform, and the request; in the block it has the worker processes of a Python function.
-    Raises UsageError for a function that cannot be imported, and for impossible cuts."""
+    """A context manager that returns the order with a transform, and the request. In its block, the request has the
+    worker processes for a Python function. Raises UsageError for a function that cannot be imported, and for impossible
+    cuts."""
     if transform.kind != "python":
-        transform.call("")  # raises if a package is missing
+        transform.call("")  # raises UsageError if a package is missing
         yield request, _order(request, transform)
         return
     is_local = request.engine is None
@@ -139,7 +141,8 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
 
 
 def _shaping(transform: Transform) -> dict[str, Any]:
-    """The options for the manifest, with a digest of a function's file, so that a changed file makes a new plan."""
+    """Return the options for the manifest. They include a digest of a function's file, so that a changed file makes a
+    new plan."""
     plain: dict[str, Any] = dict(shown_in(transform.options()))
     place = transform.what.rpartition(":")[0]
     if transform.kind == "python" and place.endswith(".py"):

@@ -1,8 +1,8 @@
-"""``merge``: the samples of several sets as one set, one set after the other or in turn.
+"""``merge``: write the samples of several sets as one set. The sets follow each other or take turns.
 
-:class:`MergeOrder` is the order of the plan of :func:`merge` (:mod:`wdscli.plan.plan`). The default is input order;
-:func:`~wdscli.ordering.interleaved` gives turns. Each input, which may be many shards, is one set. This module does not
-know where samples are written.
+:class:`MergeOrder` is the order of the plan of :func:`merge` (:mod:`wdscli.plan.plan`). The default is input order.
+:func:`~wdscli.ordering.interleaved` makes the sets take turns. Each input, which may be many shards, is one set. This
+module does not know where samples are written.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 
 SET_ENDED = "set-ended"
-"""The reason of samples left out with ``stop="first"``."""
+"""The reason for leaving out samples with ``stop="first"``."""
 
 
 @dataclass(frozen=True)
 class MergeOrder(Order):
-    """The sets in turn, by ``shares``."""
+    """An order in which sets take turns. ``shares`` are the shares of the sets in the output."""
 
     shares: Shares
     stop: Stop = "all"
@@ -37,7 +37,7 @@ class MergeOrder(Order):
         return given if self.stop == "all" else {**given, "stop": self.stop}
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        # In input order the samples of a set are adjacent.
+        # The rows are in input order, so the samples of a set are adjacent.
         order, left = interleaved(surveyed.counts_of_sets(), self.shares, self.stop)
         return Arranged(order, dropped={SET_ENDED: left} if left else {})
 
@@ -45,7 +45,7 @@ class MergeOrder(Order):
 def merge_order(
     request: Request, *, interleave: bool = False, weights: str | None = None, stop: Stop | None = None
 ) -> MergeOrder | InputOrder:
-    """Return the order of a merge from typed options; see :func:`merge`. Raises UsageError."""
+    """Return the order of a merge from options as typed; see :func:`merge`. Raises UsageError."""
     shares = Shares.parse(weights) if weights is not None else None
     if interleave and shares is None:
         shares = Shares.equal(len(request.inputs))
@@ -74,10 +74,10 @@ def merge(
 ) -> ReorderReport:
     """Merge ``request.inputs`` into ``request.output``. Each input is a set.
 
-    By default, one set follows the other. With ``interleave`` the sets take turns, and with ``weights`` (``"0.7,0.3"``)
-    they take turns in these shares. ``stop`` says when the output ends (:func:`~wdscli.ordering.interleaved`); by
-    default, it ends when all sets have ended. ``dedup`` of the request applies. Raises UsageError, InputError,
-    DataError, OutputError.
+    By default, one set follows the other. With ``interleave`` the sets take turns. ``weights`` (such as ``"0.7,0.3"``)
+    are the shares of the sets in these turns. ``stop`` says when the output ends
+    (:func:`~wdscli.ordering.interleaved`); by default, it ends when all sets have ended. The request's option ``dedup``
+    applies. Raises UsageError, InputError, DataError, OutputError.
 
     >>> from wdscli.shards import ShardWriter, ShardReader
     >>> folder = getfixture("tmp_path")
@@ -96,8 +96,8 @@ def merge(
 
 def join(request: Request, how: Join, *, progress: Progress = QUIET) -> ReorderReport:
     """Join ``request.inputs`` into ``request.output``. Each input is a set. A new sample has the fields of all samples
-    with its key. ``how`` says which keys are kept, and which field is kept if several sets have it. Raises UsageError,
-    InputError, DataError, OutputError.
+    with its key. ``how`` says which keys are kept, and which set's field is kept if several sets have the same field.
+    Raises UsageError, InputError, DataError, OutputError.
 
     >>> from wdscli.shards import ShardWriter, ShardReader
     >>> folder = getfixture("tmp_path")

@@ -1,11 +1,11 @@
-"""``report``: one page that shows what a set is.
+"""``report``: write one page about the contents of a set.
 
-:func:`report` reads a set and writes an HTML file. The headers of all shards are read once for totals and sizes and to
-draw samples. The payloads of drawn samples are read in tasks, one per shard; verify checks the shards; then the page is
-written. Shards are sorted by name, unless a selection counts samples, so that a set always has the same page. Streams
-are copied first, and so are remote shards that several steps would read, if there is room
-(:func:`~wdscli.plan.scratch.hold_remote_shards`). Damage is left out and listed on the page. Memory grows with the set
-only by 16 bytes a sample, to find repeated keys. This module does not print.
+:func:`report` reads a set and writes an HTML file. First, the headers of all shards are read once, to sum up sizes and
+to draw samples at random. Then tasks, one per shard, read the payloads of the drawn samples, and verify checks the
+shards. The page is written last. Shards are sorted by name, so that a set always has the same page. They are not sorted
+if a selection counts samples. Streams are copied first. Remote shards that several steps read are copied too, if the
+disc has enough space (:func:`~wdscli.plan.scratch.hold_remote_shards`). Damaged parts are left out, and listed on the
+page. Memory grows by only 16 bytes a sample, to find repeated keys. This module does not print.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from wdscli.verify.set import VerifyReport, choose_jobs, verify
 CARDS = 48
 LOOKED_SAMPLES = 100_000
 PICTURED_SAMPLES = 10_000
-"""Default numbers of samples whose payloads are read, and whose pictures are measured."""
+"""Default numbers of samples: shown on cards, with payloads that are read, and with pictures that are measured."""
 MEDIA_BYTES = 2_800_000
-"""Most bytes of pictures and sound on all cards; base64 on the page adds a third."""
+"""The most bytes of pictures and sound on all cards together. Base64 on the page adds a third."""
 MAX_FINDINGS = 12
 
 
 class ReportOptions(NamedTuple):
-    """The contents of the page. ``title`` is its heading; None means the names of folder and set. ``seed`` decides
-    which samples are chosen: ``cards`` samples for the contact sheet, and ``looked`` samples for classes, captions and
-    sizes of pictures. ``media`` shows pictures and sound, ``check`` shows the findings of verify, and with ``decode``
+    """The contents of the page. ``title`` is its heading; None means the names of folder and set. ``seed`` decides the
+    random choice of samples: ``cards`` samples for the contact sheet, and ``looked`` samples for classes, captions and
+    sizes of pictures. ``media`` shows pictures and sound. ``check`` shows the findings of verify. With ``decode``,
     verify also decodes payloads."""
 
     title: str | None = None
@@ -66,8 +66,9 @@ def report(
     progress: Progress = QUIET,
 ) -> tuple[Facts, int]:
     """Write a page about ``request.inputs`` to the address ``request.output``. Return the facts on it, and its size in
-    bytes. The page is one HTML file that needs no network. It shows the samples of the request's selection, also the
-    undamaged samples of damaged shards. An existing output is replaced only if the settings have ``force``.
+    bytes. The page is one HTML file that needs no network. It shows the samples of the request's selection, including
+    the intact samples of damaged shards. An existing output is replaced only if ``force`` of the request's settings is
+    true.
 
     Raises UsageError (also if jinja2, pygal or Pillow is missing), InputError, OutputError.
     """
@@ -77,7 +78,7 @@ def report(
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     # The output is opened first, so that an error about it comes before the work.
-    # Several steps read all of a remote shard, unless its index shows which parts are needed.
+    # Several steps read a whole remote shard, unless its index shows which parts are needed.
     held = shards.addresses if _reads_all(options, selection) else sorted(without_index(shards))
     with Scratch() as scratch, open_sink(request.output, force=request.settings.force) as sink:
         with hold_remote_shards(held, scratch, progress):
@@ -88,14 +89,14 @@ def report(
 
 
 def _reads_all(options: ReportOptions, selection: Selection) -> bool:
-    """Whether the page needs most bytes of the set."""
+    """Return whether the page needs most bytes of the set."""
     return options.check or selection.takes_most
 
 
 def _facts(
     shards: ShardSet, request: Request, options: ReportOptions, scratch: Scratch, progress: Progress
 ) -> Facts:
-    """Everything on the page."""
+    """Collect everything on the page."""
     selection, manifest = request.selection, _manifest(shards)
     given = list(shards.addresses)
     if selection.span is None and selection.limit is None:
@@ -134,7 +135,7 @@ def _facts(
 
 
 def _manifest(shards: ShardSet) -> Manifest | None:
-    """The manifest in the arguments, or else the manifest next to the shards."""
+    """Return the manifest in the arguments, or else the manifest next to the shards."""
     if shards.manifest is not None:
         return shards.manifest
     beside = manifest_beside(shards.addresses, shards.given)
@@ -144,7 +145,7 @@ def _manifest(shards: ShardSet) -> Manifest | None:
 def _verified(
     inputs: Sequence[str], names: dict[str, str], request: Request, options: ReportOptions, progress: Progress
 ) -> VerifyReport:
-    """What verify finds in the inputs, with the page's names."""
+    """Return the findings of verify, with the names of shards on the page."""
     report = verify(
         inputs,
         decode=options.decode,
@@ -157,7 +158,7 @@ def _verified(
 
 
 def _copied(addresses: Sequence[str], scratch: Scratch, progress: Progress) -> dict[str, str]:
-    """Copies of the shards that can be read only once, by their address."""
+    """Copy the shards that can be read only once. Return the copies by the shard's address."""
     copies: dict[str, str] = {}
     for address in addresses:
         if is_read_once(address) and address not in copies:
@@ -168,8 +169,8 @@ def _copied(addresses: Sequence[str], scratch: Scratch, progress: Progress) -> d
 
 
 def _names(given: Sequence[str], addresses: Sequence[str]) -> dict[str, str]:
-    """The names of shards on the page, by address: without local folders, which are private, except the last one if
-    shards of several folders share a name."""
+    """Return the names of shards on the page, by address. Local folders are private, so names have no folder. If shards
+    in several folders share a name, the last folder is included."""
     bases = [base_name(address) for address in given]
     if len(set(bases)) < len(set(given)):
         bases = ["/".join(shown(address).split("/")[-2:]) for address in given]
@@ -177,12 +178,12 @@ def _names(given: Sequence[str], addresses: Sequence[str]) -> dict[str, str]:
 
 
 def _shown_source(text: str) -> str:
-    """An input as the page names it."""
+    """Return the page's name for an input."""
     return shown(text) if not is_local(text) else base_name(local_path(text).rstrip("/")) or text
 
 
 def _title(given: Sequence[str], manifest: Manifest | None) -> str:
-    """The name of the shards' folder, and the set's name if it says more."""
+    """Return the name of the shards' folder, and the set's name if it is different."""
     name = (manifest and manifest.name) or set_prefix(given)
     folders = {
         base_name(os.path.abspath(folder_of(one)) if is_local(one) else folder_of(one)) for one in given
@@ -198,7 +199,8 @@ def _look(
     options: ReportOptions,
     progress: Progress,
 ) -> tuple[Looked, list[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]]:
-    """The facts about the payloads of drawn samples, and the classes of each by its place in the set."""
+    """Return facts about the payloads of the drawn samples, and the classes of each sample with its place in the
+    set."""
     numbers = {address: number for number, address in enumerate(addresses)}
     by_shard: dict[str, list[Drawn]] = {}
     for one in drawn:
@@ -227,7 +229,7 @@ def _look(
 
 
 def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
-    """Findings with the page's names for shards and the files beside them."""
+    """Replace the names of shards and of files beside them in findings by the page's names."""
     words = {shown(address): name for address, name in names.items()}
     words.update({shown(folder_of(address)): "" for address in names if is_local(address)})
     longest_first = sorted((text for text in words if text), key=len, reverse=True)
@@ -244,7 +246,7 @@ def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
 
 
 def _made_value(name: str, value: Any, manifest: Manifest) -> Any:
-    """A value from the manifest; options as they are typed today."""
+    """Return a value from the manifest as text. Options have their current names."""
     if name != "options" or not isinstance(value, dict):
         return value
     operation, kind = str(manifest.made.get("operation")), str(value.get("kind"))
@@ -257,7 +259,7 @@ def _made_value(name: str, value: Any, manifest: Manifest) -> Any:
 
 
 def _made(manifest: Manifest) -> list[tuple[str, str]]:
-    """How a set was made, by its manifest: names and texts."""
+    """Return how a set was made, as names and texts from its manifest."""
     rows = [("name", manifest.name), ("fingerprint", manifest.fingerprint)]
     rows += [(name, plain_value(_made_value(name, value, manifest))) for name, value in manifest.made.items()]
     checksums = {(shard.checksum or "").partition(":")[0] for shard in manifest.shards} - {""}

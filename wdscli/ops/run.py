@@ -1,4 +1,4 @@
-"""``run``: carries out a stored plan, or some of its tasks.
+"""``run``: carry out a stored plan, or some of its tasks.
 
 :func:`run_tasks_of` runs some tasks, and :func:`finish` writes the manifest. :func:`run_all` runs all missing tasks and
 writes the manifest. :func:`states` lists the tasks. Each task leaves a receipt beside its shard, so that independent
@@ -25,7 +25,7 @@ _SHARE = re.compile(r"([0-9]+)/([0-9]+)")
 
 
 class TaskState(NamedTuple):
-    """One task: ``state`` is ``done`` or ``missing``, according to names and receipts."""
+    """The state of one task. ``state`` is ``done`` or ``missing``, according to the shard's name and the receipt."""
 
     task: int
     address: str
@@ -35,7 +35,8 @@ class TaskState(NamedTuple):
 
 
 class TasksReport(NamedTuple):
-    """The result: ``made`` shards were made, and ``kept`` shards already existed. The samples and bytes count both."""
+    """The result. ``made`` counts new shards, and ``kept`` counts shards that already existed. Samples and bytes are
+    totals of both."""
 
     made: int
     kept: int
@@ -44,7 +45,7 @@ class TasksReport(NamedTuple):
 
 
 def parse_tasks(text: str, total: int) -> list[int]:
-    """Return the tasks that a text names: ``7``, ``0-9,12``, or ``K/N`` for the tasks K, K+N, K+2N, ... of ``total``.
+    """Return the task numbers that a text names: ``7`` or ``0-9,12``. ``K/N`` names K, K+N, K+2N, ... below ``total``.
 
     >>> parse_tasks("0-2,5", 8), parse_tasks("1/3", 8), parse_tasks("9/10", 8)
     ([0, 1, 2, 5], [1, 4, 7], [])
@@ -73,7 +74,7 @@ def parse_tasks(text: str, total: int) -> list[int]:
 
 
 def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress = QUIET) -> TasksReport:
-    """Make the shards of some tasks. A shard of an earlier attempt is read and kept.
+    """Make the shards of some tasks. A shard of an earlier attempt is checked by reading it, and kept.
 
     Raises what :func:`~wdscli.run.execute.run_plan` raises.
     """
@@ -96,9 +97,9 @@ run_all = run_plan
 
 
 def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> ReorderReport:
-    """Write the manifests after all tasks. Raises EngineError if some tasks are not done, and OutputExistsError.
+    """Write the manifests after all tasks are done. Raises EngineError if a task is not done, and OutputExistsError.
 
-    Shards are checked by receipt and size; :func:`run_all` also reads them.
+    This function checks shards by receipt and size. :func:`run_all` also reads the shards.
     """
     run, contents = run_of(plan, progress), plan.contents
     every = range(len(contents.shards))
@@ -120,7 +121,7 @@ def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> Re
 
 
 def _named(tasks: Sequence[int]) -> str:
-    """Task numbers as ranges: ``0-3,7``."""
+    """Return task numbers as ranges: ``0-3,7``."""
     ranges: list[list[int]] = []
     for task in tasks:
         if ranges and ranges[-1][1] == task - 1:

@@ -1,6 +1,6 @@
-"""``shuffle``: all samples of a set in an order that depends only on the seed and each sample's place.
+"""``shuffle``: write all samples of a set in an order that depends only on the seed and each sample's place.
 
-The order never changes between versions (:mod:`wdscli.ordering`); the plan is made by :mod:`wdscli.plan.plan`.
+The order never changes between versions (:mod:`wdscli.ordering`). :mod:`wdscli.plan.plan` makes the plan.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""``sort``: all samples of a set in the order of their keys, of a field, of a value in a JSON field, or of a list.
+"""``sort``: write all samples of a set sorted by key, by a field, by a value in a JSON field, or in the order of a
+list.
 
 :class:`SortOrder` extracts one byte string of each sample (:mod:`wdscli.plan.sort`) and sorts by these strings.
-:class:`ListedOrder` follows the lines of a file. Samples with equal values
-always stay in input order. The plan is made by :mod:`wdscli.plan.plan`. This module does not know fields or how values
-compare.
+:class:`ListedOrder` follows the lines of a file. Samples with equal values always stay in input order.
+:mod:`wdscli.plan.plan` makes the plan. This module does not know fields, and does not know how values compare.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from wdscli.selection.named import listed
 
 @dataclass(frozen=True)
 class SortOrder(Order):
-    """Samples sorted by the values of ``extract``."""
+    """An order that sorts samples by the values of ``extract``."""
 
     extract: SortValues
     missing: Missing | None = None
-    """The option ``--missing``; None puts samples without a value last, and refuses a value that no sample has."""
+    """The option ``--missing``. None puts samples without a value last, and is an error if no sample has a value."""
     operation = "sort"
     is_repeatable = True
     bytes_per_sample = VALUED_BYTES
@@ -59,8 +59,8 @@ class SortOrder(Order):
         return Arranged(order_of_values(surveyed.values))
 
     def check(self, values: Iterable[bytes]) -> None:
-        """Raise DataError if no sample has a value to sort by; ``values`` has the values of all samples, and is read
-        only as far as needed."""
+        """Raise DataError if no sample has a value to sort by. ``values`` yields the values of all samples, and is read
+        only until a value is found."""
         absent = self.extract.never_seen(values) if self.missing is None else []
         if absent:
             text = " or ".join(key.text for key in absent)
@@ -69,9 +69,9 @@ class SortOrder(Order):
 
 @dataclass(frozen=True)
 class ListedOrder(Order):
-    """Samples in the order of a list of keys. Samples that it does not list go ``first`` or ``last``, in input order,
-    or are an error. Listed keys that no sample has are an error too, unless ``may_lack``. ``places`` has the line of
-    each key in the file ``name``."""
+    """An order that follows a list of keys. Unlisted samples go ``first`` or ``last``, in input order, or are an error.
+    A listed key that no sample has is an error too, unless ``may_lack`` is true. ``places`` has each key's line in the
+    file ``name``."""
 
     name: str
     places: Mapping[bytes, int]
@@ -98,7 +98,7 @@ class ListedOrder(Order):
         return Arranged(numpy.argsort(found, kind="stable"), remark=remark)
 
     def _check(self, keys: Values, found: I64) -> None:
-        """Raise DataError for samples that are not in the list, if these are an error."""
+        """Raise DataError for samples that are not in the list, unless the order allows them."""
         unlisted = numpy.flatnonzero(found == len(self.places))
         if self.missing == "error" and len(unlisted):
             first = keys.part(int(unlisted[0]), int(unlisted[0]) + 1)[0]
@@ -111,7 +111,7 @@ class ListedOrder(Order):
             )
 
     def _check_list(self, lacking: int, found: I64) -> str:
-        """The warning about listed keys that no sample has. Raises DataError if these are an error."""
+        """Return a warning about listed keys that no sample has. Raises DataError if such keys are an error."""
         there = set(found.tolist())
         names = [to_text(key) for key, place in self.places.items() if place not in there]
         noun = "key" if lacking == 1 else "keys"
@@ -122,8 +122,8 @@ class ListedOrder(Order):
 
 
 def listed_order(request: Request, address: str, missing: Missing | None = None) -> ListedOrder:
-    """The order of a list of keys, one a line as for ``--keys-from``. Raises UsageError, also for a repeated key,
-    InputError."""
+    """Return the order of a list of keys in the format of ``--keys-from``: one key per line. Raises InputError, and
+    UsageError, also for a repeated key."""
     if address == "-" and "-" in request.inputs:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--by @FILE")
     places: dict[bytes, int] = {}
@@ -141,8 +141,9 @@ def sort_order(
     missing: Missing | None = None,
     lenient: bool = False,
 ) -> SortOrder:
-    """The order by sort keys, the most significant first (:func:`~wdscli.plan.sort.sort_key`). ``how`` and ``reverse``
-    apply to keys without modifiers; with ``lenient`` values that cannot be decoded or compared count as missing.
+    """Return the order for some sort keys, the most significant first (:func:`~wdscli.plan.sort.sort_key`). ``how`` and
+    ``reverse`` apply to sort keys without modifiers. With ``lenient``, values that cannot be decoded or compared count
+    as missing.
 
     Raises UsageError.
     """
@@ -160,8 +161,8 @@ def sort(
     order_from: str | None = None,
     progress: Progress = QUIET,
 ) -> ReorderReport:
-    """Sort ``request.inputs`` into ``request.output``; see :func:`sort_order`, and :func:`listed_order` for
-    ``order_from``, the address of a list of keys.
+    """Sort ``request.inputs`` into ``request.output``. :func:`sort_order` explains the options. ``order_from`` is the
+    address of a list of keys (:func:`listed_order`).
 
     Samples with equal values stay in input order, even in a reversed order. Raises UsageError, InputError, DataError,
     OutputError.

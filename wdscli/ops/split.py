@@ -1,8 +1,8 @@
-"""``split``: a set into shards of another size, and into parts: by ratio, by a field, by a map of keys.
+"""``split``: cut a set into shards of another size, or divide it into parts by ratio, by a field, or by a map of keys.
 
 :func:`split` cuts a set into parts. :func:`split_order` makes the :class:`~wdscli.plan.orders.Order` of
 :class:`SplitOptions` (:mod:`wdscli.plan.split`). Options that contradict each other are refused here, before anything
-is read. The plan is made by :mod:`wdscli.plan.plan`.
+is read. :mod:`wdscli.plan.plan` makes the plan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["SplitOptions", "split", "split_order"]
 
 _OF_RATIO = ("group_by", "stratify")
 PLAIN = SplitOptions()
-"""No parts."""
+"""The options of a split without parts."""
 
 
 def split(request: Request, options: SplitOptions = PLAIN, *, progress: Progress = QUIET) -> ReorderReport:
@@ -57,8 +57,8 @@ def split(request: Request, options: SplitOptions = PLAIN, *, progress: Progress
 
 
 def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
-    """The order for ``options``. Raises UsageError, also if the output's name does not fit, and OutputExistsError if a
-    known part exists already."""
+    """Return the order for ``options``. Raises UsageError, also if the output's name does not fit, and
+    OutputExistsError if a known part already exists."""
     ways = [name for name in ("ratio", "by", "by_map") if getattr(options, name) not in (None, ())]
     if len(ways) > 1:
         raise UsageError(
@@ -82,7 +82,8 @@ def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
 
 
 def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> None:
-    """Raise UsageError for options that need another one, and for an output's name that does not fit."""
+    """Raise UsageError for an option without the other option that it needs, and for an output name that does not
+    fit."""
     if ways != ["ratio"]:
         for name in _OF_RATIO:
             if getattr(options, name) is not None:
@@ -125,6 +126,6 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
     if options.stratify is not None:
         kind = OptionValue(FieldValue.parse(options.stratify, "--stratify"), "--stratify", missing, lenient)
     keys_change = request.rekey is not None or request.on_duplicate == "rekey"
-    # A row has the hash of the new key; parts depend on the old one, so that a new name changes no part.
+    # A row has the hash of the new key. Parts depend on the old key, so that a new key moves no sample to another part.
     plain = options.group_by is None and kind is None and not keys_change
     return RatioOrder(options, shares, None if plain else GroupDigests(group, kind), options.seed)

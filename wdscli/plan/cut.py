@@ -2,8 +2,8 @@
 
 :class:`Cuts` holds the options. :class:`Outputs` makes the :class:`~wdscli.shards.writing.OutputSet` of each part from
 the text of ``-o``. :func:`planned_shards` cuts samples in output order into :class:`PlannedShard` and gives each its
-address. An array holds the bytes before each sample, and the end of a shard is looked up in it. No two parts may share
-a file. This module does not know how samples came into their order and parts.
+address. An array has the number of bytes before each sample; a binary search in it finds the end of a shard. Two parts
+must not share a file. This module does not know how samples were ordered and divided into parts.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FIELD = "{part}"
 _BESIDE_NUMBER = re.compile(r"\{part\}[0-9]*(%0?[0-9]*d|\{[0-9])|(%0?[0-9]*d|[0-9]\})[0-9]*\{part\}")
 _SAFE_IN_SHELL = re.compile(r"[A-Za-z0-9_.+=-]+")
 _LONGEST_BYTES = 200
-"""The longest name of a part: with prefix and number it must still fit in a file name."""
+"""The longest name of a part. With prefix and number, it must still fit in a file name."""
 _SHOWN = 40
 """Characters of a name in an error message."""
 
 
 class Cuts(NamedTuple):
-    """Where shards end. Without the first three a shard holds at most 1 GB. ``shards`` makes that many, whose counts
-    differ by at most one. ``divisible_by`` rounds their number up to a multiple. Sizes are real tar bytes, end of
-    archive included."""
+    """The options that decide where shards end. Without the first three, a shard has at most 1 GB. ``shards`` is a
+    number of shards, with sample counts that differ by at most one. ``divisible_by`` rounds the number of shards up to
+    a multiple. Sizes are real tar bytes, end of archive included."""
 
     max_count: int | None = None
     max_size: int | None = None
@@ -45,7 +45,7 @@ class Cuts(NamedTuple):
     divisible_by: int | None = None
 
     def checked(self, fixed: int | None) -> Cuts:
-        """The cuts for an output pattern that names exactly ``fixed`` shards, None for any number. Raises
+        """Return the cuts for an output pattern that names exactly ``fixed`` shards; None means any number. Raises
         UsageError."""
         wanted = self.shards
         if fixed is not None:
@@ -77,8 +77,8 @@ class Cuts(NamedTuple):
         return self._replace(shards=wanted)
 
     def may_keep(self, counts: Sequence[int], sizes: Sequence[int | None]) -> bool:
-        """Whether an output shard may hold exactly the samples of one input shard. The counts of the inputs (-1 for
-        unknown) and their sizes (None for unknown) decide this.
+        """Return whether an output shard may contain exactly the samples of one input shard. This depends on the sample
+        counts of the inputs (-1: unknown) and on their sizes (None: unknown).
 
         >>> Cuts(shards=3).may_keep([5, 5], [9, 9]), Cuts(max_count=5).may_keep([5, 4], [None, None])
         (False, True)
@@ -93,8 +93,8 @@ class Cuts(NamedTuple):
 
 
 class Outputs:
-    """The sets that one command writes. ``names`` replace ``{name}``, one for each shard. ``may_exist`` allows existing
-    files, for a run that resumes. Raises UsageError for a text that cannot name shards."""
+    """The sets that one command writes. ``names`` has a value of ``{name}`` for each shard. ``may_exist`` allows
+    existing files, because the run may resume. Raises UsageError for a text that cannot name shards."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class Outputs:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the text names a set for each part."""
+        """Whether the text contains ``{part}``, so that each part becomes a set."""
         return FIELD in self.text
 
     def _check_apart(self) -> None:
-        """Refuse names that could belong to two parts."""
+        """Refuse output texts in which one file name could belong to two parts."""
         if beside := _BESIDE_NUMBER.search(self.text):
             raise UsageError(
                 f'{self.text}: "{beside[0]}" does not separate the part\'s name from the number',
@@ -137,8 +137,8 @@ class Outputs:
         return self._probe.pattern.is_stream
 
     def cuts(self, cuts: Cuts) -> Cuts:
-        """The cuts of each part for this output: a single file is one shard, braces are exactly theirs. Raises
-        UsageError."""
+        """Return the cuts of each part for this output. A single file is one shard, and braces give the exact number of
+        shards. Raises UsageError."""
         pattern = self._probe.pattern
         if pattern.single:
             if cuts != Cuts() and cuts.shards != 1:
@@ -150,8 +150,8 @@ class Outputs:
         return cuts.checked(pattern.count)
 
     def set_of(self, part: str = "") -> OutputSet:
-        """The set of one part; ``part`` is empty for an output without parts. Raises UsageError for a name that does
-        not fit the text."""
+        """Return the set of one part. ``part`` is empty if the output has no parts. Raises UsageError for a part's name
+        that does not fit the text."""
         if not self.has_parts:
             return OutputSet(self.text, self._settings, names=self.names)
         if self.is_stream and not _SAFE_IN_SHELL.fullmatch(part):
@@ -163,7 +163,7 @@ class Outputs:
         return OutputSet(text, self._settings, names=self.names, part=part)
 
     def check(self, parts: Sequence[str] | None, inputs: Sequence[str]) -> None:
-        """Refuse existing files, for the parts known so far (None for none)."""
+        """Refuse existing files of the known parts. None means that the parts are not known yet."""
         if not self.has_parts:
             self._probe.check(inputs, may_exist=self.may_exist)
         for part in parts or () if self.has_parts else ():
@@ -172,7 +172,7 @@ class Outputs:
 
 @lru_cache(maxsize=1024)
 def checked_part(name: str) -> str:
-    """A part's name, if it can be part of an address. Raises UsageError.
+    """Return a part's name. Raises UsageError for a name that cannot be used in an address.
 
     >>> checked_part("train")
     'train'
@@ -187,15 +187,15 @@ def checked_part(name: str) -> str:
 
 
 class Part(NamedTuple):
-    """A part of the output: its name, for ``{part}``, and its number of samples."""
+    """A part of the output. It has a name, the value of ``{part}``, and a number of samples."""
 
     name: str
     samples: int
 
 
 class PlannedShard(NamedTuple):
-    """An output shard: samples ``first`` to ``end`` of the output order. ``part`` counts from 0, ``number`` counts the
-    shard in its part."""
+    """An output shard, with the samples ``first`` to ``end - 1`` of the output order. ``part`` is the part's number
+    from 0, and ``number`` is the shard's number in the part."""
 
     address: str
     part: int
@@ -211,8 +211,8 @@ class PlannedShard(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes of samples in output order: ``totals`` has the bytes before each, and at the end of all; ``members`` has
-    the members of each."""
+    """Sizes of samples in output order. ``totals`` has the number of bytes before each sample, and as last value the
+    bytes of all samples. ``members`` has the number of members in each sample."""
 
     totals: I64
     members: U32
@@ -232,14 +232,14 @@ class Sizes(NamedTuple):
     def shards(
         self, output: OutputSet, ends: Iterable[int], part: int = 0, begin: int = 0
     ) -> Iterator[PlannedShard]:
-        """The shards of one part, whose samples begin at ``begin``; ``ends`` count from there."""
+        """Yield the shards of one part. The samples of the part begin at ``begin``, and ``ends`` count from there."""
         for number, (first, end) in enumerate(pairwise([begin, *(begin + end for end in ends)])):
             size = int(self.totals[end] - self.totals[first]) + END_BYTES
             members = int(self.members[first:end].sum())
             yield PlannedShard(output.address(number), part, number, first, end, size, members)
 
     def oversized(self, cuts: Cuts) -> int:
-        """How many samples are larger than a shard may be."""
+        """Return how many samples are larger than the limit of a shard."""
         if cuts.max_size is None:
             return 0
         room = max(0, cuts.max_size - END_BYTES)
@@ -248,7 +248,7 @@ class Sizes(NamedTuple):
 
 
 def names_of(addresses: Sequence[str]) -> list[str]:
-    """The values of :data:`NAME`, one for each input. Raises UsageError for two inputs with the same name."""
+    """Return the values of :data:`NAME`, one for each input. Raises UsageError for two inputs with the same name."""
     first: dict[str, str] = {}
     for address in addresses:
         name = plain_name(base_name(address))
@@ -262,8 +262,8 @@ def names_of(addresses: Sequence[str]) -> list[str]:
 
 
 def cut(totals: I64, cuts: Cuts) -> list[int]:
-    """The ends (exclusive) of shards. ``totals`` has the bytes before each sample, and at the end of all. Raises
-    UsageError if ``divisible_by`` needs more shards than there are samples."""
+    """Return the exclusive ends of shards. ``totals`` has the number of bytes before each sample, and as last value the
+    bytes of all samples. Raises UsageError if ``divisible_by`` needs more shards than there are samples."""
     total = len(totals) - 1
     if cuts.divisible_by is not None:
         return _cut_to_multiple(totals, cuts, cuts.divisible_by)
@@ -273,14 +273,14 @@ def cut(totals: I64, cuts: Cuts) -> list[int]:
     ends, at = [], 0
     while at < total:
         fits = int(totals.searchsorted(int(totals[at]) + room, side="right")) - 1
-        # A sample larger than the limit gets a shard of its own.
+        # A sample larger than the limit gets its own shard.
         at = max(min(at + count, fits), at + 1)
         ends.append(at)
     return ends
 
 
 def multiple(count: int, of: int | None) -> int:
-    """The least multiple of ``of`` that is at least ``count``.
+    """Return the smallest multiple of ``of`` that is at least ``count``.
 
     >>> multiple(9, 8), multiple(16, 8), multiple(9, None)
     (16, 16, 9)
@@ -289,13 +289,13 @@ def multiple(count: int, of: int | None) -> int:
 
 
 def evenly(total: int, shards: int) -> list[int]:
-    """The ends of shards whose counts differ by at most one."""
+    """Return the ends of shards with sample counts that differ by at most one."""
     return [total * (number + 1) // shards for number in range(shards)]
 
 
 def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
-    """The ends of the least multiple of shards that the cuts need, balanced by count within the limits; none for no
-    samples."""
+    """Return the ends of shards if their number must be a multiple. The number is the smallest that keeps the limits,
+    and the shards are balanced by count. Without samples, there are no ends."""
     total = len(totals) - 1
     if not total:
         return []
@@ -315,7 +315,7 @@ def _cut_to_multiple(totals: I64, cuts: Cuts, of: int) -> list[int]:
 
 
 def _fits(totals: I64, ends: Sequence[int], limits: Cuts) -> bool:
-    """Whether no shard exceeds its limits; a single sample may, in a shard of its own."""
+    """Return whether no shard exceeds its limits. A shard with a single sample may exceed them."""
     bounds = numpy.array([0, *ends], dtype=numpy.int64)
     counts, sizes = numpy.diff(bounds), numpy.diff(totals[bounds]) + END_BYTES
     is_over = (sizes > (limits.max_size or 1 << 62)) & (counts > 1)
@@ -323,7 +323,8 @@ def _fits(totals: I64, ends: Sequence[int], limits: Cuts) -> bool:
 
 
 def _tightest(totals: I64, limits: Cuts, shards: int, high: int) -> Cuts:
-    """The limits with the smallest count for which ``shards`` shards are enough; ``high`` is large enough."""
+    """Return the limits with the smallest maximum count for which ``shards`` shards are enough. The count ``high`` is
+    known to be large enough."""
     counts = range(-(-(len(totals) - 1) // shards), high)
 
     def are_enough(count: int) -> bool:
@@ -333,8 +334,8 @@ def _tightest(totals: I64, limits: Cuts, shards: int, high: int) -> Cuts:
 
 
 def _divided(ends: list[int], shards: int) -> list[int]:
-    """Halve the fullest shards, the first of equals first, until there are ``shards``. There must be at least as many
-    samples."""
+    """Halve the fullest shards until there are ``shards`` shards. Among equally full shards, halve the first. There
+    must be at least ``shards`` samples."""
     from heapq import heapify, heappop, heappush
 
     heap = [(first - end, first, end) for first, end in pairwise([0, *ends])]
@@ -354,8 +355,8 @@ def planned_shards(
     cuts: Cuts,
     ends: Sequence[int] | None = None,
 ) -> tuple[tuple[OutputSet, ...], tuple[PlannedShard, ...]]:
-    """The sets and shards to write. Without parts, ``ends`` may give the ends of shards. Raises UsageError if the
-    output's name does not fit the parts."""
+    """Return the sets and shards to write. ``ends`` may give the ends of shards if there are no parts. Raises
+    UsageError if the output's name does not fit the parts."""
     made: list[OutputSet] = []
     shards: list[PlannedShard] = []
     begin = 0

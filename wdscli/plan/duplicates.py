@@ -1,12 +1,14 @@
 """This module finds samples that repeat a key or a payload, over all inputs.
 
-:class:`Comparison` finds the samples that repeat an earlier one among samples with equal hashes. :func:`repeated_keys`
-and :class:`Dedup` find such candidates by the hashes of keys, and of the payloads that ``--dedup`` names.
-:func:`rename` gives repeats new keys. :class:`Duplicates` names the samples left out. Every row has the XXH3-64 of its
-key. For payloads a survey takes an XXH3-128 whose seed is a secret of each run; without it, strangers could make
-payloads that all must be compared with each other. One sort finds hashes that occur more than once. Only these samples
-are read again (:class:`Rereader`) and compared byte for byte, payloads in pieces, so that a collision of hashes never
-counts as a repeat. This module does not know orders, cuts, or the later use of the samples that stay.
+:func:`repeated_keys` and :class:`Dedup` find candidates by hashes: of keys, and of the payloads that ``--dedup`` names.
+:class:`Comparison` then finds the true repeats among samples with equal hashes. :func:`rename` gives repeats new keys.
+:class:`Duplicates` lists the samples left out.
+
+Every row has the XXH3-64 of its key. For payloads, a survey takes an XXH3-128 with a secret random seed. Without the
+secret, an attacker could make many payloads with equal hashes, which would all be compared with each other. One sort
+finds hashes that occur more than once. Only these samples are read again (:class:`Rereader`) and compared byte for
+byte. So a hash collision never counts as a repeat. This module does not know orders, cuts, or the later use of the
+samples.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from wdscli.selection.reading import Payloads
 from wdscli.storage.ends import PIECE_BYTES
 
 SAMPLES_AT_ONCE = 1 << 14
-"""Samples that are read again, and whose names are kept, together."""
+"""The number of samples that are read again together. Their names are in memory at the same time."""
 DIGEST_BYTES = 16
 _NO_DIGEST = b"\xff" * DIGEST_BYTES
-"""The digest of a sample that lacks a field. Samples that have it are not compared."""
+"""The digest of a sample that lacks a field. Samples with this digest are not compared."""
 DUPLICATE = "duplicate"
 """The reason for leaving out a sample that ``--dedup`` finds."""
 KEY = "key"
-"""The word of ``--dedup`` that means the key, not a field."""
+"""The word in ``--dedup`` that means the key, not a field."""
 HINT = "--on-duplicate skip drops later samples, and rekey renames them; --rekey FORMAT renames all"
 JOIN_HINT = "--join inner joins sets by key; --on-duplicate skip drops later samples, and rekey renames them"
 HINT_IN_ONE_SHARD = (
@@ -52,8 +54,8 @@ HINT_IN_ONE_SHARD = (
 
 
 class Sample(NamedTuple):
-    """A sample that was read again: its row in the plan's table, its input's number and address, its batch and its
-    place in the batch."""
+    """A sample that was read again: its row in the plan's table, the number and address of its input, its batch, and
+    its place in the batch."""
 
     row: int
     number: int
@@ -65,11 +67,11 @@ class Sample(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """Its key in the input."""
+        """The sample's key in the input."""
         return self.batch.keys[self.at]
 
     def new_key(self, rekey: Rekey) -> bytes:
-        """Its new key."""
+        """The sample's new key."""
         return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.at, self.first)
 
 
@@ -77,13 +79,13 @@ KeyOf: TypeAlias = Callable[[Sample], bytes]
 
 
 class Rereader(NamedTuple):
-    """Reads samples of a plan again; ``template`` is the task of the survey that found them."""
+    """Reads samples of a plan again. ``template`` is the survey task that found them."""
 
     inputs: Sequence[Input]
     template: SurveyTask
 
     def samples(self, table: PlanTable, rows: Sequence[int]) -> Iterator[Sample]:
-        """Yield the samples of some rising rows of a table. Raises InputError, DataError."""
+        """Yield the samples for some rows of a table, which must be in rising order. Raises InputError, DataError."""
         for part in blocks_of(len(rows), SAMPLES_AT_ONCE):
             chosen = rows[part]
             taken = table.take(list(chosen))
@@ -92,7 +94,7 @@ class Rereader(NamedTuple):
                 yield from self._of_shard(number, {place: row for row, _, place in group})
 
     def _of_shard(self, number: int, rows: dict[int, int]) -> Iterator[Sample]:
-        """Yield samples of one shard; ``rows`` has the row of each place."""
+        """Yield samples of one shard. ``rows`` maps places in the shard to rows."""
         task, found = self.template._replace(input=self.inputs[number]), 0
         for row, (batch, at) in zip(rows.values(), samples_at(task, list(rows))):
             yield Sample(row, number, task.address, batch, at, task.input.first)
@@ -106,25 +108,26 @@ class Rereader(NamedTuple):
             )
 
     def key(self, table: PlanTable, row: int) -> bytes:
-        """The key of one sample in its input."""
+        """Return the key of one sample in its input."""
         return next(self.samples(table, [row])).key
 
     def written_key(self, sample: Sample) -> bytes:
-        """The key that a sample is written with: a new one under ``--rekey``."""
+        """Return the key of a sample in the output, which ``--rekey`` may have changed."""
         rekey = self.template.rekey
         return sample.key if rekey is None else sample.new_key(rekey)
 
 
 class Pairs(NamedTuple):
-    """Samples that repeat an earlier one, by rising rows: their rows, and the first that each repeats."""
+    """Samples that repeat an earlier sample: their rows in rising order, and for each the row of the first equal
+    sample."""
 
     rows: I64
     firsts: I64
 
 
 class _Facts(NamedTuple):
-    """The facts that decide whether samples are equal: the number of the input, what must be equal at once (the key,
-    and the sizes of payloads), and (offset, size) of the payloads."""
+    """The facts to compare a sample: the number of its input; its key and the sizes of its payloads, which are compared
+    first; and (offset, size) of its payloads."""
 
     number: int
     exact: tuple[bytes, tuple[int, ...]]
@@ -140,8 +143,8 @@ class Comparison(NamedTuple):
     fields: Sequence[bytes] = ()
 
     def pairs(self, groups: Groups, *, first_only: bool = False, progress: Progress = QUIET) -> Pairs:
-        """The repeats in all groups. With ``first_only`` the search ends soon after the first. Raises InputError,
-        DataError."""
+        """Return the repeats in all groups. With ``first_only``, the search ends soon after the first repeat. Raises
+        InputError, DataError."""
         rows, firsts = array("q"), array("q")
         with Inputs(dict(enumerate(self.reader.inputs))) as inputs:
             for some in groups.lists():
@@ -170,7 +173,7 @@ class Comparison(NamedTuple):
     def _repeats(
         self, group: Sequence[int], facts: dict[int, _Facts], inputs: Inputs
     ) -> Iterator[tuple[int, int]]:
-        """Yield the repeats in a group, each with the first that it repeats. A sample is compared with the distinct
+        """Yield the repeats in a group, each with the first equal sample. A sample is compared with the distinct
         samples before it."""
         unlike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         for row in group:
@@ -184,12 +187,12 @@ class Comparison(NamedTuple):
 
 
 def _have_one_content(one: _Facts, other: _Facts, inputs: Inputs) -> bool:
-    """Whether the payloads of two samples, which have equal sizes, have equal bytes."""
+    """Return whether the payloads of two samples have equal bytes. Their sizes must be equal."""
     for (offset, size), (other_offset, _) in zip(one.places, other.places, strict=True):
         for at in range(0, size, PIECE_BYTES):
             length, pieces = min(PIECE_BYTES, size - at), []
             for number, begin in ((one.number, offset), (other.number, other_offset)):
-                # A shard may have been closed since the last piece: only so many are open at a time.
+                # Open the shard again for each piece, because the limit of open shards may have closed it.
                 pieces.append(inputs[number].read_at(begin + at, length))
                 if len(pieces[-1]) < length:
                     raise cut_short(inputs[number].name, begin + at)
@@ -199,7 +202,7 @@ def _have_one_content(one: _Facts, other: _Facts, inputs: Inputs) -> bool:
 
 
 class Groups(NamedTuple):
-    """Groups of rising rows with equal hashes, sorted by their second rows."""
+    """Groups of rows with equal hashes. The rows of a group rise, and the groups are sorted by their second rows."""
 
     rows: I64
     begins: I64
@@ -207,8 +210,8 @@ class Groups(NamedTuple):
 
     @classmethod
     def of(cls, rows: I64, same: Mask) -> Groups:
-        """Group rows that are sorted by hash, then by row; ``same`` says which row has the hash of the row before
-        it."""
+        """Group rows that are sorted by hash, then by row. ``same`` says, for each row, whether it has the hash of the
+        row before."""
         begins: I64 = numpy.flatnonzero(~same)
         ends: I64 = numpy.append(begins[1:], len(rows))[: len(begins)]
         several = ends - begins > 1
@@ -222,7 +225,7 @@ class Groups(NamedTuple):
         return self.ends - self.begins
 
     def lists(self) -> Iterator[list[list[int]]]:
-        """Yield all groups, as many at a time as have about :data:`SAMPLES_AT_ONCE` samples."""
+        """Yield all groups in lists of about :data:`SAMPLES_AT_ONCE` samples."""
         bounds: I64 = numpy.flatnonzero(numpy.diff(numpy.cumsum(self.sizes) // SAMPLES_AT_ONCE)) + 1
         for some in numpy.split(numpy.arange(len(self.begins)), bounds):
             pairs = zip(self.begins[some].tolist(), self.ends[some].tolist(), strict=True)
@@ -232,7 +235,7 @@ class Groups(NamedTuple):
 def repeated_keys(
     table: PlanTable, reader: Rereader, key_of: KeyOf | None = None, *, first_only: bool = False
 ) -> Pairs:
-    """The samples that repeat a key, by ``key_of``, None for the key that is written."""
+    """Find the samples that repeat a key. ``key_of`` returns the key of a sample; None means the key in the output."""
     rows, hashes = table.repeated()
     groups = Groups.of(rows, numpy.append(False, hashes[1:] == hashes[:-1])[: len(rows)])
     return Comparison(table, reader, key_of or reader.written_key).pairs(groups, first_only=first_only)
@@ -241,7 +244,7 @@ def repeated_keys(
 def repeated_error(
     table: PlanTable, reader: Rereader, pairs: Pairs, key_of: KeyOf | None = None, hint: str = HINT
 ) -> DataError:
-    """The error that names the first two samples with one key."""
+    """Return the error that names the first two samples with the same key."""
     row, first = int(pairs.rows[0]), int(pairs.firsts[0])
     key = (key_of or reader.written_key)(next(reader.samples(table, [row])))
     both = table.take([first, row])
@@ -256,7 +259,7 @@ def repeated_error(
 
 
 def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey) -> None:
-    """Give the samples of these rising rows new keys. Raises DataError if a new key is taken."""
+    """Give new keys to the samples of these rows, which rise. Raises DataError if another sample has the new key."""
     template, chosen = reader.template, frozenset(rows)
     for sample in reader.samples(table, rows):
         key = sample.new_key(rekey)
@@ -275,8 +278,8 @@ def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey
 
 
 class Duplicate(NamedTuple):
-    """One sample that was left out, and the one that it repeats: key, shard and place in the shard of each, and the
-    bytes saved."""
+    """One omitted sample, and the sample that it repeats: the key, the shard and the place in the shard of both, and
+    the bytes saved."""
 
     key: str
     shard: str
@@ -288,7 +291,7 @@ class Duplicate(NamedTuple):
 
 
 class Duplicates(NamedTuple):
-    """The samples left out, and the one that each repeats. ``by`` names what they have in common."""
+    """The omitted samples, each with the sample that it repeats. ``by`` names the compared key and fields."""
 
     by: tuple[str, ...]
     samples: PlanTable
@@ -297,16 +300,16 @@ class Duplicates(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The number of samples left out."""
+        """The number of omitted samples."""
         return self.samples.total
 
     @property
     def size_bytes(self) -> int:
-        """Their bytes in the inputs."""
+        """The bytes of the omitted samples in the inputs."""
         return int(self.samples.lengths.sum())
 
     def listed(self) -> Iterator[Duplicate]:
-        """Yield each of them, in input order. Reads the names again; raises InputError, DataError."""
+        """Yield each duplicate, in input order. This reads the names again, and raises InputError and DataError."""
         for part in blocks_of(self.total, SAMPLES_AT_ONCE):
             some, firsts = (PlanTable(one.rows[part]) for one in (self.samples, self.firsts))
             keys, first_keys = self._keys(some), self._keys(firsts)
@@ -320,7 +323,7 @@ class Duplicates(NamedTuple):
     def _keys(self, samples: PlanTable) -> list[str]:
         """The keys of some samples in their inputs."""
         where = samples.shards.astype(numpy.uint64) << numpy.uint64(32) | samples.places
-        # A sample that is repeated several times is read once.
+        # If several samples repeat the same sample, it is read once.
         _, rows, which = numpy.unique(where, return_index=True, return_inverse=True)
         distinct = samples.take(rows)
         keys = [to_text(one.key) for one in self.reader.samples(distinct, range(distinct.total))]
@@ -328,8 +331,8 @@ class Duplicates(NamedTuple):
 
 
 class Dedup(NamedTuple):
-    """The condition for duplicates: equal keys, equal payloads of some fields, or all of these. A sample that lacks one
-    of the fields is never a duplicate. ``rekeyed`` says that all samples get new keys; the old ones are compared."""
+    """The condition for duplicates: equal keys, equal payloads of some fields, or both. A sample that lacks one of the
+    fields is never a duplicate. If ``rekeyed`` is true, all samples get new keys, but the old keys are compared."""
 
     by_key: bool
     fields: tuple[bytes, ...]
@@ -337,13 +340,13 @@ class Dedup(NamedTuple):
 
     @classmethod
     def of(cls, request: Request) -> Dedup | None:
-        """From the options of a request; None without ``--dedup``. Raises UsageError."""
+        """Return the condition in a request's options, or None without ``--dedup``. Raises UsageError."""
         rekeyed = request.rekey is not None and request.on_duplicate != "rekey"
         return cls.parse(request.dedup, rekeyed=rekeyed) if request.dedup else None
 
     @classmethod
     def parse(cls, words: Sequence[str], *, rekeyed: bool = False) -> Dedup:
-        """From ``key``, ``jpg`` or ``key,jpg``. Raises UsageError.
+        """Parse texts such as ``key``, ``jpg`` or ``key,jpg``. Raises UsageError.
 
         >>> Dedup.parse(["key,jpg"])
         Dedup(by_key=True, fields=(b'jpg',), rekeyed=False)
@@ -356,7 +359,7 @@ class Dedup(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The compared things, as an option names them."""
+        """The names of the compared key and fields, as in the option."""
         return [KEY] * self.by_key + [to_text(field) for field in self.fields]
 
     @property
@@ -365,15 +368,15 @@ class Dedup(NamedTuple):
         return [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
 
     def extract(self, other: Extract | None) -> Extract | None:
-        """The extract for a survey, with the values of ``other`` too. It is ``other`` if the plan's hashes of
-        keys are enough."""
+        """Return the extract for a survey, which also takes the values of ``other``. If the hashes of keys in the rows
+        are enough, return ``other`` itself."""
         if self.fields or self.rekeyed:
             return Digests(self, int.from_bytes(os.urandom(8), "little"), other)
         return other
 
     def warn_of_none(self, there: Set[bytes], progress: Progress) -> None:
-        """Warn that no sample has all fields, unless a field occurs nowhere (in ``there``), which is reported
-        elsewhere."""
+        """Warn that no sample has all of the fields. If some field is not in ``there``, the fields of all samples, the
+        check of names reports it instead."""
         if self.fields and there >= set(self.fields):
             progress.warn(f"no sample has {' and '.join(map(to_text, self.fields))} to compare")
 
@@ -384,8 +387,9 @@ class Dedup(NamedTuple):
         members: Sequence[int],
         pieces_of: Callable[[int], Iterable[bytes]],
     ) -> Iterator[bytes]:
-        """Yield what is compared of a sample, key and payloads; of several things also their lengths, at the end.
-        ``members`` are the places of the fields in the batch, and ``pieces_of`` reads the payload of one."""
+        """Yield the bytes of a sample that are compared: its key and payloads. If there are several, their lengths come
+        last. ``members`` are the places of the fields in the batch, and ``pieces_of`` reads the payload of one
+        member."""
         if self.by_key:
             yield batch.keys[row]
         for at in members:
@@ -402,8 +406,8 @@ class Dedup(NamedTuple):
         reader: Rereader,
         progress: Progress,
     ) -> tuple[Pairs, Duplicates]:
-        """The samples that repeat another. ``digests`` are the values of :class:`Digests`, None for keys; ``there`` are
-        all fields. Raises InputError, DataError."""
+        """Find the samples that repeat another sample. ``digests`` are the values of :class:`Digests`; they are None if
+        only keys are compared. ``there`` has the fields of all samples. Raises InputError, DataError."""
         if digests is None:
             pairs = repeated_keys(table, reader)
         else:
@@ -419,7 +423,7 @@ class Dedup(NamedTuple):
 
 
 def _groups_of_digests(values: Values) -> Groups:
-    """The rows with equal digests, of the samples that have one."""
+    """Group the rows with equal digests. Samples without a digest are left out."""
     halves = values.fixed(DIGEST_BYTES).view("<u8")
     rows: I64 = numpy.flatnonzero((halves != numpy.uint64((1 << 64) - 1)).any(axis=1))
     if len(rows) < len(halves):
@@ -435,7 +439,7 @@ def _groups_of_digests(values: Values) -> Groups:
 
 @dataclass(frozen=True)
 class Digests(Extract):
-    """An extract of 16 bytes for each sample, and then its value of ``other``."""
+    """An extract that takes a digest of 16 bytes from each sample, followed by the value that ``other`` takes."""
 
     dedup: Dedup
     seed: int = 0
@@ -472,7 +476,7 @@ class Digests(Extract):
 
 
 def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
-    """The XXH3-128 of some pieces together."""
+    """Return the XXH3-128 of some pieces together."""
     state = xxh3_128(seed=seed)
     for piece in pieces:
         state.update(piece)
@@ -480,7 +484,7 @@ def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
 
 
 def members_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[int] | None:
-    """The places in a batch of some fields of a sample; None if it lacks one."""
+    """Return the places in a batch of some fields of a sample, or None if the sample lacks one of the fields."""
     first = batch.firsts[row]
     names = batch.fields[first : batch.firsts[row + 1]]
     return [first + names.index(field) for field in fields] if set(names).issuperset(fields) else None

@@ -1,8 +1,8 @@
-"""This module has the input shards of a plan: their addresses, the open sources of one task, and stretches of them.
+"""This module has the input shards of a plan: their addresses, and the sources that one task opens.
 
-:class:`Input` is an address, the path of its copy and the stamp that shows changes. :class:`Inputs` opens the inputs of
-a task. Functions read the members and payloads of a stretch of a shard. Standard input, a command's output and a named
-pipe can be read only once, so a survey copies them first. This module does not know why they are read.
+:class:`Input` has an address, the path of its copy, and a stamp that shows changes. :class:`Inputs` opens the inputs of
+a task. Functions read the members and payloads in a range of a shard's bytes. Standard input, a command's output and a
+named pipe can be read only once, so a survey copies them first. This module does not know why inputs are read.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ OPEN_SOURCES = 64
 
 
 class Stamp(NamedTuple):
-    """Size and version of an input when it was planned."""
+    """Size and version of an input when the plan was made."""
 
     size_bytes: int = 0
     version: str = ""
     is_pinned: bool = False
-    """Whether the store returns only bytes of this version of a plain shard."""
+    """Whether the store promises to return only bytes of this version, and the shard is not compressed."""
 
 
 class TableShard(NamedTuple):
-    """A table that became a shard: rows left out, by reason; the bytes that were read; and the stamp of its content, by
-    which a run is resumed."""
+    """A table that became a shard. It has counts of omitted rows by reason, the number of bytes read, and a stamp of
+    the content. A resumed run compares the stamp."""
 
     dropped: dict[str, int]
     size_bytes: int
@@ -49,18 +49,18 @@ class TableShard(NamedTuple):
 
 
 class Input(NamedTuple):
-    """One input shard; ``copy`` is the path of its copy, if it has one."""
+    """One input shard. ``copy`` is the path of its copy; it is empty without a copy."""
 
     address: str
     copy: str = ""
     stamp: Stamp | None = None
-    """The stamp at planning time. Bytes of any other stamp are refused, at the latest at the end."""
+    """The stamp at planning time. An input with another stamp is refused, at the latest after the last read."""
     is_held: bool = False
-    """Whether bytes of another stamp are refused before any is read."""
+    """Whether an input with another stamp is refused before any byte is read."""
     is_packed: bool = False
-    """Whether it is compressed in blocks that are unpacked whole."""
+    """Whether the shard is compressed in blocks, each of which is decompressed as a whole."""
     first: int = 0
-    """The number of samples in the inputs before it."""
+    """The number of samples in all inputs before this input."""
 
     @property
     def is_near(self) -> bool:
@@ -68,7 +68,8 @@ class Input(NamedTuple):
         return is_local(self.copy or self.address)
 
     def open(self) -> Source:
-        """The bytes, under the name that the user gave. Raises InputError, and DataError if they have changed."""
+        """Open the bytes under the name that the user gave. Raises InputError, and DataError if the bytes have
+        changed."""
         if self.copy:
             source = open_source(self.copy, decompress=False)
             source.name = self.address
@@ -92,30 +93,31 @@ class Input(NamedTuple):
         return source
 
     def confirm(self) -> None:
-        """Raise InputError for a local file that was replaced after the plan was made. A removed file is read from its
-        old bytes."""
+        """Raise InputError if a local file was replaced after the plan was made. An open file that was removed is still
+        read."""
         if self.stamp is not None and not self.copy and is_local(self.address):
             with suppress(InputNotFoundError), self.open() as source:
                 source.confirm()
 
 
 def is_read_once(address: str) -> bool:
-    """Whether an address can be read only once, as far as that is known without opening it."""
+    """Whether an address can be read only once. The answer is a guess, because the address is not opened."""
     return is_stream(address) or is_ours_alone(address)
 
 
 def is_ours_alone(address: str) -> bool:
-    """Whether no other process can read an address: standard input, ``<(...)``; a named pipe has one reader too."""
+    """Whether no other process can read an address. This is so for standard input, ``<(...)``, and a named pipe, which
+    has only one reader."""
     return address == "-" or (is_local(address) and is_device(local_path(address)))
 
 
 def is_of_this_process(address: str) -> bool:
-    """Whether the bytes lie in this process's memory, which no worker can reach."""
+    """Whether the bytes are in the memory of this process, which no worker can read."""
     return scheme(address) == "memory"
 
 
 def refused(address: str) -> UsageError:
-    """The error of an input that needs a copy, without a scratch folder."""
+    """Return the error for an input that needs a copy if there is no scratch folder."""
     return UsageError(
         f"{address} can be read only once, and a new order needs to read it twice",
         hint="store it first: wds cat SHARD -o plain.tar",
@@ -124,18 +126,18 @@ def refused(address: str) -> UsageError:
 
 @cache
 def _half_of_descriptors() -> int:
-    """Half the number of files that this process may have open."""
+    """Return half the number of files that this process may have open."""
     try:
         import resource
-    except ImportError:  # not on this system
+    except ImportError:  # this system does not have the module
         return OPEN_SOURCES
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(1, soft // 2) if soft > 0 else OPEN_SOURCES
 
 
 class Inputs:
-    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. ``open_other`` opens numbers that are not in
-    ``inputs``. With ``later`` the caller confirms local files."""
+    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. ``open_other`` opens an input with a number
+    that is not in ``inputs``. With ``later``, the caller checks for changes of local files."""
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class Inputs:
         return source
 
     def expect(self, files: I64, begins: I64 | U64, lengths: I64 | U64) -> None:
-        """Announce to remote inputs the ranges that will be read next, one number a range in each column."""
+        """Announce to remote inputs the ranges that will be read next. Each column has one number per range."""
         remote = [number for number, one in self._inputs.items() if not one.is_near]
         for number in numpy.intersect1d(files, remote).tolist() if remote else ():
             source = self[number]
@@ -180,7 +182,7 @@ class Inputs:
                 source.expect(zip(starts.tolist(), ends.tolist()))
 
     def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
-        """The records of pax global headers in effect at a byte of an input."""
+        """Return the records of pax global headers that apply at a byte of an input."""
         found = self._globals.get(number)
         if found is None:
             found = self._globals[number] = Globals(self[number])
@@ -190,13 +192,13 @@ class Inputs:
         return self
 
     def confirm(self) -> None:
-        """Raise InputError for an input that was changed meanwhile. Call it after the last read."""
+        """Raise InputError for an input that was changed during the reads. Call it after the last read."""
         for number, source in self._open.items():
             self._confirm(number, source)
 
     def _confirm(self, number: int, source: Source) -> None:
-        # Files of a first pass are ours, and are removed while they are read. The second pass checks headers, which
-        # gives a more precise error for a local file.
+        # The second pass reads scratch files, and removes them while it reads. Its check of headers gives a more
+        # precise error for a local file.
         if number in self._inputs and not (self._later and source.fd is not None):
             source.confirm()
 
@@ -206,7 +208,8 @@ class Inputs:
 
 
 def is_cold(descriptor: int, offset: int) -> bool:
-    """Whether reading a byte of a file would need the device, as far as the system tells without waiting."""
+    """Return whether a read of one byte would have to wait for the device. Return False if the system cannot answer
+    this without waiting."""
     if not (hasattr(os, "RWF_NOWAIT") and hasattr(os, "posix_fadvise")):
         return False
     try:
@@ -218,14 +221,15 @@ def is_cold(descriptor: int, offset: int) -> bool:
 
 
 def totals_of(samples: PlanTable) -> I64:
-    """The bytes before each sample, and at the end of all, if samples lie side by side."""
+    """Return the number of bytes before each sample if samples follow each other. The last value has the bytes of all
+    samples."""
     totals: I64 = numpy.zeros(samples.total + 1, dtype=numpy.int64)
     numpy.cumsum(samples.lengths, out=totals[1:], dtype=numpy.int64)
     return totals
 
 
 def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
-    """The rows, from 1, that do not begin where the row before them ends."""
+    """Return the rows, except row 0, that do not begin where the row before ends."""
     apart = (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1])
     found: list[int] = (numpy.flatnonzero(apart) + 1).tolist()
     return found
@@ -234,7 +238,7 @@ def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
 def members_of_run(
     source: Source, start: int, end: int, globals_before: dict[bytes, bytes] | None = None
 ) -> Columns:
-    """The members between two bytes of a shard, by their headers alone. Raises DataError ``changed``."""
+    """Return the members between two bytes of a shard. Only headers are read. Raises DataError ``changed``."""
     scanner = Scanner(source.name, limit=end, first=start)
     if globals_before:
         scanner.extensions.put_globals(globals_before)
@@ -263,7 +267,7 @@ def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
 
 
 def fill(view: memoryview, source: Source, offset: int) -> int:
-    """Read from byte ``offset`` of a source until ``view`` is full or the source ends; returns the number of bytes.
+    """Read from byte ``offset`` of a source until ``view`` is full or the source ends. Return the number of bytes read.
     Raises InputError."""
     done = 0
     while done < len(view):
@@ -281,13 +285,13 @@ def fill(view: memoryview, source: Source, offset: int) -> int:
 
 
 def cut_short(shard: str, offset: int) -> DataError:
-    """The error of a payload that ends too early."""
+    """Return the error for a payload that ends too early."""
     return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
 
 
 def grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> SampleBatch:
-    """Group members into samples by their planned starts, not by key: neighbours may share a key until they get new
-    ones.
+    """Group members into samples by their planned starts. Keys are not enough, because neighbours may have the same key
+    until they get new keys.
 
     The result has fewer samples than planned if the members do not fit the plan.
     """

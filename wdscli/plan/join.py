@@ -1,17 +1,18 @@
-"""This module is ``merge --join``: it matches samples of several sets by key, and puts their fields side by side.
+"""``merge --join``: match samples of several sets by key, and combine their fields.
 
-:class:`Join` is an order whose samples have a row in each of several sets: in the plan's table the sets follow each
-other, and each has its own column of rows. :func:`match` finds partners by the XXH3-64 of keys. :class:`Shapes` is the
-extract of a join. :class:`Measured` holds the bytes and members of all joined samples, known before anything is copied.
+:class:`Join` is an order. Its samples have a row in each of several sets, which follow each other in the plan's table.
+Each set has its own column of row numbers. :func:`match` finds partners by the XXH3-64 of keys. :class:`Shapes` is the
+extract of a join. :class:`Measured` computes the bytes and members of all joined samples before anything is copied.
 
-A second hash, whose seed is a secret of each run, distinguishes keys with equal XXH3-64.
+Different keys may have equal XXH3-64. A second hash, with a secret random seed, distinguishes them.
 
-A table becomes a shard in scratch space first, and then is a set like the others. Sorted hashes are looked up in sorted
-hashes, array by array; ten million keys take seconds, and no set may hold a key twice. A survey takes the number of
-each sample's *shape*, its list of fields (a set has few), and, if a field may have to give way, the blocks of each
-member. The result for the fields is decided once for each combination of shapes. Bytes and members are sums over
-arrays, corrected for fields that give way or get another name. The copier proves by name that partners belong together
-(:mod:`wdscli.copy.copier`). This module does not know names or how shards are written.
+A table first becomes a shard in scratch space, and then is treated like the other sets. A set must not contain a key
+twice. Sorted hashes of one set are looked up in the sorted hashes of another, a whole array at a time. So ten million
+keys take seconds. The *shape* of a sample is its list of fields; a set has few shapes. A survey takes the number of
+each sample's shape. If fields may conflict, it also takes the blocks of each member. Conflicts are decided once for
+each combination of shapes. Bytes and members are sums over arrays, corrected for fields that are dropped or renamed.
+The copier checks by name that partners belong together (:mod:`wdscli.copy.copier`). This module does not know names, or
+how shards are written.
 """
 
 from __future__ import annotations
@@ -60,27 +61,27 @@ JoinKind = Literal["inner", "left", "outer"]
 LARGEST_BYTES = 1 << 40
 """The largest payload whose blocks can be counted in 32 bits."""
 HASH_WORDS = 2
-"""The 32-bit numbers of a second hash."""
+"""How many 32-bit numbers a second hash has."""
 NO_PARTNER = "no-partner"
-"""The reason for leaving out samples whose key another set lacks."""
+"""The reason for leaving out a sample because another set lacks its key."""
 second_hash = xxh3_64_intdigest
-"""The hash of a key and a seed that distinguishes keys with equal XXH3-64."""
+"""The second hash, of a key and a seed. It distinguishes keys with equal XXH3-64."""
 
 
 @dataclass(frozen=True)
 class JoinedTable:
-    """A table that is joined as one more set: its files, its column of keys, and its fields, as options name them.
+    """A table that is joined like one more set. It has files, a key column, and fields, as in the options.
     :class:`~wdscli.create.join_table.Table` reads its rows."""
 
     files: str | tuple[str, ...]
     key: str
     fields: tuple[str, ...]
     json_rest: bool = False
-    """Whether the remaining columns go into the JSON objects of the earlier sets."""
+    """Whether the remaining columns are added to the JSON objects of the earlier sets."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The files. Raises UsageError for standard input named twice."""
+        """The addresses of the files. Raises UsageError if standard input is named twice."""
         return addresses_of(self.files, "--table")
 
     def write_shard(
@@ -92,15 +93,15 @@ class JoinedTable:
         *,
         trust_addresses: bool = False,
     ) -> TableShard:
-        """Write the rows as a shard at ``address``; ``look`` reads the earlier sets for ``json_rest``. Raises
-        UsageError for a missing column, InputError, OutputError, and DataError with the row's number."""
+        """Write the rows as a shard at ``address``. ``look`` reads the earlier sets for ``json_rest``. Raises
+        UsageError for a missing column, DataError with the row's number, InputError, and OutputError."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Join(Order):
-    """How sets are joined. ``on_conflict`` None is ``error`` between sets of shards and ``right`` for a table, which is
-    the last set."""
+    """How sets are joined. If ``on_conflict`` is None, it means ``error`` for sets of shards, and ``right`` for a
+    table. The table is the last set."""
 
     kind: JoinKind = "inner"
     on_conflict: OnConflict | None = None
@@ -111,11 +112,11 @@ class Join(Order):
 
     @property
     def may_keep_names(self) -> bool:
-        # The further keys of an outer join belong to no shard of the first set.
+        # An outer join has keys that are in no shard of the first set.
         return self.kind != "outer"
 
     def options(self) -> dict[str, Any]:
-        """The options that shape the result, for the manifest."""
+        """Return the options that change the result, for the manifest."""
         given: dict[str, Any] = {"join": self.kind, "on_conflict": self.on_conflict}
         if (table := self.table) is not None:
             names = list(map(base_name, table.addresses))
@@ -174,15 +175,15 @@ class Join(Order):
             )
 
     def policies(self, sets: int) -> tuple[OnConflict, ...]:
-        """The policy for a field that exists already, in each of ``sets`` sets."""
+        """Return the policy of each of ``sets`` sets for a field that already exists."""
         default: list[OnConflict] = ["error"] * sets
         if self.table is not None:
             default[-1] = "right"
         return tuple(self.on_conflict or policy for policy in default)
 
     def templates(self, template: SurveyTask, request: Request, sets: int) -> list[SurveyTask]:
-        """The survey task for the shards of each set. Samples are selected in the first; later sets are matched with
-        their keys."""
+        """Return the survey task for the shards of each set. Samples are selected in the first set; the later sets are
+        matched by key."""
         policies = self.policies(sets)
         has_lengths = any(policy != "error" for policy in policies[1:])
         chosen = request.selection
@@ -199,7 +200,7 @@ class Join(Order):
     def table_shard(
         self, request: Request, scratch: Scratch | None, number: int, progress: Progress, look: Look
     ) -> tuple[Input, TableShard] | None:
-        """The table as input ``number``: its rows, copied to a shard; and what was read of it."""
+        """Return the table as input ``number``, with its rows written to a shard, and the facts about the table."""
         if (table := self.table) is None:
             return None
         address = "::".join(table.addresses)
@@ -214,7 +215,7 @@ class Join(Order):
         return Input(address, place, stamp=made.stamp), made
 
     def repeated(self, surveyed: Surveyed, request: Request) -> I64:
-        """The rows that repeat the key of another row of their set. Raises DataError if that is an error."""
+        """Return the rows that repeat a key in their set. Raises DataError if repeated keys are an error."""
         table, reader, gone = surveyed.samples, surveyed.reader, []
         is_error = request.on_duplicate == "error"
         for first, end in _bounds(surveyed):
@@ -227,8 +228,8 @@ class Join(Order):
         return numpy.concatenate(gone)
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
-        """The rows of the first parts in output order, and those of each later set. Rows of first parts then hold the
-        sizes of the joined samples. Raises DataError."""
+        """Return the rows of first parts in output order, and the rows of each later set. The rows of first parts then
+        have the sizes of the joined samples. Raises DataError."""
         table = surveyed.samples
         policies = self.policies(surveyed.total_sets)
         sets = [
@@ -269,7 +270,7 @@ class Join(Order):
     def _conflict(
         self, surveyed: Surveyed, sets: Sequence[SetRows], rows: Sequence[int], error: DataError
     ) -> DataError:
-        """The error of a sample whose fields conflict, with its key and places."""
+        """Return the error for a sample with conflicting fields. It names the key and the places of the parts."""
         parts = [of_set.samples.part(row, row + 1) for of_set, row in zip(sets, rows) if row >= 0]
         addresses = [surveyed.reader.inputs[int(part.shards[0])].address for part in parts]
         key = surveyed.reader.key(parts[0], 0)
@@ -286,8 +287,8 @@ class Join(Order):
 def _own_and_others(
     table: PlanTable, sets: Sequence[SetRows], rows: list[I64]
 ) -> tuple[I64, tuple[Ordered, ...]]:
-    """The row of each sample's first part, and for each set but the first the rows of the further parts, all as rows of
-    the table. A missing part is -1, which is the table's last row, the placeholder. ``rows`` are used up."""
+    """Return the row of each sample's first part, and for each later set the rows of its parts, as row numbers of the
+    table. A missing part is -1, the table's last row, which is a placeholder. ``rows`` is emptied."""
     own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
     others: list[Ordered] = []
     for of_set in sets:
@@ -302,15 +303,15 @@ def _own_and_others(
 
 
 def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:
-    """The first row and the end of each set in the table."""
+    """Return the first row and the end of each set in the table."""
     return list(pairwise(accumulate(surveyed.counts_of_sets(), initial=0)))
 
 
 def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
-    """:func:`match` by the hashes of keys, and by second hashes for different keys with equal hashes."""
+    """Call :func:`match` with the hashes of keys. If different keys have equal hashes, also use second hashes."""
     hashes: list[U64] = [of_set.samples.keys for of_set in sets]
     rows = match(hashes, kind)
-    shared = [of_set.samples.repeated()[1] for of_set in sets]  # each set has a key once by now
+    shared = [of_set.samples.repeated()[1] for of_set in sets]  # after this check, each set has a key only once
     seconds = [of_set.second_hashes() for of_set in sets]
     first: U64 = numpy.zeros(len(rows[0]), dtype=numpy.uint64)
     is_known: Mask = numpy.zeros(len(first), dtype=bool)
@@ -328,10 +329,10 @@ def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
 
 
 def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
-    """For each set, the row that each output sample takes of it, -1 for none.
+    """Return, for each set, the row that each output sample takes from it, or -1.
 
-    Output samples come in the order of the first set; with ``outer`` then the unmatched samples of the second set, in
-    its order, and so on.
+    Output samples have the order of the first set. With ``outer``, the unmatched samples of the second set follow, in
+    the order of that set, and so on.
 
     >>> import numpy
     >>> a, b = numpy.array([5, 3, 9], dtype="u8"), numpy.array([9, 4, 5], dtype="u8")
@@ -361,10 +362,10 @@ def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
 
 
 def find(wanted: U64, hashes: U64) -> I64:
-    """The place in ``hashes`` of each wanted hash, -1 if it is not there."""
+    """Return the place of each wanted hash in ``hashes``, or -1 if it is missing."""
     if not len(hashes):
         return numpy.full(len(wanted), -1, dtype=numpy.int64)
-    # Both sorted: the lookups walk through memory in order.
+    # Both arrays are sorted, so that the lookups go through memory in order.
     order, there = _rising(hashes)
     rows, rising = _rising(wanted)
     places = numpy.searchsorted(there, rising)
@@ -375,7 +376,7 @@ def find(wanted: U64, hashes: U64) -> I64:
 
 
 def _rising(hashes: U64) -> tuple[I64, U64]:
-    """The rows sorted by hash, and the sorted hashes."""
+    """Return the rows sorted by hash, and the sorted hashes."""
     # A column of a table is not contiguous in memory.
     column = numpy.ascontiguousarray(hashes)
     order = order_of_hashes(len(column), column.__getitem__)
@@ -383,9 +384,10 @@ def _rising(hashes: U64) -> tuple[I64, U64]:
 
 
 class Shapes(Extract):
-    """An extract of 32-bit numbers: the number of the sample's shape in ``shapes``, then the two halves of its key's
-    second hash. With ``has_lengths`` follow the blocks of 512 bytes of each member, header included, by its own name,
-    and then by the name that a suffix gives in this set."""
+    """An extract of 32-bit numbers. First come the number of the sample's shape in ``shapes`` and the two halves of the
+    key's second hash. With ``has_lengths``, the lengths of all members follow, in blocks of 512 bytes, header included.
+    The lengths come twice, because a longer name may need a longer header: with the member's own name, and with the
+    name that has this set's suffix."""
 
     def __init__(self, selection: Selection, form: Form, of_set: int, has_lengths: bool, seed: int) -> None:
         self.has_lengths = has_lengths
@@ -404,12 +406,13 @@ class Shapes(Extract):
         return self._numbers.setdefault(shape, len(self._numbers))
 
     def _hashes(self, keys: Iterable[bytes]) -> U32:
-        """The second hashes of keys, one in each row."""
+        """Return the second hashes of keys, one hash per row."""
         hashes = array("Q", [second_hash(key, self._seed) for key in keys])
         return numpy.frombuffer(hashes, "u4").reshape(-1, HASH_WORDS)
 
     def values_of_index(self, index: Index) -> Packed | None:
-        """The values of all samples of an index, if these have equal fields in equal order."""
+        """Return the values of all samples of an index, if all samples have equal fields in equal order; otherwise
+        None."""
         count, total = index.samples, index.members
         if self._selection.changes_members or not count or total % count:
             return None
@@ -431,7 +434,7 @@ class Shapes(Extract):
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
-        """The values of some samples of a batch. Raises DataError for a payload that is too large."""
+        """Return the values of some samples of a batch. Raises DataError for a payload that is too large."""
         count, total = len(batch.keys), len(batch.fields)
         if not self._selection.changes_members and count == len(rows) and count and not total % count:
             width = total // count
@@ -444,8 +447,8 @@ class Shapes(Extract):
         return [self._value(batch, row, shard) for row in rows]
 
     def _alike(self, shape: Shape, longest_key: int, sizes: Sequence[int] | U64, count: int) -> U32 | None:
-        """The numbers of samples of one shape, one sample a row, with room for second hashes; None if a member may need
-        more than one block of header."""
+        """Return the numbers of samples with the same shape, one row per sample. The places for second hashes are not
+        filled. Return None if a member may need a header of more than one block."""
         leading = 1 + HASH_WORDS
         words: U32 = numpy.empty((count, leading + 2 * len(shape) * self.has_lengths), dtype=numpy.uint32)
         words[:, 0] = self._number(shape)
@@ -472,7 +475,7 @@ class Shapes(Extract):
         return array("I", words).tobytes()
 
     def _blocks(self, batch: SampleBatch, row: int, at: int, field: bytes, shard: str) -> int:
-        """The blocks of one member if it has the name ``field``."""
+        """Return the number of blocks of one member with the name ``field``."""
         member = batch.firsts[row] + at
         size = batch.sizes[member]
         if size > LARGEST_BYTES:
@@ -482,7 +485,7 @@ class Shapes(Extract):
 
 
 class SetRows:
-    """The samples of one set: rows ``first`` to ``end`` of the table, from the inputs with these numbers."""
+    """The samples of one set: the rows ``first`` to ``end - 1`` of the table, and the numbers of the inputs."""
 
     def __init__(self, surveyed: Surveyed, first: int, end: int, inputs: Sequence[int]) -> None:
         assert surveyed.values is not None
@@ -502,7 +505,7 @@ class SetRows:
         return numpy.stack([self._values.words(rows, 1), self._values.words(rows, 2)], 1).view("u8")[:, 0]
 
     def shape_of(self) -> U32:
-        """The number of each sample's shape."""
+        """Return the number of each sample's shape."""
         found = self._values.words(slice(self.first, self.first + self.samples.total), 0)
         numbered = list(self._numbers)
         ends: list[int] = self.samples.shards.searchsorted(numbered, side="right").tolist()
@@ -511,24 +514,26 @@ class SetRows:
         return found
 
     def shape(self, row: int) -> Shape:
-        """The shape of one sample."""
+        """Return the shape of one sample."""
         number = self._numbers[int(self.samples.shards[row])][self._values.words(self.first + row, 0)]
         return self.shapes[int(number)]
 
     def blocks(self, rows: I64, place: int) -> I64:
-        """The blocks of the member at ``place`` of the extract's list, for some samples of one shape."""
+        """Return the number of blocks of one member, for some samples of one shape. ``place`` is the place in the
+        extract's list."""
         return self._values.words(rows + self.first, 1 + HASH_WORDS + place).astype(numpy.int64)
 
 
 _DONE: dict[OnConflict, str] = {"left": "left out", "right": "replaced", "suffix": "renamed"}
-"""The words for what each policy does with a field that an earlier set has."""
+"""For each policy, the word that reports what happened to a field that an earlier set has."""
 
 
 class Measured:
-    """The bytes and members of all output samples, and the fields that gave way; a combination of shapes at a time.
+    """Computes the bytes and members of all output samples, and counts dropped and renamed fields. It handles one
+    combination of shapes at a time.
 
-    ``rows`` has, for each set, the row that each output sample takes of it, -1 for none. ``trouble`` is the first
-    output sample whose fields conflict, and the error.
+    ``rows`` has, for each set, the row that each output sample takes from it, or -1. ``trouble`` is the first output
+    sample with conflicting fields, and the error.
     """
 
     def __init__(self, policies: Sequence[OnConflict], sets: Sequence[SetRows], rows: Sequence[I64]) -> None:
@@ -553,7 +558,8 @@ class Measured:
                     self.trouble = int(chosen[0]), error
 
     def _combinations(self) -> Iterator[tuple[I64, list[Shape | None]]]:
-        """Yield groups of output samples whose parts have equal fields, in output order, with these fields."""
+        """Yield groups of output samples with the same fields in all parts. Each group is in output order, and comes
+        with these fields."""
         kinds: I64 = numpy.zeros(len(self.lengths), dtype=numpy.int64)
         most = 1
         for of_set, column in zip(self._sets, self._rows, strict=True):
@@ -577,7 +583,7 @@ class Measured:
             yield chosen, [None if row < 0 else of_set.shape(row) for of_set, row in zip(self._sets, rows)]
 
     def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: Layout) -> None:
-        """Add the samples of one combination."""
+        """Add the samples with one combination of shapes."""
         if layout.is_plain:
             return
         self.changed[chosen] = True
@@ -596,6 +602,6 @@ class Measured:
             counts[done] = counts.get(done, 0) + len(chosen)
 
     def _blocks(self, chosen: I64, slot: Slot, width: int) -> I64:
-        """The blocks of one member of a part, for each of some output samples; ``width`` selects the second list of
-        blocks."""
+        """Return the number of blocks of one member, for each of some output samples. ``width`` is the distance to the
+        chosen list of lengths in the values."""
         return self._sets[slot.part].blocks(self._rows[slot.part][chosen], width + slot.member)

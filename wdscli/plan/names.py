@@ -1,14 +1,14 @@
 """This module checks names of samples: unsafe names, new keys, and names in options that no sample has.
 
-:func:`check_names` and :func:`keep_safe` refuse unsafe names (:func:`wdscli.samples.why_unsafe`) or leave them out and
-count them. :class:`Rekey` makes new keys by a format such as ``{shard}-{index:09d}``. Every command that writes
-selected samples calls :func:`check_named` and :func:`check_empty` after it has seen all samples, and before it
-publishes anything.
+:func:`check_names` refuses unsafe names (:func:`wdscli.samples.why_unsafe`). :func:`keep_safe` leaves out samples with
+unsafe names, and counts them. :class:`Rekey` makes new keys by a format such as ``{shard}-{index:09d}``. Every command
+that writes selected samples calls :func:`check_named` and :func:`check_empty` after it has seen all samples, and before
+it publishes anything.
 
-The names in a format are ``key`` (the old key), ``shard`` (the input shard's file name without ``.tar`` and what
-follows), ``index`` (the sample's place in that shard, from 0) and ``n`` (its place in all shards together). A new key
-must read back as the key of the sample: its last part has no dot. This module knows batches of samples, and nothing of
-what they are read for.
+A format may contain these names: ``key`` (the old key), ``shard`` (the input shard's file name up to ``.tar``),
+``index`` (the sample's place in that shard, from 0) and ``n`` (the sample's place in all shards together). Readers must
+get the same key back from the member's name, so the last part of a new key has no dot. This module does not know why
+samples are read.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ def check_names(batch: SampleBatch, shard: str) -> None:
 
 
 def is_suspect(keys: Sequence[bytes], fields: Iterable[bytes]) -> bool:
-    """Whether a name may be unsafe, by a quick look at all names together. A batch has few different fields."""
+    """Return whether a name may be unsafe. This is a quick check of all names together. A batch has few different
+    fields."""
     return may_be_unsafe(keys) or may_be_unsafe(list(set(fields)))
 
 
 def _unsafe(batch: SampleBatch, row: int) -> tuple[int, str] | None:
-    """The first member of a sample with an unsafe name, and the reason."""
+    """Return the first member with an unsafe name, and the reason."""
     for at in range(batch.firsts[row], batch.firsts[row + 1]):
         reason = why_unsafe(batch.keys[row] + b"." + batch.fields[at])
         if reason is not None:
@@ -60,7 +61,7 @@ def _unsafe(batch: SampleBatch, row: int) -> tuple[int, str] | None:
 
 
 def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
-    """Yield the samples with safe names; count the others in ``dropped``."""
+    """Yield the samples with safe names, and count other samples in ``dropped``."""
     for batch in batches:
         if not is_suspect(batch.keys, batch.fields):
             yield batch
@@ -74,20 +75,21 @@ def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterat
 
 NAMES = ("index", "key", "n", "shard")
 MAX_WIDTH_CHARACTERS = 4096
-"""The most characters to which a format may pad a value."""
+"""The largest width in a format, in characters."""
 _NUMBER = re.compile("[0-9]+")
 DEFAULT = "{key}-{shard}-{index:09d}"
 """The format of ``--on-duplicate rekey`` without ``--rekey``."""
 
 
 class Rekey(NamedTuple):
-    """A checked format of new keys."""
+    """A checked format for new keys."""
 
     format: str
 
     @classmethod
     def parse(cls, text: str, names: Sequence[str] = NAMES) -> Rekey:
-        """The format ``text``. Raises UsageError for a format that cannot be filled in, or that has other names."""
+        """Parse the format ``text``. Raises UsageError for a format that cannot be filled in, or that contains unknown
+        names."""
         try:
             pieces = list(Formatter().parse(text))
             used = {name for _, name, _, _ in pieces if name is not None}
@@ -117,8 +119,8 @@ class Rekey(NamedTuple):
         return any(name == "n" for _, name, _, _ in Formatter().parse(self.format))
 
     def key(self, old: bytes, stem: str, index: int, first: int = 0) -> bytes:
-        """The new key of sample ``index`` of a shard, after ``first`` samples of other shards. Raises UsageError if it
-        would not read back as a key."""
+        """Return the new key of sample ``index`` of a shard, after ``first`` samples of other shards. Raises UsageError
+        if readers would not get this key back from a member's name."""
         new = to_bytes(self.format.format(key=to_text(old), shard=stem, index=index, n=first + index))
         check_name(new, b"x")
         return new
@@ -135,7 +137,7 @@ def _check_width(spec: str) -> None:
 
 
 def shard_stem(address: str) -> str:
-    """The value of ``{shard}``: ``train-000007`` for ``s3://b/train-000007.tar.gz``.
+    """Return the value of ``{shard}``: ``train-000007`` for ``s3://b/train-000007.tar.gz``.
 
     >>> shard_stem("s3://b/train-000007.tar.gz")
     'train-000007'
@@ -148,7 +150,7 @@ _ALLOW = "--allow-empty accepts this"
 
 
 def check_named(missing_names: Iterable[MissingName], *, allow: bool, progress: Progress) -> None:
-    """Raise DataError ``not-found`` for names that no sample has. Warn of optional names, and with ``allow`` of all."""
+    """Raise DataError ``not-found`` for names that no sample has. For optional names, or with ``allow``, only warn."""
     refused = []
     for absence in missing_names:
         if absence.needed and not allow:
@@ -164,8 +166,8 @@ def check_named(missing_names: Iterable[MissingName], *, allow: bool, progress: 
 def check_empty(
     samples: int, selection: Selection, on_error: OnError, dropped: Mapping[str, int], *, allow: bool
 ) -> None:
-    """Raise DataError ``empty`` if no sample of the inputs is left. Sound inputs without samples make an output without
-    samples if nothing is selected."""
+    """Raise DataError ``empty`` if no sample of the inputs is left. Intact inputs without samples are allowed if
+    nothing is selected. Their output has no samples."""
     if samples or allow or (selection.is_trivial and not dropped and on_error == "stop"):
         return
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))

@@ -1,12 +1,12 @@
 """This module has the base :class:`Order` of all orders, and the orders that need only places.
 
-An order has two things: the columns that it sorts by, and the parts that it makes. An order says what it needs of each
-sample (:class:`~wdscli.plan.values.Extract`), and arranges the samples of all inputs, a :class:`Surveyed`, into rows in
-output order and into parts, which become sets. It may leave samples out, and counts them. Input order and the pinned
-shuffle (:func:`shuffled`) are here. :mod:`wdscli.plan.split`, :mod:`wdscli.plan.join` and the commands have others. If
-samples are read in output order, ``--limit`` ends the reading early (:func:`reading_selection`). Else it cuts the
-arranged samples (:func:`first_to_arrange`, :func:`first_arranged`). This module does not know where samples are
-written.
+An order decides the columns to sort by, and the parts to make. It says which value of each sample it needs
+(:class:`~wdscli.plan.values.Extract`). It then arranges the samples of all inputs (:class:`Surveyed`) into rows in
+output order, and into parts, which become sets. It may leave samples out, and counts them. Input order and the shuffled
+order (:func:`shuffled`) are here. :mod:`wdscli.plan.split`, :mod:`wdscli.plan.join` and the commands have other orders.
+If samples are read in output order, ``--limit`` ends the reading early (:func:`reading_selection`). Otherwise
+``--limit`` cuts the arranged samples (:func:`first_to_arrange`, :func:`first_arranged`). This module does not know
+where samples are written.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from wdscli.progress import Progress
 from wdscli.selection import Selection
 
 PLAIN_BYTES = 32
-"""Bytes of memory a sample for an order that needs a number or two: a shuffle, a split, a merge."""
+"""Bytes of memory per sample for an order that needs one or two numbers: a shuffle, a split, a merge."""
 VALUED_BYTES = 48
-"""Bytes of memory a sample for an order that compares values: a sort, a join, duplicates by content."""
+"""Bytes of memory per sample for an order that compares values: a sort, a join, duplicates by content."""
 LIMIT = "limit"
 """The reason for leaving out samples beyond ``--limit``."""
 
 
 Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
-"""Reads the samples of all sets of shards; its argument makes the extract of a set from its number and selection."""
+"""A function that reads the samples of all sets of shards. Its argument is a function that makes the extract of a set
+from the set's number and selection."""
 
 
 class Surveyed(NamedTuple):
     """The selected samples of all inputs, in input order.
 
-    ``values`` has the values from the order's ``extract``, or None. ``sets`` has for each input shard the number of
-    its set, of ``total_sets``: the argument of the command that named it, from 0, and then the joined table. ``reader``
-    reads samples again. ``shapes`` has, for each input shard of a join, the lists of fields that values number.
+    ``values`` has the values from the order's ``extract``, or None. ``sets`` has the number of each input shard's set.
+    The command's arguments are the sets from 0; a joined table is the last of ``total_sets``. ``reader`` reads samples
+    again. ``shapes`` has, for each input shard of a join, the lists of fields to which the values refer.
     """
 
     samples: PlanTable
@@ -57,7 +58,7 @@ class Surveyed(NamedTuple):
     shapes: Sequence[Sequence[tuple[bytes, ...]]] = ()
 
     def counts_of_sets(self) -> list[int]:
-        """The number of samples of each set."""
+        """Return the number of samples in each set."""
         of_shard: I64 = numpy.zeros(len(self.sets) + 1, dtype=numpy.int64)
         for part in blocks_of(self.samples.total):
             # The placeholder row has no shard.
@@ -69,21 +70,21 @@ class Surveyed(NamedTuple):
         return found
 
     def first(self, count: int) -> Surveyed:
-        """The first ``count`` samples, or all."""
+        """Return the first ``count`` samples, or all samples if there are fewer."""
         values = None if self.values is None else self.values.first(count)
         return self._replace(samples=self.samples.part(0, count), values=values)
 
     def without(self, gone: Sequence[int] | I64) -> Surveyed:
-        """All samples but these rows, which rise. This object must not be used again."""
+        """Return all samples except the rows ``gone``, which rise. This object must not be used again."""
         values = None if self.values is None else self.values.without(gone)
         return self._replace(samples=self.samples.without(gone), values=values)
 
 
 class Arranged(NamedTuple):
-    """Samples in output order. ``order`` has rows of the table, None for all unchanged; ``parts`` divide it, None for
-    one set; ``dropped`` counts samples that were left out, by reason. ``joined`` has the further rows of joined
-    samples; ``remark`` is a warning for the user. ``ends`` are the ends of shards, if the order keeps the input's
-    shards."""
+    """Samples in output order. ``order`` has row numbers of the table; None means all rows in their order. ``parts``
+    divides ``order``; None means that there is one set. ``dropped`` counts omitted samples by reason. ``joined`` has
+    the further rows of joined samples, and ``remark`` is a warning for the user. If the order keeps the input's shards,
+    ``ends`` has their ends."""
 
     order: I64 | None = None
     parts: Sequence[Part] | None = None
@@ -94,35 +95,36 @@ class Arranged(NamedTuple):
 
 
 class Order:
-    """What decides the order, and the parts."""
+    """The base class for orders. An order decides the order and the parts of the samples."""
 
     operation: str
     """The command's name, for the manifest."""
     extract: Extract | None = None
-    """The values that a survey must take of each sample."""
+    """The extract that takes a value of each sample during the survey, or None."""
     seed: int | None = None
-    """The seed for the manifest, None without one."""
+    """The seed for the manifest, or None."""
     bytes_per_sample: int = PLAIN_BYTES
     """Bytes of memory for each sample while the order is made."""
     makes_parts: bool = False
-    """Whether it divides samples into parts, in which they stay in input order."""
+    """Whether the order divides samples into parts, and keeps input order in each part."""
 
     is_repeatable: bool = False
-    """Whether operation, options and seed decide all of it, so that the plan of an earlier run may be used."""
+    """Whether operation, options and seed completely decide the result. An earlier run's plan may then be used."""
 
     def with_classes(self, known: Callable[[], Sequence[str] | None]) -> Order:
-        """The same order for a set whose manifest names the numbers in ``cls``; ``known`` looks for these names."""
+        """Return the same order for a set with class names in its manifest. ``known`` finds the names of the numbers in
+        ``cls``."""
         return self
 
     transform: Mapping[str, Any] | None = None
-    """The transform of each sample, as a plan file holds it (the fields of
+    """The transform of each sample, in the form of a plan file (the fields of
     :class:`wdscli.transform.transform.Transform`)."""
     keeps_shards: bool = False
     """Whether each input shard becomes one output shard."""
 
     @property
     def may_keep_names(self) -> bool:
-        """Whether each shard of the first set can become one output shard of the same name."""
+        """Return whether each shard of the first set can become one output shard with the same name."""
         return self.keeps_shards
 
     @property
@@ -131,45 +133,48 @@ class Order:
         return True
 
     is_join: bool = False
-    """Whether it joins samples of several sets, so that each set has its own template and rows."""
+    """Whether the order joins samples of several sets. Each set then has its own template and rows."""
 
     @property
     def placeholder(self) -> Rows | None:
-        """The row after all others, for missing parts of a join."""
+        """The placeholder row after all other rows, for missing parts of a join."""
         return None
 
     def check_request(self, request: Request, addresses: Sequence[str]) -> None:
         """Raise UsageError for options that contradict the order; ``addresses`` are the shards of all inputs."""
 
     def other_files(self) -> Sequence[str]:
-        """The files that the order reads besides shards. Raises UsageError if these name further files."""
+        """Return the files that the order reads besides shards. Raises UsageError if such a file names further
+        files."""
         return ()
 
     def table_shard(
         self, request: Request, scratch: Scratch | None, number: int, progress: Progress, look: Look
     ) -> tuple[Input, TableShard] | None:
-        """A table as input ``number``, copied to a shard, and what was read of it; None without a table."""
+        """Return a table as input ``number``, with its rows in a shard, and the facts about the table. Return None
+        without a table."""
         return None
 
     def templates(self, template: SurveyTask, request: Request, sets: int) -> list[SurveyTask]:
-        """The survey task of every shard: one, or with a join one for each of ``sets`` sets."""
+        """Return the survey tasks for shards: one task for all shards, or for a join one task for each of ``sets``
+        sets."""
         return [template._replace(selection=reading_selection(request, self))]
 
     def repeated(self, surveyed: Surveyed, request: Request) -> I64 | None:
-        """The rows to leave out because they repeat a key of their set; None to compare all sets together. Raises
-        DataError if repeats are an error."""
+        """Return the rows to leave out because they repeat a key of their set. None means that all sets are compared
+        together. Raises DataError if repeats are an error."""
         return None
 
     def may_leave_out(self) -> bool:
-        """Whether some samples may belong to no part."""
+        """Return whether some samples may belong to no part."""
         return False
 
     def is_left_out(self, value: bytes) -> bool:
-        """Whether a sample with this value belongs to no part."""
+        """Return whether a sample with this value belongs to no part."""
         return False
 
     def options(self) -> dict[str, Any]:
-        """The options of this order that shape the result, for the manifest, without defaults."""
+        """Return this order's options for the manifest: those that change the result and are not at their default."""
         return {}
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
@@ -186,7 +191,7 @@ class InputOrder(Order):
 
     @property
     def may_keep_names(self) -> bool:
-        # Several sets that are merged often have shards of the same name.
+        # Merged sets often have shards with the same name.
         return self.operation != "merge"
 
 
@@ -203,24 +208,24 @@ class ShuffledOrder(Order):
 
 
 def shuffled(samples: PlanTable, seed: int) -> I64:
-    """The rows sorted by (rank, shard, place). This order is pinned, so that other programs can give the same
-    shuffle."""
+    """Return the rows sorted by (rank, shard, place). This order never changes, so that other programs can make the
+    same shuffle."""
 
     def ranks(rows: Any) -> U64:
         some = samples.rows[rows]
         return rank_places(seed, some["shard"], some["place"])
 
-    # The rows are in the order of (shard, place), which settles ties.
+    # The rows are in the order of (shard, place). Rows with equal ranks keep this order.
     return order_of_hashes(samples.total, ranks)
 
 
 def is_in_input_order(order: Order, request: Request) -> bool:
-    """Whether the samples come out in input order, and none is left out because it repeats another."""
+    """Return whether the output is in input order, and no sample is left out as a repeat."""
     return isinstance(order, InputOrder) and not request.dedup
 
 
 def reading_selection(request: Request, order: Order) -> Selection:
-    """The selection for reading. It keeps the limit if the first selected samples are those that come out."""
+    """Return the selection for reading. It includes the limit if the first selected samples are the output."""
     in_input_order = isinstance(order, InputOrder) or (order.makes_parts and not order.may_leave_out())
     selection = request.selection.before_draw
     if in_input_order and request.on_duplicate != "skip" and not request.dedup:
@@ -229,7 +234,7 @@ def reading_selection(request: Request, order: Order) -> Selection:
 
 
 def first_to_arrange(order: Order, surveyed: Surveyed, limit: int | None) -> Surveyed:
-    """For an order that makes parts: the samples up to the last one that comes out."""
+    """For an order that makes parts, return the samples up to the last sample within the limit."""
     if limit is None or not order.makes_parts:
         return surveyed
     end = limit
@@ -240,8 +245,8 @@ def first_to_arrange(order: Order, surveyed: Surveyed, limit: int | None) -> Sur
 
 
 def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arranged:
-    """The first ``limit`` samples of an order over ``samples``; the others, with all their parts of a join, count as
-    left out."""
+    """Keep the first ``limit`` samples of an order over ``samples``. The other samples count as left out, with all
+    their parts of a join."""
     total = samples if arranged.order is None else len(arranged.order)
     if limit is None or arranged.parts is not None or limit >= total:
         return arranged
@@ -249,7 +254,7 @@ def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arran
     left, joined = total - limit, arranged.joined
     if joined is not None:
         others = tuple(other.slice(0, limit) for other in joined.others)
-        # A row below 0 is a missing part.
+        # A negative row number is a missing part.
         partners = sum(int((one.order >= 0).sum()) for one in others if one.order is not None)
         left += joined.counts.partners - partners
         joined = joined._replace(others=others, counts=joined.counts._replace(partners=partners))

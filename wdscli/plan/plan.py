@@ -1,9 +1,9 @@
-"""This module makes the plan of ``split``, ``merge``, ``shuffle`` and ``sort``: survey, order, cut.
+"""This module makes the plan of ``split``, ``merge``, ``shuffle`` and ``sort`` in three steps: survey, order, cut.
 
-:func:`make_plan` works on metadata alone. :class:`ReorderPlan` is its result. Each input shard is surveyed once;
-repeated keys are found over all of them; an :class:`~wdscli.plan.orders.Order` arranges the samples; and they are cut
-into shards. Each of these is a step of :class:`_Planning`, in this order. A join takes these steps with one survey
-template, one list of repeats and one column of rows for each set. This module does not know why samples are reordered.
+:func:`make_plan` uses only metadata, and returns a :class:`ReorderPlan`. First, each input shard is surveyed once. Then
+repeated keys are found over all shards. An :class:`~wdscli.plan.orders.Order` arranges the samples, which are cut into
+shards last. Each of these steps is a method of :class:`_Planning`. For a join, each set has its own survey template,
+its own list of repeats and its own column of rows. This module does not know why samples are reordered.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ DUPLICATE_KEY = "duplicate-key"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts of a plan: samples to write, and samples, members, payload bytes and bytes that were read.
+    """The counts of a plan: the samples to write, and the samples, members, payload bytes and other bytes read.
 
-    ``dropped`` counts samples that are left out, by reason; ``ignored`` counts members that belong to no sample, by
-    reason; ``oversized`` counts samples larger than the limit of a shard, which get a shard of their own.
+    ``dropped`` counts omitted samples by reason. ``ignored`` counts members that belong to no sample, by reason.
+    ``oversized`` counts samples that are larger than the limit of a shard; each gets its own shard.
     """
 
     samples: int
@@ -94,11 +94,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the shards of an output hold: rows of inputs in output order, and where each shard begins and ends. Samples
-    that lie in no shard yet have no rows here."""
+    """The contents of an output's shards: rows of inputs in output order, and the beginning and end of each shard.
+    Samples that do not come from shards have no rows here."""
 
     outputs: tuple[OutputSet, ...]
-    """The set of each part."""
+    """The output set of each part."""
     shards: tuple[PlannedShard, ...]
     inputs: Sequence[Input] = ()
     ordered: Ordered = field(default_factory=lambda: Ordered(PlanTable(no_rows())))
@@ -108,12 +108,12 @@ class Contents:
 
     @property
     def row_lists(self) -> list[Ordered]:
-        """All rows in output order: one list, or one for each set of a join."""
+        """All rows in output order: one list, or for a join one list per set."""
         return [self.ordered, *(self.joined.others if self.joined is not None else ())]
 
     @property
     def shards_of_outputs(self) -> list[list[int]]:
-        """The numbers of the shards of each output."""
+        """The shard numbers of each output set."""
         found: list[list[int]] = [[] for _ in self.outputs]
         for number, shard in enumerate(self.shards):
             found[shard.part].append(number)
@@ -126,13 +126,13 @@ class Contents:
 
     @property
     def is_stream(self) -> bool:
-        """Whether some shard has no name that could be read again."""
+        """Whether some shard has no name under which it can be read again."""
         return any(one.pattern.is_stream for one in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class ReorderPlan:
-    """The contents of an output, how the set is described, and how its shards are made."""
+    """A complete plan: the contents of the output, its description for the manifest, and the way to make its shards."""
 
     request: Request
     made: Provenance
@@ -140,25 +140,26 @@ class ReorderPlan:
     counts: Counts
     choice: Choice = AS_PLANNED
     mark: PlanMark | None = None
-    """The plan's own fingerprint, if it is known."""
+    """The plan's fingerprint, if it is already known."""
     is_stored: bool = False
     """Whether the plan was read from a file. Other runs may then work on its tasks at the same time."""
     is_repeatable: bool = False
-    """Whether operation, options, seed and inputs decide all of the plan."""
+    """Whether operation, options, seed and inputs completely decide the plan."""
     brings: bool = False
     """Whether remote inputs are downloaded before the first shard is made."""
     duplicates: Duplicates | None = None
-    """The duplicates that ``--dedup`` left out."""
+    """The duplicates left out by ``--dedup``."""
     transform: Mapping[str, Any] | None = None
-    """The transform of each sample, as plain values; planned sizes are those before it."""
+    """The transform of each sample, as plain values. The planned sizes are the sizes before the transform."""
     parents: Sequence[tuple[str, Manifest | None]] = ()
-    """For a view: the address of a shard and the manifest of each set that it is made from."""
+    """For a view: the address of one shard, and the manifest, of each source set."""
     parcel: Callable[[int], bytes] | None = None
-    """The samples of a shard, by its number, in bytes for a plan file, if they lie in no shard yet."""
+    """If samples do not come from shards: a function that returns the samples of a shard, by its number, as bytes for a
+    plan file."""
 
     @property
     def samples(self) -> int:
-        """Samples to write."""
+        """The number of samples to write."""
         return self.counts.samples
 
     @property
@@ -175,9 +176,9 @@ def make_plan(
     brings: bool = False,
     progress: Progress = QUIET,
 ) -> ReorderPlan:
-    """Survey the inputs, order and cut. It reads headers or indexes only. It writes to ``scratch``, which must live
-    until the plan has run: copies of inputs that can be read only once, and rows that memory cannot hold. ``brings``
-    allows copies of remote inputs too, for a plan that runs right away.
+    """Survey the inputs, order the samples and cut them into shards. Only headers or indexes are read. Two things go to
+    ``scratch``: copies of inputs that can be read only once, and rows that do not fit in memory. So ``scratch`` must
+    exist until the plan has run. ``brings`` allows copies of remote inputs too, for a plan that runs immediately.
 
     Raises UsageError, InputError, DataError, OutputError.
     """
@@ -194,13 +195,13 @@ class _Planning:
     """The state of one call of :func:`make_plan`. Each step uses the results of the steps before it."""
 
     sets: list[int]
-    """The set of each input, from 0."""
+    """The set number of each input, from 0."""
     templates: list[SurveyTask]
-    """The survey task of every shard; with a join, one for each set."""
+    """The survey tasks: one for all shards, or for a join one for each set."""
     states: list[SelectionState]
-    """The state of the selection, for each template."""
+    """The state of the selection, for each survey task."""
     surveyed: Surveyed
-    """The samples that are left."""
+    """The samples that remain."""
     ordered: Ordered
     """The samples in output order."""
 
@@ -218,7 +219,7 @@ class _Planning:
         self.bytes_of_table = 0
 
     def check_request(self) -> None:
-        """Find the shards, and refuse options that contradict each other."""
+        """Find the input shards, and refuse options that contradict each other."""
         request = self.request
         self.shards, self.sets = open_sets(
             request.inputs, request.on_error, self.progress.warn, trust_addresses=request.trust_addresses
@@ -244,8 +245,8 @@ class _Planning:
             self.rekey = Rekey.parse(request.rekey)
 
     def _outputs(self, request: Request) -> Outputs:
-        """Where the shards go. With ``{name}``, and in a view where the order allows it, each is named as the shard of
-        the first set that it comes from. Raises UsageError."""
+        """Return the output sets. With ``{name}``, a new shard gets the name of the first set's shard from which it is
+        made. A view does the same if the order allows it. Raises UsageError."""
         text, keeps_shards = request.output, self.order.may_keep_names
         if is_view(text):
             if self.order.transform is not None:
@@ -267,7 +268,7 @@ class _Planning:
         return Outputs(text, request.settings, names=names, may_exist=request.resume)
 
     def survey(self) -> None:
-        """Read the headers or indexes of all shards. A joined table becomes a shard first."""
+        """Read the headers or indexes of all shards. First, write a joined table as a shard."""
         request = self.request
         self.limits = limits_for(request.memory, request.jobs)
         if self.limits.warning:
@@ -302,7 +303,7 @@ class _Planning:
         )
 
     def _tasks(self, inputs: Sequence[Input], templates: Sequence[SurveyTask]) -> list[SurveyTask]:
-        """One task for each input, by the template of its set."""
+        """Return one task for each input, made from the template of its set."""
         request, tasks = self.request, []
         scratch, room = None if is_away(request) else self.scratch, self._room(templates)
         known = known_samples(self.shards) if request.on_error == "skip" else {}
@@ -321,8 +322,8 @@ class _Planning:
         return tasks
 
     def _look(self, inputs: list[Input], extract_of: Callable[[int, Selection], Extract]) -> None:
-        """Read the selected samples of all inputs before the survey, each set by its extract. Inputs that had to be
-        copied are read from their copies from then on."""
+        """Read the selected samples of all inputs before the survey, with an extract for each set. If an input must be
+        copied first, later steps read the copy too."""
         templates = [
             template._replace(extract=extract_of(number, template.selection))
             for number, template in enumerate(self._templates())
@@ -338,7 +339,8 @@ class _Planning:
         self.progress.finish()
 
     def _room(self, templates: Sequence[SurveyTask]) -> Room:
-        """The disc space for copies of remote inputs: none if nothing is copied or workers run elsewhere."""
+        """Return the disc space for copies of remote inputs. It is zero if nothing is copied, or if workers run on
+        other machines."""
         request, scratch = self.request, self.scratch
         is_wanted = self.brings and request.strategy != "gather" and request.engine is None
         if not is_wanted or scratch is None or all(map(is_local, self.shards.addresses)):
@@ -347,8 +349,8 @@ class _Planning:
         if free is None or any(one.selection.limit is not None for one in templates):
             return NO_ROOM
         takes_most = request.selection.takes_most
-        # Inputs that do not fit in memory are better read in two passes. Inputs read from beginning to end cost less by
-        # an index, except for the requests of small shards.
+        # If inputs do not fit in memory, the spill strategy is better than copies. If inputs are read in order, an
+        # index costs less than a copy, except for small shards.
         share = min(free, available()) // (2 * len(self.shards.addresses)) if takes_most else 0
         if is_in_input_order(self.order, request):
             share = min(share, REQUEST_BYTES)
@@ -357,7 +359,8 @@ class _Planning:
     def _versions(
         self, inputs: Sequence[Input], unindexed: frozenset[str], room: Room
     ) -> dict[str, tuple[int, str] | None]:
-        """Size and version of indexed inputs, from a listing or, where that may save reading them, from a request."""
+        """Return size and version of indexed inputs. They come from a listing. A request may also be sent, if an
+        unchanged shard may then be copied without reading it."""
         indexed = [one.address for one in inputs if not one.copy and one.address not in unindexed]
         listed = self.shards.listed
         known = {address: listed_version(address) for address in indexed if address in listed}
@@ -365,8 +368,8 @@ class _Planning:
         return known | dict(zip(others, at_once(current_version, others)))
 
     def _may_move(self) -> bool:
-        """Whether some shard may come out unchanged, so that its store could copy it, judged by sizes and counts before
-        anything is read."""
+        """Return whether some shard may stay unchanged, so that its store can copy it. Sizes and counts decide this
+        before anything is read."""
         addresses = self.shards.addresses
         is_plain = is_in_input_order(self.order, self.request) and self.rekey is None
         is_plain = is_plain or (self.order.is_join and self.is_named)
@@ -378,7 +381,7 @@ class _Planning:
         )
 
     def _templates(self) -> list[SurveyTask]:
-        """The survey task of every shard; with a join, one for each set."""
+        """Return the survey tasks: one for all shards, or for a join one for each set."""
         request = self.request
         template = SurveyTask(
             Input(""),
@@ -392,7 +395,8 @@ class _Planning:
         return self.order.templates(template, request, self.total_sets)
 
     def check_surveys(self) -> None:
-        """Print the warnings of surveys. Refuse names that no sample has, and a plan that does not fit in memory."""
+        """Print the warnings of surveys. Raise an error for names that no sample has, and for a plan that does not fit
+        in memory."""
         request, state = self.request, self.states[0]
         self.dropped = sum_counts(
             [self.dropped, missing_samples(self.shards.missing)]
@@ -425,7 +429,7 @@ class _Planning:
         )
 
     def leave_out_repeats(self) -> None:
-        """Apply ``--dedup`` and ``--on-duplicate`` to samples that repeat a key or content."""
+        """Apply ``--dedup`` and ``--on-duplicate`` to samples with a repeated key or repeated payloads."""
         policy, surveyed = self.request.on_duplicate, self.surveyed
         reader = surveyed.reader
         if (rows := self.order.repeated(surveyed, self.request)) is not None:
@@ -452,19 +456,19 @@ class _Planning:
             self._leave_out(DUPLICATE_KEY, pairs.rows)
 
     def _leave_out(self, reason: str, rows: I64) -> None:
-        """Leave out the samples of these rising rows."""
+        """Leave out the samples of these rows, which rise."""
         if len(rows):
             self.dropped[reason] = self.dropped.get(reason, 0) + len(rows)
             self.surveyed = self.surveyed.without(rows)
 
     def draw(self) -> None:
-        """Leave out the samples that ``--sample N`` does not draw, now that all samples are known."""
+        """Leave out the samples that ``--sample N`` does not choose. All samples must be known before."""
         draw, surveyed = self.request.selection.draw, self.surveyed
         if draw is None or not draw.is_open:
             return
         table, hashes = surveyed.samples, surveyed.samples.keys
         if self.templates[0].rekey is not None:
-            # Samples are drawn by their old keys, and rows have the new ones.
+            # The choice depends on old keys, but rows have the hashes of new keys.
             keys = (hash_key(one.key) for one in surveyed.reader.samples(table, range(table.total)))
             hashes = numpy.fromiter(keys, numpy.uint64, table.total)
         if message := draw.lack(table.total):
@@ -472,7 +476,7 @@ class _Planning:
         self._leave_out(DRAWN, draw.left_out(hashes))
 
     def arrange(self) -> None:
-        """Bring the samples into output order, at most ``--limit`` of them."""
+        """Arrange the samples in output order, and keep at most ``--limit`` samples."""
         request = self.request
         limit = request.selection.limit if self.templates[0].selection.limit is None else None
         self.draw()
@@ -514,14 +518,14 @@ class _Planning:
         )
 
     def _ends(self) -> list[int]:
-        """The ends of output shards that each hold the samples of one shard of the first set."""
+        """Return the ends of output shards that each have the samples of one shard of the first set."""
         shards = self.ordered.column("shard", 0, self.ordered.total)
         numbers: I64 = numpy.arange(len(self.outputs.names or ()))
         ends: list[int] = shards.searchsorted(numbers, side="right").tolist()
         return ends
 
     def _counts(self, oversized: int) -> Counts:
-        """The counts of all steps."""
+        """Return the counts of all steps."""
         sizes = [found.stamp.size_bytes for found in self.surveys[: len(self.shards.addresses)]]
         return Counts(
             self.ordered.total,
@@ -549,7 +553,7 @@ class _Planning:
 
 
 def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Counts by reason, added up and sorted by reason."""
+    """Add up counts by reason, and sort them by reason."""
     total: dict[str, int] = {}
     for part in parts:
         for reason, count in part.items():
@@ -558,14 +562,14 @@ def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def provenance_of(request: Request, order: Order, shards: ShardSet) -> Provenance:
-    """How the set of a request is made, without classes and parts."""
+    """Return the record of how a request's set is made, without classes and parts."""
     options = {**order.options(), **shaping_options(request)}
     fingerprints = [fingerprint_of(shards)]
     return Provenance(order.operation, options, order.seed, fingerprints, stamp=request.stamp)
 
 
 def shaping_options(request: Request, preserve: bool = False) -> dict[str, Any]:
-    """The options that shape the result, for the manifest; options at their default are left out."""
+    """Return the options for the manifest: those that change the result and are not at their default."""
     given: dict[str, Any] = {
         "dedup": Dedup.parse(request.dedup).names if request.dedup else None,
         "max_count": request.cuts.max_count,

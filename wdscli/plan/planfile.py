@@ -1,10 +1,10 @@
-"""This module reads and writes plan files, from which any machine can make any of the shards: wdscli-plan(5).
+"""This module reads and writes plan files (wdscli-plan(5)). With a plan file, any machine can make any of the shards.
 
 :func:`write_plan` writes a plan file, and :func:`load_plan` reads one. The file has the rows first, in output order,
-then the shards, then a header in JSON, then a tail with the place of the header. So a plan is written in one pass, and
-a task that makes one shard reads the header and a slice of rows. Every section has a checksum, its seal, and a task
-checks the seals of what it reads. Local addresses in a plan are absolute, because its tasks may run in any folder. This
-module does not know where or when tasks run.
+then the shards, then a header in JSON, then a tail with the place of the header. So a plan is written in one pass. A
+task that makes one shard reads only the header and a slice of the rows. Every section has a checksum, which is called
+its seal. A task checks the seals of all sections that it reads. Local addresses in a plan are absolute, because its
+tasks may run in any folder. This module does not know where or when tasks run.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from wdscli.tar import Form
 MAGIC = b"WDSPLAN\x01"
 VERSION = 2
 FAILURES = "on_failure"
-"""The option of a transform that does not change the shards of a run without failures."""
+"""The name of an option of a transform. The option does not change the shards of a run without failures."""
 TAIL = struct.Struct("<QQQ8s")
-"""The header's first byte, its bytes, its seal, and the magic again."""
+"""The tail of a plan file: the header's offset, length and seal, and the magic again."""
 ROW_BYTES = 49
 _COLUMNS_OF_PARCELS = 3
 ROWS_PER_WRITE = 1 << 16
 
 
 def _shard_record(lists: int) -> struct.Struct:
-    """First sample, end, bytes, members, part, number in the part, and a seal for each list of rows."""
+    """Return the format of a shard's record: first sample, end, bytes, members, part, number in the part, and a seal
+    for each list of rows."""
     return struct.Struct("<QQQQII" + "Q" * lists)
 
 
@@ -102,12 +103,12 @@ HEADER: dict[str, Any] = {
     "rows": [int, ...],
     "shards": [int, int, str],
 }
-"""The table of a header (:mod:`wdscli.schema`). A seal shows that nothing was changed since a plan was written, not
-that wdscli wrote it."""
+"""The schema of a header (:mod:`wdscli.schema`). It is needed because a seal shows only that a plan was not changed
+later. It does not show that wdscli wrote the plan."""
 
 
 def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
-    """Write a plan. Raises UsageError for a plan that needs something only this process has, and OutputError."""
+    """Write a plan. Raises OutputError, and UsageError for a plan that depends on this process."""
     check_storable(plan, address)
     header, contents = _header(plan), plan.contents
     with open_sink(address, force=force) as sink:
@@ -131,7 +132,7 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
 
 
 def check_storable(plan: ReorderPlan, address: str) -> None:
-    """Raise UsageError for a plan that others cannot run, and for an address that cannot be read again."""
+    """Raise UsageError for a plan that other processes cannot run, and for an address that cannot be read again."""
     if is_stream(address):
         raise UsageError(
             f"{address} is a stream, but a plan must be readable at any position", hint="--plan FILE"
@@ -159,7 +160,7 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
 
 
 def check_shown(address: str) -> None:
-    """Raise UsageError for an address with secrets, which readers of the plan must not see."""
+    """Raise UsageError for an address with a secret, because readers of the plan could see it."""
     if shown(address) != address:
         raise UsageError(
             f"the plan would hold a password, token or signature: {address}",
@@ -168,7 +169,7 @@ def check_shown(address: str) -> None:
 
 
 def _write_rows(contents: Contents, ordered: Ordered, sink: Sink) -> Iterator[int]:
-    """Write all rows of one list. Yields a seal for each shard."""
+    """Write all rows of one list, and yield a seal for each shard."""
     for shard in contents.shards:
         digest = xxh3_64()
         for first in range(shard.first, shard.end, ROWS_PER_WRITE):
@@ -179,7 +180,7 @@ def _write_rows(contents: Contents, ordered: Ordered, sink: Sink) -> Iterator[in
 
 
 def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], bytes], sink: Sink) -> list[list[int]]:
-    """Write the parcels of all shards. Returns the first byte, the length and the seal of each."""
+    """Write the parcels of all shards: their samples as bytes. Return offset, length and seal of each parcel."""
     found: list[list[int]] = [[], [], []]
     for number in range(len(plan.contents.shards)):
         data = parcel(number)
@@ -190,7 +191,7 @@ def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], bytes], sink: Sink
 
 
 def _header(plan: ReorderPlan) -> dict[str, Any]:
-    """A header without rows and shards, whose places follow from what is written before it."""
+    """Return a header without the places of rows and shards, which are known only after these are written."""
     request, made, contents = plan.request, plan.made, plan.contents
     joined, rekey = contents.joined, contents.rekey
     settings = {**request.settings._asdict(), "witness": None}
@@ -222,13 +223,13 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
 
 
 def absolute(address: str) -> str:
-    """An address that means the same in any folder."""
+    """Return an address that means the same in any folder."""
     return os.path.abspath(local_path(address)) if is_local(address) else address
 
 
 def absolute_output(text: str) -> str:
-    """The text of an output that means the same in any folder. Raises UsageError for a folder whose name cannot be part
-    of it."""
+    """Return an output text that means the same in any folder. Raises UsageError if the current folder's name cannot be
+    used in it."""
     if not is_local(text) or os.path.isabs(local_path(text)):
         return text
     folder = os.getcwd()
@@ -241,7 +242,7 @@ def absolute_output(text: str) -> str:
 
 
 class PlanFile:
-    """An open plan file; its rows are read when they are needed."""
+    """An open plan file. Its rows are read when they are needed."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -292,8 +293,8 @@ class PlanFile:
         return list(record.iter_unpack(data))
 
     def _sealed(self, at: int, length: int, seal: int | None, why: str) -> bytes:
-        """Some bytes of the file. Raises DataError if bytes are missing or do not match the seal (None: not
-        checked)."""
+        """Return some bytes of the file. Raises DataError if bytes are missing or do not match the seal. A seal of None
+        is not checked."""
         data = self.source.read_at(at, length)
         if len(data) != length or (seal is not None and xxh3_64_intdigest(data) != seal):
             raise self.broken(why)
@@ -307,7 +308,8 @@ class PlanFile:
         )
 
     def rows(self, number: int, first: int, end: int, shard: int | None) -> bytes:
-        """The rows of some samples, of list ``number``; checked if they are all rows of ``shard``."""
+        """Return the rows of some samples from list ``number``. If they are all rows of ``shard``, their seal is
+        checked."""
         at, length = self.header["rows"][number] + first * ROW_BYTES, (end - first) * ROW_BYTES
         if shard is None:
             return self._sealed(at, length, None, "rows are missing")
@@ -316,7 +318,7 @@ class PlanFile:
         )
 
     def parcel(self, shard: int) -> bytes:
-        """The parcel of one shard. Raises DataError if it was changed."""
+        """Return the parcel of one shard. Raises DataError if it was changed."""
         at, length, seal = self.shards[shard][6:]
         return self._sealed(at, length, seal, f"the parcel of task {shard} was changed")
 
@@ -349,9 +351,9 @@ class PlanRows(Ordered):
 
 
 def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> ReorderPlan:
-    """Read a plan. ``more`` are fields of its request that a plan does not hold: jobs, engine, memory. With
-    ``trust_addresses`` a downloaded plan may name any input and output, and a command. Raises InputError, DataError for
-    a file that is no whole plan."""
+    """Read a plan. ``more`` are fields of the request that are not in a plan: jobs, engine, memory. With
+    ``trust_addresses``, a downloaded plan may name a command, and any input and output. Raises InputError, and
+    DataError for a file that is not a complete plan."""
     file = PlanFile(address)
     try:
         _check_trust(file, trust_addresses)
@@ -367,7 +369,7 @@ def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> Re
 
 
 def _check_trust(file: PlanFile, trusted: bool) -> None:
-    """Raise DataError for contents that no plan of wdscli has, and InputError for contents that a downloaded plan may
+    """Raise DataError for contents that wdscli never writes, and InputError for contents that a downloaded plan must
     not have."""
     header = file.header
     named = [*(address for address, *_ in header["inputs"]), header["output"]]
@@ -444,7 +446,7 @@ def _joined(plain: Mapping[str, Any], others: Sequence[Ordered]) -> Joined:
 
 
 def mark_of(plan: ReorderPlan) -> PlanMark:
-    """The fingerprint of a plan; for a stored plan the one in its file."""
+    """Return the fingerprint of a plan. A stored plan has it in its file."""
     if plan.mark is not None:
         return plan.mark
     rows, contents = xxh3_128(), plan.contents
@@ -478,12 +480,12 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
 
 
 def shaping_mark(plan: ReorderPlan) -> str:
-    """The fingerprint of a plan's options."""
+    """Return the fingerprint of a plan's options."""
     return digest_of(shaping(plan))
 
 
 def shaping(plan: ReorderPlan) -> dict[str, Any]:
-    """All that decides the bytes besides the inputs and the samples' order."""
+    """Return everything that decides the bytes, except the inputs and the order of the samples."""
     settings, rekey = plan.request.settings, plan.contents.rekey
     rule = plan.request.selection.field_rule
     return {
@@ -500,7 +502,7 @@ def shaping(plan: ReorderPlan) -> dict[str, Any]:
 
 
 def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The command's options in which two runs differ, by the :func:`shaping` of each.
+    """Return the options of the command in which two runs differ. Each run is given by the result of :func:`shaping`.
 
     >>> differing_options({"options": {"max_count": 3}, "seed": 1}, {"options": {}, "seed": 2})
     ['--max-count', '--seed']
@@ -518,7 +520,7 @@ def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
 
 
 def option_of(operation: str, name: str) -> str:
-    """The option of today for a name in manifests and in :func:`shaping`.
+    """Return the current option for a name in manifests and in :func:`shaping`.
 
     >>> option_of("merge", "key"), option_of("split", "max_count")
     ('--key-column', '--max-count')
@@ -545,9 +547,9 @@ _OPTIONS = {
     "on_failure": "on-error",
     "quality": "format",
 }
-"""Names of options on the command line, by operation and for all, if they differ from those in manifests."""
+"""Current options for the names in manifests that differ from them, for each operation and for all operations."""
 
 
 def digest_of(value: Any) -> str:
-    """A fingerprint of plain values."""
+    """Return a fingerprint of plain values."""
     return xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=str).encode("ascii"))

@@ -1,7 +1,7 @@
 """This module has the request of a reordering command, as records.
 
-:class:`Request` is the options that all reordering commands share, and :class:`PlanMark` is the fingerprint of the plan
-that follows from it. This module does not know how a plan is made or carried out.
+:class:`Request` has the options that all reordering commands share. :class:`PlanMark` is the fingerprint of a plan made
+from a request. This module does not know how a plan is made or carried out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from wdscli.storage.ends import taken
 
 
 class PlanMark(NamedTuple):
-    """The fingerprint of a plan, in four parts that show what differs, and the policy of a transform for ``failures``
-    (empty for stop). The place, jobs and memory of a run are not part of it: they do not change the bytes."""
+    """The fingerprint of a plan. It has four parts, so that a difference can be explained. ``failures`` is a
+    transform's policy for failures; it is empty for "stop". The place, jobs and memory of a run are not included,
+    because they do not change the bytes."""
 
     inputs: str
     options: str
@@ -35,13 +36,13 @@ class PlanMark(NamedTuple):
         return "-".join(self[:4])
 
     def accepts(self, made: PlanMark) -> bool:
-        """Whether this plan makes the same shards as the plan ``made``. A run that stops at a failure has made shards
-        without failures, which fit any ``failures``."""
+        """Return whether this plan makes the same shards as the plan ``made``. If that plan stopped at failures, its
+        shards have no failures, and any policy for failures accepts them."""
         return self[:4] == made[:4] and made.failures in ("", self.failures)
 
     def difference(self, other: PlanMark, options: Sequence[str] = ()) -> str:
-        """How another plan differs from this one, as the end of a sentence. ``options`` are the options known to
-        differ."""
+        """Return how another plan differs from this plan, as the end of a sentence. ``options`` are the options known
+        to differ."""
         if self[:4] == other[:4]:
             options = ["--on-error"]
         if options or self.options != other.options:
@@ -66,23 +67,24 @@ class Request(NamedTuple):
     on_error: OnError = "stop"
     on_duplicate: OnDuplicate = "error"
     dedup: Sequence[str] = ()
-    """Leave out samples that repeat the key (``key``) or the payloads of these fields, of those that are selected."""
+    """Leave out selected samples that repeat the key (``key``) or the payloads of these fields."""
     rekey: str | None = None
     jobs: int | None = None
     use_index: bool = True
     tmp: str | None = None
-    """The folder or address for scratch files; None for TMPDIR."""
+    """The folder or address for scratch files. None means TMPDIR."""
     selection_text: Mapping[str, Any] | None = None
     """The selection as it was typed, for the manifest."""
     strategy: Strategy = "auto"
     memory: int | None = None
-    """The most bytes that all processes together may have resident; None for what the machine can spare."""
+    """The most bytes of memory for all processes together. None means the memory that the machine can spare."""
     engine: str | None = None
-    """Where tasks run: ``dask://HOST:PORT`` or another engine's URL; None for this machine, with ``jobs``."""
+    """The engine for tasks: ``dask://HOST:PORT`` or another engine's URL. None means ``jobs`` processes on this
+    machine."""
     workers: Executor | None = None
-    """Processes that already import the code of a transform."""
+    """Worker processes that have already imported the code of a transform."""
     post: str | None = None
-    """A shell command to run for each published shard; ``{}`` in it is the shard."""
+    """A shell command to run for each published shard. The shard's address replaces ``{}``."""
     resume: bool = False
     """Keep the shards that an earlier run of the same plan has made."""
     allow_empty: bool = False
@@ -90,7 +92,8 @@ class Request(NamedTuple):
     trust_addresses: bool = False
     """Whether manifests and downloaded lists may name any shard."""
     plan_file: str | None = None
-    """Where to store the plan instead of running it; such a plan must hold nothing that only this process has."""
+    """The address for a plan file. If it is given, the plan is stored and not run. Such a plan must not depend on this
+    process."""
 
     if_changed: bool = False
     """Exit without writing if the output is up to date; replace it if the same command made it."""
@@ -99,14 +102,14 @@ class Request(NamedTuple):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the options alone decide which samples are selected: no key files, and no policy that skips
-        samples or compares payloads."""
+        """Whether the options alone decide the selected samples. This is false with key files, and with policies that
+        skip samples or compare payloads."""
         has_files = self.selection.key_rule is not None and bool(self.selection.key_rule.files)
         return not has_files and self.on_error == "stop" and self.on_duplicate == "error" and not self.dedup
 
 
 def check_view(request: Request) -> None:
-    """Raise UsageError for options that mean nothing for a view, OutputExistsError for a view that exists."""
+    """Raise UsageError for options that have no meaning for a view, and OutputExistsError if the view exists."""
     given = {
         "--plan": request.plan_file,
         "--post": request.post,

@@ -1,8 +1,8 @@
 """This module has scratch space: a folder that is removed when its block ends, and the copies in it.
 
 :class:`Scratch` is the folder, on this machine or on an object store. :func:`spool` copies an input that can be read
-only once. :func:`hold_remote_shards` copies remote shards that several steps read. :class:`StoredRows` holds rows of
-one survey that do not fit in a worker's memory. This module does not know what the bytes are for.
+only once. :func:`hold_remote_shards` copies remote shards that several steps read. :class:`StoredRows` stores rows of
+one survey that do not fit in a worker's memory. This module does not know the purpose of the bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HINT = "choose a folder with more space: --tmp DIR, or TMPDIR"
 
 
 class Scattered(NamedTuple):
-    """The scratch space of a first pass: the common beginning of its parts' addresses."""
+    """The scratch space of a first pass. ``prefix`` is the common beginning of the addresses of its parts."""
 
     prefix: str
     is_local: bool
@@ -57,8 +57,8 @@ class Scattered(NamedTuple):
 
 
 class Scratch:
-    """A temporary folder in ``parent`` (an address; default: TMPDIR). It is created by the first write and removed with
-    its contents when the block ends. A context manager."""
+    """A temporary folder in ``parent`` (an address; default: TMPDIR). It is a context manager. The first write creates
+    the folder, and the end of the block removes it with its contents."""
 
     def __init__(self, parent: str | None = None) -> None:
         if parent is None:
@@ -79,14 +79,14 @@ class Scratch:
         return f"{self.folder}/{number}.tar"
 
     def space(self) -> Scattered:
-        """A new space for spilled samples. Raises OutputError."""
+        """Return a new space for spilled samples. Raises OutputError."""
         self._spaces += 1
         if self.is_local:
             self._make()
         return Scattered(f"{self.folder}/spill-{self._spaces}", self.is_local)
 
     def path_of(self, name: str) -> str:
-        """The local path of a file in the folder. The writer creates the folder."""
+        """Return the local path of a file in the folder. The writer must create the folder."""
         if not self.is_local:
             self._local = self._local or Scratch()
             return self._local.path_of(name)
@@ -100,7 +100,8 @@ class Scratch:
             raise OutputError(f"cannot make {self.folder}: {error.strerror}", hint=HINT) from error
 
     def free_bytes(self) -> int | None:
-        """The free bytes; None if the store does not tell. Raises OutputError if the folder does not exist."""
+        """Return the free bytes, or None if the store does not report them. Raises OutputError if the folder does not
+        exist."""
         if not self.is_local:
             return None
         from shutil import disk_usage
@@ -112,7 +113,7 @@ class Scratch:
             raise OutputError(f"cannot use {folder} as scratch space: {error.strerror}", hint=HINT) from error
 
     def close(self) -> None:
-        """Remove the folder. Never raises: leftovers do no harm."""
+        """Remove the folder. This never raises, because remaining files do no harm."""
         if self._local is not None:
             self._local.close()
         if self.is_local:
@@ -135,9 +136,10 @@ class Scratch:
 
 
 class Room(NamedTuple):
-    """The disc space for copies of remote inputs: half of the ``free_bytes`` that the disc of ``folder`` had (empty: no
-    space). ``takes_most`` says that most of each shard is needed in the end. Then ``share_bytes`` of each may be copied
-    even if an index would do, unless the index may let the store copy it to the output (``may_move``)."""
+    """The disc space for copies of remote inputs. ``free_bytes`` were free on the disc of ``folder``, and copies may
+    use half of them. An empty ``folder`` means no space. ``takes_most`` says that most bytes of each shard are needed
+    later. A shard of at most ``share_bytes`` may then be copied even if it has an index. But if ``may_move`` is true,
+    the store may copy an indexed shard to the output, so it is not copied here."""
 
     folder: str = ""
     free_bytes: int = 0
@@ -146,7 +148,8 @@ class Room(NamedTuple):
     may_move: bool = False
 
     def holds(self, size: int | None, *, like_all: bool = False) -> bool:
-        """Whether a shard of this size fits, with ``like_all`` also if all others are like it."""
+        """Return whether a shard of this size fits. With ``like_all``, return whether it fits if all other shards have
+        its size."""
         if not self.folder or size is None or (like_all and size > self.share_bytes):
             return False
         from shutil import disk_usage
@@ -154,12 +157,12 @@ class Room(NamedTuple):
         return disk_usage(self.folder).free - size >= self.free_bytes // 2
 
     def copies_like(self, size: int | None) -> bool:
-        """Whether a shard of this size is probably copied although an index would do. A shard of unknown size (None)
-        counts as larger than one request."""
+        """Return whether a shard of this size is probably copied although it has an index. A shard of unknown size
+        (None) counts as slightly larger than one request."""
         return self.share_bytes > (REQUEST_BYTES if size is None else size - 1)
 
     def takes_all(self, size: int) -> bool:
-        """Whether a shard of this size is copied whatever its index says."""
+        """Return whether a shard of this size is always copied, with or without an index."""
         return not self.may_move and self.holds(size, like_all=True)
 
 
@@ -167,13 +170,13 @@ NO_ROOM = Room()
 
 
 def folder_of_scratch(scratch: Scratch | None) -> str | None:
-    """The local folder for scratch files without a name: the parent of ``scratch`` if it is local, else None for
-    TMPDIR."""
+    """Return the local folder for scratch files without a name. It is the parent of ``scratch`` if that is local;
+    otherwise None, which means TMPDIR."""
     return os.path.abspath(local_path(scratch.parent)) if scratch is not None and scratch.is_local else None
 
 
 def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None = None) -> None:
-    """Copy an unread source to a new file. With ``cut``, a compressed stream that breaks off is reported there, and the
+    """Copy an unread source to a new file. If a compressed stream breaks off, ``cut`` is called with the error, and the
     bytes before the break are kept. Raises InputError, DataError, OutputError."""
     if source.seekable and source.size is not None:
         source.expect([(0, source.size)])
@@ -199,9 +202,9 @@ def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None 
 def hold_remote_shards(
     addresses: Iterable[str], scratch: Scratch, progress: Progress, *, whole: bool = False
 ) -> Iterator[None]:
-    """In the block, and in tasks that begin in it, read some remote shards from copies made here first, so that several
-    steps download each once. Copied are shards whose headers cannot be read without most of their bytes, with ``whole``
-    all shards, up to half of the free space."""
+    """Copy some remote shards to local files, and read them from there in the block and in tasks that begin in it. So
+    several steps download each shard only once. A shard is copied if its headers cannot be read without most of its
+    bytes. With ``whole``, every shard is copied. The copies use at most half of the free space."""
     remote = [one for one in dict.fromkeys(addresses) if not (is_local(one) or is_stream(one))]
     if not remote or not scratch.is_local:
         yield
@@ -210,7 +213,7 @@ def hold_remote_shards(
     folder = scratch.path_of("held")
     stage = ShardStage(progress, "copying", remote)
     for address in remote:
-        # The next reader reports an unreadable shard.
+        # Skip an unreadable shard: the next reader reports it.
         with (
             suppress(StorageError, DataError),
             open_source(address, decompress=False, whole=whole or is_one_request(address)) as source,
@@ -225,11 +228,11 @@ def hold_remote_shards(
 
 
 def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> Iterator[bytes]:
-    """Yield all bytes of a shard that is read once; ``cut`` as in :func:`spool`. An endless stream must not fill the
-    disc: a stream of only zeros raises InputError, one that is not a tar DataError (not with ``cut``, which may find
-    members after damage)."""
+    """Yield all bytes of a shard that can be read only once. ``cut`` is the same as in :func:`spool`. An endless stream
+    must not fill the disc. So a stream of only zeros raises InputError, and a stream that is not a tar raises
+    DataError. With ``cut``, there is no DataError, because members may follow damage."""
     offset, blank = 0, True
-    # The bytes of a compressed file are not those of the tar.
+    # Progress counts bytes of the file. A compressed file has other bytes than its tar.
     tick = tick_of_task() if source.seekable and source.stored is source else None
     while True:
         try:
@@ -253,7 +256,7 @@ def pieces_to_end(source: Source, cut: Callable[[DataError], None] | None) -> It
 
 
 def _check_room(source: Source, path: str) -> None:
-    """Raise OSError at once if a source of known size does not fit."""
+    """If a source of known size does not fit on the disc, raise OSError before copying."""
     if source.size is None:
         return
     from shutil import disk_usage
@@ -264,7 +267,7 @@ def _check_room(source: Source, path: str) -> None:
 
 
 class StoredRows:
-    """Blocks of rows in a local file. Picklable: a worker sends it to the process that plans."""
+    """Blocks of rows in a local file. A worker sends this object to the planning process, so it is picklable."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -1,18 +1,18 @@
-"""This module knows sort keys: as they are typed, as bytes of each sample, and how rows are sorted by these bytes.
+"""This module parses sort keys, turns sort values into bytes, and sorts rows by these bytes.
 
-:func:`sort_key` parses ``json.width:nr`` to a :class:`SortKey`. :class:`SortValues` is the extract that takes all sort
-values of a sample as one byte string, so that samples sort as these strings do. For each way to compare, one function
-turns a value into its *code* (:func:`text_code`, :func:`natural_code`, :func:`number_code`, :func:`json_code`). Names
-and their errors are those of ``--where`` (``key``, a field by its own name, ``json.PATH``). A JSON document is decoded
-once for all sort keys. The smaller of two values has the smaller code, equal values have equal codes, and no code is a
-prefix of another. So codes can be joined, and reversed by complement (:func:`reversed_code`). A NUL inside a text
-becomes ``00 FF`` and the text ends with ``00 00``, which is less than any continuation. A missing value sorts before or
-after all others, even in reverse.
+:func:`sort_key` parses a text such as ``json.width:nr`` into a :class:`SortKey`. :class:`SortValues` is the extract. It
+joins all sort values of a sample into one byte string, so that sorting the strings sorts the samples. For each way to
+compare, one function turns a value into its *code*: :func:`text_code`, :func:`natural_code`, :func:`number_code`,
+:func:`json_code`. Names of values, and errors about them, are the same as in ``--where``: ``key``, a field's name,
+``json.PATH``. A JSON document is decoded once for all sort keys. The smaller of two values has the smaller code, equal
+values have equal codes, and no code is a prefix of another. So codes can be joined, and the complement of a code
+reverses the order (:func:`reversed_code`). A NUL inside a text becomes ``00 FF``. A text ends with ``00 00``, which is
+less than any continuation. A missing value sorts before or after all other values, also in reverse order.
 
-:func:`order_of_values` sorts rows by byte strings. It compares them as whole numbers: first the eight bytes after the
-common prefix of all values, then, for equal numbers, the next eight bytes, and so on. A value that ends is padded with
-zeros. Of two equal numbers one may end there: it is a prefix of the other, and comes first. Only values that both
-continue are compared further. Equal values stay in the order of their rows.
+:func:`order_of_values` sorts rows by byte strings, eight bytes at a time, as whole numbers. It begins after the common
+prefix of all values. Values with equal numbers are compared by their next eight bytes, and so on. A value that ends
+within the eight bytes is padded with zeros. If two numbers are equal and one value ends there, the shorter value comes
+first. Only values that both continue are compared further. Equal values stay in the order of their rows.
 
 This module does not know why samples are sorted.
 """
@@ -46,10 +46,10 @@ How = Literal["plain", "natural", "numeric"]
 Missing = Literal["first", "last", "error"]
 
 MAX_VALUE_BYTES = 1 << 20
-"""The longest value that is compared: the values of all samples are kept together."""
+"""The longest value that is allowed, because the values of all samples are kept together."""
 
 KEY, MD5, SIZE = "key", "md5", "size"
-"""What can be sorted by and is no field: a field of such a name has a dot before it, ``.size``."""
+"""Names of sort values that are not fields. A field with such a name is written with a dot: ``.size``."""
 SIZE_BYTES = 8
 _LETTERS = {"n": "numeric", "V": "natural", "r": "reverse"}
 _MODIFIERS = ("numeric", "natural", "reverse", "plain")
@@ -60,7 +60,7 @@ TO_SORT_BY = " to sort by"
 
 
 def lack_hint(text: str) -> str:
-    """The hint for a sort key that no sample has."""
+    """Return the hint for a sort key that no sample has."""
     if "," in text:
         return "give each sort key its own option: --by cls --by key"
     if "(" in text:
@@ -69,9 +69,9 @@ def lack_hint(text: str) -> str:
 
 
 class SortKey(NamedTuple):
-    """One thing to sort by. ``field`` is None for a property of the sample (``what``: its key, the MD5 of the key, the
-    bytes of its payloads); ``path`` leads into the field's JSON, None for its payload. With ``what`` SIZE a field means
-    its bytes. ``text`` names it in messages."""
+    """One sort key. If ``field`` is None, ``what`` is a property of the sample: its key, the MD5 of its key, or the
+    bytes of its payloads. ``path`` is a path in the field's JSON; None means the payload itself. A field with ``what``
+    SIZE means the size of that field in bytes. ``text`` is the name for messages."""
 
     text: str
     field: bytes | None
@@ -81,13 +81,13 @@ class SortKey(NamedTuple):
     what: str = KEY
 
     def __str__(self) -> str:
-        """The sort key as it could be typed, without defaults."""
+        """Return the sort key as a user could type it, without defaults."""
         named = [self.how] * (self.how != "plain") + ["reverse"] * self.reverse
         return f"{self.text}:{','.join(named)}" if named else self.text
 
 
 def sort_key(text: str, how: How = "plain", reverse: bool = False) -> SortKey:
-    """Parse ``WHAT`` or ``WHAT:MODIFIERS``; ``how`` and ``reverse`` apply if it has no modifiers. Raises UsageError.
+    """Parse ``WHAT`` or ``WHAT:MODIFIERS``. ``how`` and ``reverse`` apply if there are no modifiers. Raises UsageError.
 
     >>> str(sort_key("json.width:nr")), str(sort_key("key", "natural")), str(sort_key("key:r", "natural"))
     ('json.width:numeric,reverse', 'key:natural', 'key:reverse')
@@ -104,7 +104,7 @@ def sort_key(text: str, how: How = "plain", reverse: bool = False) -> SortKey:
 
 
 def _fitting(what: str, how: How) -> How:
-    """Sizes are always numbers, and digests compare in one way only."""
+    """Return the way to compare that fits: sizes are always numbers, and digests compare in only one way."""
     if what == KEY or how == "plain":
         return how
     if (what, how) == (SIZE, "numeric"):
@@ -133,10 +133,10 @@ def _modifiers(text: str, whole: str) -> tuple[How, bool]:
 
 @dataclass(frozen=True)
 class SortValues(Extract):
-    """The extract that takes the sort values of samples.
+    """The extract that takes the sort values of each sample.
 
-    ``lenient`` counts values that cannot be decoded or compared as missing; else they are a DataError ``undecodable``.
-    ``may_lack`` accepts a sort key that no sample has.
+    With ``lenient``, a value that cannot be decoded or compared counts as missing; otherwise it raises DataError
+    ``undecodable``. ``may_lack`` accepts a sort key that no sample has.
     """
 
     keys: tuple[SortKey, ...]
@@ -146,7 +146,7 @@ class SortValues(Extract):
     hint: str = "sort such samples before or after all others: --missing first|last"
     """The hint for a missing value."""
     stored: frozenset[str] = frozenset()
-    """The names of the values that the index of the shard has."""
+    """The names of the values stored in the shard's index."""
 
     def using(self, names: frozenset[str]) -> SortValues:
         return replace(self, stored=names)
@@ -174,18 +174,19 @@ class SortValues(Extract):
 
     @property
     def _is_simple(self) -> bool:
-        """Whether no value can be missing or unfit: all sort keys are properties of the sample, and none a number in a
-        text."""
+        """Whether no value can be missing or invalid. This is so if all sort keys are properties of the sample, and no
+        text is read as a number."""
         return all(key.field is None and key.how != "numeric" for key in self.keys)
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
-        """One value for each row; samples sort as their values do.
+        """Return one value for each row. Sorting the values sorts the samples.
 
-        If samples are sorted by plain keys, the keys are the values. Else a value has a code for each sort key. If a
-        value can be missing, a byte before its code says so. The last bytes have one bit for each sort key that has a
-        value (:meth:`never_seen`). These bits change no order, because the codes say the same.
+        If samples are sorted by plain keys, the keys are the values. Otherwise a value has a code for each sort key. If
+        a sort key can be missing, a byte before its code says whether it is. The last bytes have one bit for each sort
+        key, which is set if the key has a value (:meth:`never_seen`). These bits do not change the order, because the
+        codes already contain the same fact.
         """
         if not self._is_simple:
             return super().values(batch, rows, shard, payload_of)
@@ -200,7 +201,7 @@ class SortValues(Extract):
         return self.keys == (SortKey(KEY, None),)
 
     def value(self, sample: SampleAt) -> bytes:
-        """All codes of one sample. Raises DataError."""
+        """Return all codes of one sample, joined. Raises DataError."""
         absent = b"\0" if self.missing == "first" else b"\2"
         documents: dict[bytes, Any] = {}
         codes, present = [], 1
@@ -215,7 +216,7 @@ class SortValues(Extract):
         return b"".join(codes)
 
     def _code_or_none(self, sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes | None:
-        """The code of one sort key; None if it is missing and may be."""
+        """Return the code of one sort key, or None for a missing value if that is allowed."""
         try:
             return _code(sample, key, documents)
         except Absent:
@@ -234,7 +235,8 @@ class SortValues(Extract):
         return None
 
     def values_of_index(self, index: Index) -> Packed | None:
-        """The values of all samples of an index, if the only sort key is a property of the sample."""
+        """Return the values of all samples of an index, if the only sort key is a property of the sample; otherwise
+        None."""
         if self._is_by_key:
             return packed_keys(index)
         key = self.keys[0]
@@ -243,7 +245,7 @@ class SortValues(Extract):
         return _packed_md5s(index) if key.what == MD5 else _packed_sizes(index)
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
-        """The sort keys that are missing in all ``values``; none if there are no values."""
+        """Return the sort keys that are missing in all ``values``. Return an empty list if there are no values."""
         if self._is_simple:
             return []
         width = _width(self.keys)
@@ -257,8 +259,8 @@ class SortValues(Extract):
 
 
 def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
-    """The code of a sort key's value in a sample; ``documents`` caches the JSON of its fields. Raises Absent,
-    ValueError for a value that cannot be compared, RecursionError."""
+    """Return the code of a sort key's value in a sample. ``documents`` caches the JSON of the sample's fields. Raises
+    Absent for a missing value, ValueError for a value that cannot be compared, and RecursionError."""
     if key.field is None:
         return _own_code(key, sample.batch, sample.row)
     stored = stored_at(sample, key.field, key.path)
@@ -286,18 +288,18 @@ def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
 
 
 def _width(keys: Sequence[SortKey]) -> int:
-    """Bytes that hold a bit for each sort key and a lowest bit that is always set."""
+    """Return the number of bytes for a bit per sort key, and one more bit, the lowest, which is always set."""
     return (len(keys) + 8) // 8
 
 
 def _codes(key: SortKey, batch: SampleBatch, rows: Sequence[int]) -> list[bytes]:
-    """Codes of properties of samples."""
+    """Return the codes of a property of some samples."""
     codes = (_own_code(key, batch, row) for row in rows)
     return list(map(reversed_code, codes) if key.reverse else codes)
 
 
 def _own_code(key: SortKey, batch: SampleBatch, row: int) -> bytes:
-    """The code of a sample's key, of its MD5, or of the sample's size. Raises ValueError, Absent."""
+    """Return the code of a sample's key, of the key's MD5, or of the sample's size. Raises ValueError, Absent."""
     if key.what == MD5:
         return md5_code(batch.keys[row])
     if key.what == SIZE:
@@ -306,12 +308,12 @@ def _own_code(key: SortKey, batch: SampleBatch, row: int) -> bytes:
 
 
 def md5_code(key: bytes) -> bytes:
-    """The MD5 of a key: an order that mixes samples and is the same everywhere. It protects nothing."""
+    """Return the MD5 of a key. Sorting by MD5 mixes samples in the same way everywhere; it is not used for security."""
     return md5(key, usedforsecurity=False).digest()
 
 
 def size_code(size_bytes: int) -> bytes:
-    """The code of a number of bytes."""
+    """Return the code of a size in bytes."""
     return size_bytes.to_bytes(SIZE_BYTES, "big")
 
 
@@ -327,14 +329,14 @@ def _packed_sizes(index: Index) -> Packed:
 
 
 def payload_code(payload: bytes, how: How) -> bytes:
-    """The code of a payload or a key: as text, or as a number with white space around."""
+    """Return the code of a payload or a key, as text or as a number. White space around a number is ignored."""
     if how == "numeric":
         return _number(payload.strip().decode("ascii", "replace"))
     return natural_code(payload) if how == "natural" else text_code(payload)
 
 
 def value_code(value: Any, how: How) -> bytes:
-    """The code of a value from JSON."""
+    """Return the code of a value from JSON."""
     if how == "numeric":
         return _number(value.strip() if isinstance(value, str) else "")
     if isinstance(value, Number) and value == "NaN":
@@ -350,7 +352,7 @@ def _number(text: str) -> bytes:
 
 
 def decoded(payload: bytes) -> Any:
-    """A JSON document whose numbers keep their text. Raises ValueError, RecursionError."""
+    """Decode a JSON document. Numbers keep their text. Raises ValueError, RecursionError."""
     import json
 
     try:
@@ -372,12 +374,12 @@ _COMPLEMENT = bytes(range(255, -1, -1))
 
 
 def reversed_code(code: bytes) -> bytes:
-    """The code of the same value in reverse order."""
+    """Return the code of the same value for reverse order."""
     return code.translate(_COMPLEMENT)
 
 
 def text_code(text: bytes) -> bytes:
-    r"""Byte by byte; a prefix comes first.
+    r"""Return the code that compares a text byte by byte. A prefix comes first.
 
     >>> sorted([b"b", b"a", b"ab", b"a\0"], key=text_code)
     [b'a', b'a\x00', b'ab', b'b']
@@ -390,8 +392,9 @@ _NO_ZEROS = 0xFE
 
 
 def natural_code(text: bytes) -> bytes:
-    """As :func:`text_code`, but a run of digits counts as one character: it sorts where ``0`` does, and by its number.
-    Texts that differ only in leading zeros: more zeros come first.
+    """Return a code like :func:`text_code`, but a run of digits counts as one character. The run takes the place of
+    ``0`` among characters, and runs compare by their numbers. If texts differ only in leading zeros, the text with more
+    zeros comes first.
 
     >>> sorted([b"a10", b"a9", b"a", b"ab", b"a09"], key=natural_code)
     [b'a', b'a09', b'a9', b'a10', b'ab']
@@ -405,7 +408,7 @@ def natural_code(text: bytes) -> bytes:
         return b"0" + (bytes([length + 1]) if length < 254 else b"\xff" + length.to_bytes(8, "big")) + digits
 
     code = text_code(_DIGITS.sub(run, text))
-    # A byte for each run of digits up to the last one with zeros; FF, larger than any of them, ends them.
+    # One byte per run of digits, up to the last run with leading zeros. The byte FF, which is larger, ends the list.
     return code + zeros.rstrip(bytes([_NO_ZEROS])) + b"\xff"
 
 
@@ -414,8 +417,8 @@ _LEAST, _BELOW_ZERO, _ZERO, _ABOVE_ZERO, _GREATEST = (bytes([kind]) for kind in 
 
 
 def number_code(text: str) -> bytes | None:
-    """A decimal number of any size and precision, compared exactly; infinities too. None for NaN, which has no place.
-    Raises ValueError for a text that is not a number.
+    """Return the code of a decimal number of any size and precision, or of an infinity. Numbers compare exactly. Return
+    None for NaN, which has no place in the order. Raises ValueError for a text that is not a number.
 
     >>> sorted(["1e3", "-0.5", "999.99", "-7", "0"], key=number_code)
     ['-7', '-0.5', '0', '999.99', '1e3']
@@ -445,7 +448,7 @@ def _word_code(text: str) -> bytes | None:
 
 
 def _exponent_code(exponent: int) -> bytes:
-    """One byte for usual exponents, nine for others."""
+    """Return the code of an exponent: one byte for usual exponents, nine bytes for others."""
     if -64 <= exponent < 64:
         return bytes([128 + exponent])
     if exponent > 0:
@@ -454,7 +457,7 @@ def _exponent_code(exponent: int) -> bytes:
 
 
 class Number(str):
-    """A number as a JSON document writes it; the class distinguishes it from a string."""
+    """The text of a number in a JSON document. The class distinguishes it from a string."""
 
     __slots__ = ()
 
@@ -464,11 +467,12 @@ _END_OF_ARRAY = b"\0"
 
 
 def json_code(value: Any, text: Callable[[bytes], bytes] = text_code) -> bytes:
-    """The code of a JSON value whose numbers are :class:`Number`; ``text`` codes its strings.
+    """Return the code of a JSON value. Its numbers must be :class:`Number`, and ``text`` makes the codes of its
+    strings.
 
-    The order is jq's: null, false, true, numbers, strings, arrays (by the first element that differs, the shorter
-    first), objects (by their sorted names as arrays, then by their values in that order). NaN counts as null. Raises
-    RecursionError for values that are nested too deeply.
+    The order is the same as in jq: null, false, true, numbers, strings, arrays, objects. Arrays compare by the first
+    element that differs; a prefix comes first. Objects compare by their sorted names, like arrays, and then by their
+    values in that order. NaN counts as null. Raises RecursionError for values that are nested too deeply.
 
     >>> sorted([["b"], "a", Number("2"), {}, True, Number("-1"), None], key=json_code)
     [None, True, '-1', '2', 'a', ['b'], {}]
@@ -489,12 +493,12 @@ def json_code(value: Any, text: Callable[[bytes], bytes] = text_code) -> bytes:
 
 
 def utf8(text: str) -> bytes:
-    """The bytes of a JSON string, which may contain half a surrogate pair."""
+    """Return the bytes of a JSON string, which may contain half of a surrogate pair."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def order_of_values(values: Values) -> I64:
-    """The rows sorted by their values as bytes; equal values in the order of the rows."""
+    """Return the rows sorted by their values as bytes. Rows with equal values stay in their order."""
     return _Ordering(values).order()
 
 
@@ -503,7 +507,7 @@ class _Ordering:
 
     def __init__(self, values: Values) -> None:
         self.starts, self.lengths, data = values.starts, values.lengths, values.data
-        # A number begins at every byte.
+        # An eight-byte number can be read at every byte.
         count = max(0, len(data) - WORD_BYTES + 1)
         self._words = numpy.ndarray((count,), dtype=">u8", buffer=data, strides=(1,))
         ones = (1 << 64) - 1
@@ -530,7 +534,7 @@ class _Ordering:
         return order
 
     def _common(self) -> int:
-        """The length of the common prefix of all values, in bytes, rounded down to whole words."""
+        """Return the length in bytes of the common prefix of all values, rounded down to a multiple of eight."""
         depth = 0
         shortest = int(self.lengths.min()) if len(self.lengths) else 0
         while depth + WORD_BYTES <= shortest:
@@ -542,22 +546,23 @@ class _Ordering:
         return depth
 
     def _words_at(self, rows: Any, depth: int) -> U64:
-        """The eight bytes at ``depth`` of the values of some rows, zeros after their end."""
+        """Return the eight bytes at ``depth`` of the values of some rows. After the end of a value come zeros."""
         left = self.lengths[rows].astype(numpy.int64) - depth
-        # Values that have ended may read anywhere.
+        # For values that have ended, any place may be read, because the mask sets the result to zero.
         places = numpy.where(left > 0, self.starts[rows] + depth, 0)
         words: U64 = self._words[places].astype(numpy.uint64)
         words &= self._masks[numpy.clip(left, 0, WORD_BYTES)]
         return words
 
     def _refine(self, order: I64, tied: Mask, depth: int) -> None:
-        """Sort runs of ties by the bytes at ``depth``; mark those that still tie."""
+        """Sort runs of ties by the bytes at ``depth``, and mark the rows that still tie."""
         for first, end in _runs_of_ties(tied):
             words = self._words_at(order[first:end], depth)
             _sort_run(order, tied, first, end, words)
 
     def _settle(self, order: I64, tied: Mask, depth: int) -> None:
-        """Sort runs of ties by length where values end within the word at ``depth``; such values tie no longer."""
+        """Sort runs of ties by length, for values that end within the eight bytes at ``depth``. Such values tie no
+        longer."""
         for first, end in _runs_of_ties(tied):
             left = self.lengths[order[first:end]].astype(numpy.int64) - depth
             ends = numpy.clip(left, 0, WORD_BYTES + 1).astype(numpy.uint8)
@@ -566,10 +571,10 @@ class _Ordering:
 
 
 def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
-    """Sort the rows at places ``first`` to ``end`` by a number of each, within each run of ties. Returns the sorted
-    numbers."""
+    """Sort the rows at places ``first`` to ``end - 1`` by the numbers ``by``, within each run of ties. Return the
+    sorted numbers."""
     own = tied[first + 1 : end]
-    # Often they are sorted already, or all equal.
+    # The numbers are often already sorted, or all equal.
     if not ((by[1:] >= by[:-1]) | ~own).all():
         group = numpy.cumsum(~tied[first:end], dtype=numpy.uint32)
         sequence = numpy.lexsort((by, group)) if group[-1] > group[0] else numpy.argsort(by, kind="stable")
@@ -580,19 +585,19 @@ def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
 
 
 def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
-    """Yield ranges of places. A range is about a block long, and longer if necessary, so that it does not divide equal
-    values. A place is tied if it ties with the place before it."""
+    """Yield ranges of places with ties. A range is about as long as a block. It is longer if necessary, because it
+    never divides a run of ties. A place is tied if its value may equal the value at the place before."""
 
     total, at = len(tied), 0
     while at < total:
-        # From the place before the next tie ...
+        # The range begins at the place before the next tie ...
         ahead = tied[at : at + ROWS_PER_BLOCK]
         step = int(ahead.argmax())
         if not ahead[step]:
             at += len(ahead)
             continue
         first = at + step - 1
-        # ... to the first that does not tie, a block further on.
+        # ... and ends at the first place without a tie, at least one block later.
         end = first + ROWS_PER_BLOCK
         while end < total:
             behind = tied[end : end + ROWS_PER_BLOCK]

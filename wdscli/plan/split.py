@@ -1,15 +1,15 @@
 """This module has the orders of ``split``: by ratio, by a field, by a map of keys.
 
-:class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder` differ in how they assign a part. This module also has
-the extract of each, the arithmetic of shares (:func:`parse_ratio`, :func:`parts_of_ranks`, :func:`stratified`), and
-:func:`read_key_map`. Samples stay in input order within their part. A ratio compares a hash of the sample's key (or of
-its group) with shares of 2^64. So a sample keeps its part whatever else is in the set. Shares are exact fractions,
-never floats. Only ``stratify`` counts first and gives each class its own quotas. Samples may then change their part
-when the set grows, because a part that depends on the key alone cannot meet a quota. A value is bytes. Two reserved
-values mark samples that have none. This module does not know where samples are written.
+:class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder` assign samples to parts in different ways. This module
+also has their extracts, the arithmetic of shares (:func:`parse_ratio`, :func:`parts_of_ranks`, :func:`stratified`), and
+:func:`read_key_map`. Samples stay in input order within their part. For a ratio, a hash of the sample's key (or of its
+group) is compared with shares of 2^64. So a sample's part does not depend on the other samples. Shares are exact
+fractions, never floats. With ``stratify``, samples are counted first, and each class gets its own quotas. A sample's
+part then depends on the other samples, and may change when the set grows. Values are bytes. Two reserved values mark
+samples without a value. This module does not know where samples are written.
 
-A map of keys is TSV or a JSON object. It may have the forms of AIStore dSort's external key map; its names of shards
-(``dogs-%d.tar``) count as names of parts.
+A map of keys is TSV or a JSON object. It may also be an external key map of AIStore's dSort. The shard names in such a
+map (``dogs-%d.tar``) count as names of parts.
 """
 
 from __future__ import annotations
@@ -41,26 +41,27 @@ from wdscli.storage.addresses import natural
 
 MOST_PARTS = 10_000
 MISSING = b""
-"""The value of a sample that has none and is left out."""
+"""The reserved value for a sample that has no value and is left out."""
 UNDECODABLE = b"\0"
-"""The value of a sample whose value cannot be decoded; no part can have this name."""
+"""The reserved value for a value that cannot be decoded. No part can have this name."""
 _LEFT_OUT = {MISSING: "missing", UNDECODABLE: "undecodable"}
 _DROP = "leave out such samples: --missing skip"
 DIGEST_BYTES = 8
 _LONGEST_CLASS_BYTES = 64
-"""The longest class that is kept for every sample; a longer one is kept as a hash."""
+"""The longest class name that is stored. A longer class name is stored as a hash."""
 _RATIO_HINT = "--ratio train=0.8,val=0.1,test=0.1, or whole numbers: --ratio train=8,val=1,test=1"
 _TOLERANCE = Fraction(1, 100)
-"""How far from 1 the sum of fractions may be, for users who write 0.33 three times."""
+"""The largest allowed difference between 1 and the sum of fractions. Users may write 0.33 three times."""
 _SHARD_NUMBER = re.compile(r"[-_.]?(%0?[0-9]*d|\{[0-9]+\.\.[0-9]+\}).*", re.DOTALL)
 _MAP_HINT = 'lines of KEY<TAB>PART, {"KEY": "PART"} or {"PART": ["KEY", ...]}'
 
 
 class SplitOptions(NamedTuple):
-    """The options for parts. ``ratio``, ``by`` and ``by_map`` exclude each other; without them there are no parts.
+    """The options for parts. ``ratio``, ``by`` and ``by_map`` exclude each other. Without any of them, there are no
+    parts.
 
-    ``missing`` is the policy for a sample without a value or with a key that is not in the map: ``error``, ``drop``, or
-    the name of a part for it.
+    ``missing`` is the policy for a sample that has no value, or that is not in the map. It is ``error``, ``drop``, or
+    the name of a part.
     """
 
     ratio: str | None = None
@@ -73,8 +74,8 @@ class SplitOptions(NamedTuple):
 
 
 class OptionValue(NamedTuple):
-    """A value for an ``option``, and the policy without one: ``missing`` is ``error`` or ``drop``; with ``lenient`` a
-    sample whose value cannot be decoded is left out instead of being an error."""
+    """A value for an ``option``, and the policies for samples without it. ``missing`` is ``error`` or ``drop``. With
+    ``lenient``, a sample with a value that cannot be decoded is left out; otherwise it is an error."""
 
     value: Value
     option: str
@@ -83,11 +84,11 @@ class OptionValue(NamedTuple):
 
     @property
     def named(self) -> list[Named]:
-        """The names that some sample must have."""
+        """The names of the option; some sample must have them."""
         return self.value.named(f" for {self.option}")
 
     def of(self, sample: SampleAt) -> bytes:
-        """The value of one sample, MISSING or UNDECODABLE. Raises DataError."""
+        """Return the value of one sample, or MISSING, or UNDECODABLE. Raises DataError."""
         try:
             found = self.value.of(sample)
         except DataError as error:
@@ -110,12 +111,13 @@ BY_KEY = OptionValue(WholeKey(), "--group-by")
 
 @dataclass(frozen=True)
 class FamilyNames(Extract):
-    """The name of each sample's part. ``fallback`` is the part of samples without a value, None to leave them out."""
+    """The extract that takes the name of each sample's part. ``fallback`` is the part of samples without a value. If it
+    is None, they are left out."""
 
     option: OptionValue
     fallback: str | None = None
     classes: Sequence[str] = ()
-    """The names of the numbers in ``cls``, if parts are made of these."""
+    """The class names for the numbers in ``cls``, if parts are named by class."""
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -126,7 +128,7 @@ class FamilyNames(Extract):
         return self.option.named
 
     def value(self, sample: SampleAt) -> bytes:
-        """The name of a sample's part. Raises DataError for a value that cannot be a name."""
+        """Return the name of a sample's part. Raises DataError for a value that cannot be a name."""
         value = self.option.of(sample)
         if value == MISSING:
             return (self.fallback or "").encode()
@@ -144,7 +146,7 @@ class FamilyNames(Extract):
 
 
 class Keys(Extract):
-    """The keys of the inputs."""
+    """The extract that takes each sample's key in the input."""
 
     def value(self, sample: SampleAt) -> bytes:
         return sample.key
@@ -155,7 +157,8 @@ class Keys(Extract):
 
 @dataclass(frozen=True)
 class GroupDigests(Extract):
-    """The XXH3-64 of each sample's group, 8 little-endian bytes; with ``stratify`` followed by the sample's class."""
+    """The extract that takes the XXH3-64 of each sample's group, as 8 little-endian bytes. With ``stratify``, the
+    sample's class follows."""
 
     group: OptionValue = BY_KEY
     stratify: OptionValue | None = None
@@ -170,7 +173,7 @@ class GroupDigests(Extract):
         return self.group.named if self.stratify is None else [*self.group.named, *self.stratify.named]
 
     def value(self, sample: SampleAt) -> bytes:
-        """A digest (and a class), or MISSING or UNDECODABLE."""
+        """Return a digest and possibly a class, or MISSING, or UNDECODABLE."""
         group = self.group.of(sample)
         kind = b"" if self.stratify is None else self.stratify.of(sample)
         for value in (group, kind) if self.stratify is not None else (group,):
@@ -183,7 +186,7 @@ class GroupDigests(Extract):
 
 @dataclass(frozen=True)
 class PartsOrder(Order):
-    """An order that makes parts; ``given`` are the options."""
+    """The base class of orders that make parts. ``given`` are the options."""
 
     given: SplitOptions
     operation = "split"
@@ -198,7 +201,8 @@ class PartsOrder(Order):
 
 @dataclass(frozen=True)
 class RatioOrder(PartsOrder):
-    """Parts by a hash. ``extract`` is None if the hash of the (unchanged) key, which every row has, is enough."""
+    """An order that assigns parts by a hash. ``extract`` is None if the parts depend on the unchanged key, because
+    every row has its hash."""
 
     shares: tuple[Share, ...]
     extract: Extract | None = None
@@ -221,14 +225,16 @@ class RatioOrder(PartsOrder):
         return parts_of_ranks(ranks_of(self.seed, digests), self.shares)
 
     def _numbers_of_keys(self, samples: PlanTable) -> U32:
-        """The part of each sample by its key, a block at a time, because all hashes together take a fifth of a plan."""
+        """Return the part of each sample by its key. This works in blocks, because all hashes together would take a
+        fifth of a plan's memory."""
         found: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
         for part in blocks_of(samples.total):
             found[part] = self._parts_of(samples.keys[part])
         return found
 
     def _numbers_of_values(self, values: Values) -> U32:
-        """The part of each sample by the digests in values, or with ``stratify`` by quotas for each class."""
+        """Return the part of each sample by the digests in the values. With ``stratify``, each class has its own
+        quotas."""
         left_out = {value: len(self.shares) + place for place, value in enumerate(_LEFT_OUT)}
         stays = len(self.shares) + len(left_out)
         numbers = numbered(values, lambda value: left_out.get(value, stays))
@@ -250,7 +256,7 @@ class RatioOrder(PartsOrder):
 
 @dataclass(frozen=True)
 class FamilyOrder(PartsOrder):
-    """A part for each value, in natural order of their names."""
+    """An order with one part for each value. Parts are in natural order of their names."""
 
     extract: FamilyNames
 
@@ -277,7 +283,7 @@ class FamilyOrder(PartsOrder):
 
 @dataclass(frozen=True)
 class MapOrder(PartsOrder):
-    """The parts of a map that have samples."""
+    """An order with the parts of a map. Parts without samples are left out."""
 
     key_map: KeyMap
     extract = Keys()
@@ -297,14 +303,14 @@ class MapOrder(PartsOrder):
         self._check(surveyed.values)
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
-        # A key that is not in the map has the number -1, and so the last place.
+        # A key that is not in the map has the number -1, which means the last place.
         new = [*map(names.index, [*self.key_map.parts, *fallback]), len(names)][: len(self.key_map.parts) + 1]
         numbers = numbered(surveyed.values, lambda key: new[part_of.get(key, -1)])
         return arranged(names, numbers, keeps_empty=False)
 
     def _check(self, keys: Values) -> None:
-        """Raise DataError for keys that are not in the map, unless ``--missing`` allows them, and for a map that has no
-        key of any sample."""
+        """Raise DataError for samples that are not in the map, unless ``--missing`` allows them. Also raise it if no
+        sample at all is in the map."""
         first: list[bytes] = []
         count = 0
         for some in keys.blocks():
@@ -327,14 +333,14 @@ class MapOrder(PartsOrder):
 
 
 def _not_default(options: SplitOptions, *names: str) -> dict[str, Any]:
-    """The options of these names that are not at their default."""
+    """Return the options with these names that are not at their default."""
     defaults = SplitOptions._field_defaults
     given = {name: getattr(options, name) for name in names}
     return {name: value for name, value in given.items() if value != defaults[name]}
 
 
 def ratio_text(shares: Sequence[Share]) -> str:
-    """The shares, for the manifest.
+    """Return the shares as a text for the manifest.
 
     >>> from wdscli.plan.split import parse_ratio
     >>> ratio_text(parse_ratio("train=2,val=0001"))
@@ -344,7 +350,7 @@ def ratio_text(shares: Sequence[Share]) -> str:
 
 
 def numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
-    """The number of each value."""
+    """Return the number of each value."""
     found: U32 = numpy.empty(values.total, dtype=numpy.uint32)
     at = 0
     for some in values.blocks():
@@ -354,12 +360,13 @@ def numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
 
 
 def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) -> Arranged:
-    """All samples sorted by the number of their part, each part in input order. Numbers after the last part mark
-    samples that are left out (in the order of :data:`_LEFT_OUT`). Only ``keeps_empty`` makes parts without samples."""
+    """Arrange all samples by the number of their part. Each part stays in input order. Numbers after the last part mark
+    samples that are left out (in the order of :data:`_LEFT_OUT`). Parts without samples are made only with
+    ``keeps_empty``."""
     total = len(names) + len(_LEFT_OUT)
     tallies = (numpy.bincount(numbers[part], minlength=total) for part in blocks_of(len(numbers)))
     counts: list[int] = sum(tallies, numpy.zeros(total, dtype=numpy.int64)).tolist()
-    # Numbers of 16 bits are sorted by their digits, in two passes.
+    # numpy sorts 16-bit numbers fast, by radix sort.
     order: I64 = numpy.argsort(numbers.astype(numpy.uint16) if total <= 1 << 16 else numbers, kind="stable")
     parts = [Part(name, count) for name, count in zip(names, counts) if count or keeps_empty]
     left = dict(zip(_LEFT_OUT.values(), counts[len(names) :], strict=True))
@@ -368,14 +375,14 @@ def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) ->
 
 
 class Share(NamedTuple):
-    """A part and its share of the whole; those of all parts sum to exactly 1."""
+    """A part and its share of the whole. The shares of all parts sum to exactly 1."""
 
     part: str
     share: Fraction
 
 
 def parse_ratio(text: str) -> tuple[Share, ...]:
-    """Parse shares: fractions that sum to 1, or whole numbers as weights. Raises UsageError.
+    """Parse shares. They are fractions that sum to 1, or whole numbers as weights. Raises UsageError.
 
     >>> parse_ratio("train=8,val=2")
     (Share(part='train', share=Fraction(4, 5)), Share(part='val', share=Fraction(1, 5)))
@@ -403,31 +410,33 @@ def parse_ratio(text: str) -> tuple[Share, ...]:
 
 
 def bounds(shares: Sequence[Share]) -> list[int]:
-    """The first rank of each part but the first: a rank belongs to the first part whose shares, summed up, are more
-    than rank / 2^64."""
+    """Return the first rank of each part except the first part. A rank belongs to the first part for which the sum of
+    shares, up to this part, is more than rank / 2^64."""
     sums = list(accumulate(share.share for share in shares))[:-1]
-    # The least whole number that is not below the sum: ceil.
+    # Round the sum up to a whole number.
     return [-(-(total.numerator << 64) // total.denominator) for total in sums]
 
 
 def ranks_of(seed: int, digests: U64) -> U64:
-    """The ranks of groups with these XXH3-64: ``mix(mix(seed) ^ digest)``, pinned as the order of a shuffle is."""
+    """Return the ranks of groups with these XXH3-64: ``mix(mix(seed) ^ digest)``. Like the order of a shuffle, this
+    never changes."""
     return mix_array(digests ^ numpy.uint64(mix(seed)))
 
 
 def parts_of_ranks(ranks: U64, shares: Sequence[Share]) -> I64:
-    """The number of each rank's part, from 0."""
-    # A part so small that it has no rank begins after the last rank.
+    """Return the part number of each rank, from 0."""
+    # A part may be so small that it has no rank. It then begins after the last rank.
     begins = numpy.array([min(bound, (1 << 64) - 1) for bound in bounds(shares)], dtype=numpy.uint64)
     return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
 
 
 def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[Share]) -> I64:
-    """The part of each sample, so that the shares hold in each class.
+    """Return the part of each sample, so that each class is divided by the shares.
 
-    Samples of one digest are a group and stay together; a group belongs to the class of most of its samples (of equals,
-    to the class with the lowest number). In each class the groups, in the order of their ranks, fill the quota of the
-    first part, then that of the second, and so on: the middle of a group decides.
+    Samples with the same digest are a group, and stay together. A group belongs to the class of most of its samples; if
+    classes are equal, to the class with the lowest number. In each class, groups in the order of their ranks fill the
+    quota of the first part, then of the second part, and so on. A group on a boundary belongs to the part that contains
+    its middle.
     """
     if not len(digests):
         return numpy.empty(0, dtype=numpy.int64)
@@ -450,10 +459,11 @@ def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[Sha
 
 
 def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
-    """The class of most samples of each group, the lowest of equals."""
+    """Return the class of most samples of each group. If classes are equal, return the lowest."""
     width = int(classes.max()) + 1
     pairs, counts = numpy.unique(group_of * width + classes, return_counts=True)
-    # Sorted from rare to frequent, then from the highest class to the lowest: the last write wins.
+    # The order is from rare to frequent, then from the highest class to the lowest. So the last write has the right
+    # class.
     order = numpy.lexsort((-(pairs % width), counts))
     found: I64 = numpy.empty(groups, dtype=numpy.int64)
     found[pairs[order] // width] = pairs[order] % width
@@ -461,9 +471,9 @@ def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
 
 
 def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
-    """For classes of these counts, the number of samples in each part: by largest remainder, each within one of its
-    share. If a part got too few samples of earlier classes, the missing fraction adds to its remainder. So small parts
-    also get samples of small classes.
+    """Return, for each class, the number of samples in each part. The method is the largest remainder; each number
+    differs from the exact share by less than one. If a part got too few samples of earlier classes, the missing
+    fraction is added to its remainder. So small parts also get samples of small classes.
 
     >>> quotas([10, 4, 4, 4], parse_ratio("train=0.8,val=0.1,test=0.1"))
     [[8, 1, 1], [3, 1, 0], [3, 0, 1], [4, 0, 0]]
@@ -486,8 +496,8 @@ def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
 
 
 class KeyMap(NamedTuple):
-    """``parts`` in natural order; ``part_of`` has the number of each key's part. ``name`` is that of the files,
-    ``digest`` the XXH3-128 of their bytes, one after the other."""
+    """A map from keys to parts. ``parts`` are in natural order, and ``part_of`` has the part number of each key.
+    ``name`` has the names of the files, and ``digest`` is the XXH3-128 of their joined bytes."""
 
     name: str
     digest: str
@@ -496,7 +506,7 @@ class KeyMap(NamedTuple):
 
 
 def read_key_map(files: str | Sequence[str]) -> KeyMap:
-    """Read one file or several, which add up. Raises UsageError for a file that is no key map, InputError."""
+    """Read a key map from one or several files. Raises InputError, and UsageError for a file that is no key map."""
     digest, names = xxh3_128(), []
     numbers: dict[str, int] = {}
     found: dict[bytes, int] = {}
@@ -520,7 +530,7 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
 
 
 def named_parts(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], list[int]]:
-    """The names of parts in natural order, and the place of each number among them."""
+    """Return the names of parts in natural order, and the new place of each part number."""
     names = []
     for text in numbers:
         try:
@@ -533,7 +543,7 @@ def named_parts(numbers: dict[str, int], name: str) -> tuple[tuple[str, ...], li
 
 
 def pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
-    """Yield (place in the file, key, part) of a JSON object."""
+    """Yield (place in the file, key, part) for each entry of a JSON object."""
     import json
 
     try:
@@ -551,8 +561,8 @@ def pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
 
 
 def _pairs_of_lines(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
-    """Yield (place in the file, key, part) of lines. The last TAB separates key and part, and a first line may name the
-    columns."""
+    """Yield (place in the file, key, part) for each line. The last TAB separates key and part. The first line may have
+    the names of the columns."""
     for number, line in enumerate(data.split(b"\n"), 1):
         key, _, part = line.removesuffix(b"\r").rpartition(b"\t")
         if not line.strip() or (number == 1 and (key.strip(), part.strip()) == (b"key", b"part")):

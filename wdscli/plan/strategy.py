@@ -1,15 +1,17 @@
-"""This module chooses how a plan runs: gather or spill, the number of processes, and their memory.
+"""This module chooses how a plan runs: by gather or by spill, in how many processes, and with how much memory.
 
-:func:`choose` makes the choice of ``--strategy auto``, and gives the reason. :class:`Limits` holds the shares of memory
-of processes, plan and tasks. :func:`check_reach` refuses inputs and outputs that the workers of an engine cannot reach,
-before anything is read.
+:func:`choose` makes the choice for ``--strategy auto``, and returns the reason. :class:`Limits` divides memory among
+processes, plan and tasks. :func:`check_reach` refuses inputs and outputs that an engine's workers cannot reach, before
+anything is read.
 
-The strategy depends on what is known before a payload is read: the length of runs that are adjacent in inputs and
-output, where the inputs are, and the requests and bytes that remote inputs cost at the measured latency and bandwidth.
-The strategy changes no byte of the output. A process costs what Python and numpy cost before it works (measured). As
-many processes start as fit in ``--memory``; plan and tasks share the rest. Too little memory gives a warning and the
-minimum, never a failure. The page cache does not count, but buckets are cut so that some of them fit in it. A path
-counts as shared by all workers, because only they can know.
+The strategy depends on facts that are known before a payload is read. These are the length of runs that are adjacent in
+inputs and output, the places of the inputs, and the cost of remote reads. That cost comes from requests and bytes, with
+measured latency and bandwidth. The strategy does not change the output.
+
+An idle process needs memory for Python and numpy, which was measured. As many processes start as fit in ``--memory``;
+plan and tasks share the rest. If memory is too small, there is a warning, and the minimum is used. The page cache is
+not counted, but buckets have such a size that some of them fit in it. Every path is assumed to be shared by all
+workers, because this process cannot check it.
 
 This module does not know how either strategy works, what the memory is for, or any engine.
 """
@@ -33,24 +35,24 @@ from wdscli.storage.ahead import FIRST_GAP_BYTES, REQUEST_BYTES, line_to
 from wdscli.units import human_size
 
 LONG_RUN_BYTES = 1 << 20
-"""Runs of this many bytes are read about as fast as a whole file, wherever they are."""
+"""Runs of this many bytes are read about as fast as a whole file, at any place."""
 SHORT_GAP = 4
-"""A gap of at most this many times the next sample is read instead of skipped."""
+"""A gap is read, not skipped, if its length is at most this many times the length of the next sample."""
 SPILL_WORTH_BYTES = 32 << 20
-"""For fewer bytes than this, a second pass over local compressed files never pays."""
+"""For fewer bytes than this, a second pass over local compressed files is never faster."""
 EXPECTED_BYTES = 1 << 25
-"""Bytes that are announced to remote inputs before they are read, in output order."""
+"""How many bytes are announced to remote inputs before they are read, in output order."""
 SCRATCH_BYTES_PER_SECOND = 500e6
-"""The assumed speed of writing and reading spilled samples."""
+"""The assumed speed for writing and reading spilled samples."""
 _LOOKS = 16
 _ROWS_PER_LOOK = 4096
 MIB = 1 << 20
 MAIN_BYTES = 44 * MIB
-"""Resident bytes of the command itself, with numpy and its bars, before it holds a row."""
+"""Resident bytes of the command itself, with numpy and progress bars, but without rows."""
 WORKER_BYTES = 34 * MIB
-"""Resident bytes of an idle worker, with the growth of the command that starts it."""
+"""Resident bytes of an idle worker, and of the memory that the command needs to start it."""
 LEAST_TASK_BYTES = 8 * MIB
-"""The least bytes of a task: buffers, some thousand rows, a small index."""
+"""The smallest memory of a task, in bytes: buffers, some thousand rows, a small index."""
 LEAST_PLAN_BYTES = 4 * MIB
 SHARED = "give a folder or address that all workers share: --tmp DIR"
 ALONE = "the workers of the engine share no scratch space (--tmp)"
@@ -68,8 +70,8 @@ AS_PLANNED = Choice("gather", "as the plan says")
 
 
 def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) -> Choice:
-    """The strategy for these rows (one list for each set of a join) of these inputs. Raises OutputError for scratch
-    space that does not exist."""
+    """Choose the strategy for these rows and inputs. A join has one list of rows per set. Raises OutputError for
+    scratch space that does not exist."""
     if is_away(request):
         return Choice("gather", STORED if request.plan_file is not None else ALONE)
     count = sum(1 for one in inputs if one.copy)
@@ -94,7 +96,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
         line, spilling = line_to(address), Cost(remote + total // REQUEST_BYTES, total)
         gathering = cost_of_gathering(lists, line.gap_bytes)
         reason = f"{slow}: gathering takes {gathering}, spilling {spilling}"
-        # Spilled samples are written and read once more on this machine.
+        # Spilling writes and reads all samples one more time on this machine.
         here_seconds = total / SCRATCH_BYTES_PER_SECOND
         if line.seconds(*gathering) <= line.seconds(*spilling) + here_seconds:
             return Choice("gather", f"{reason}, {runs}{copies}")
@@ -109,7 +111,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
 
 
 class Cost(NamedTuple):
-    """The approximate cost of a way to read a store."""
+    """The approximate cost of one way to read from a store."""
 
     requests: int
     size_bytes: int
@@ -119,8 +121,8 @@ class Cost(NamedTuple):
 
 
 def cost_of_gathering(lists: Sequence[Ordered], gap_bytes: int) -> Cost:
-    """The cost of reading rows in output order, some MiB of them together, where gaps of less than ``gap_bytes`` are
-    read too. It samples some thousands of rows."""
+    """Return the cost of reading rows in output order, some MiB together. Gaps of less than ``gap_bytes`` are read too.
+    The cost is estimated from some thousands of rows."""
     requests = size = 0.0
     for ordered in lists:
         found = [0, 0, 0]
@@ -138,15 +140,15 @@ def cost_of_gathering(lists: Sequence[Ordered], gap_bytes: int) -> Cost:
 
 
 def _free(request: Request) -> int | None:
-    """The free bytes for scratch files; None if unknown. Raises OutputError if the folder does not exist."""
+    """Return the free bytes for scratch files, or None if unknown. Raises OutputError if the folder does not exist."""
     return (
         None if request.tmp is not None and not is_local(request.tmp) else Scratch(request.tmp).free_bytes()
     )
 
 
 def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
-    """The mean length in bytes of runs that are adjacent in inputs and output, short gaps included; and the approximate
-    bytes of all samples. It samples some thousands of rows."""
+    """Return the mean length in bytes of runs that are adjacent in inputs and output, short gaps included. Also return
+    the approximate bytes of all samples. Both are estimated from some thousands of rows."""
     total = sum(ordered.total for ordered in lists)
     if not total:
         return 0, 0
@@ -168,15 +170,15 @@ def _looks(ordered: Ordered) -> Iterator[Rows]:
 
 
 def _gaps(rows: Rows) -> tuple[PlanTable, I64, Mask]:
-    """The rows that have bytes (a placeholder row of a join has none); the bytes between each and the next; and whether
-    the next is of a different input."""
+    """Return the rows that have bytes, because placeholder rows of a join have none. For each row, also return the
+    bytes between it and the next row, and whether the next row is from a different input."""
     some = PlanTable(rows[rows["length"] > 0])
     ends = (some.starts + some.lengths).astype(numpy.int64)
     return some, some.starts[1:].astype(numpy.int64) - ends[:-1], some.shards[1:] != some.shards[:-1]
 
 
 def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> None:
-    """Raise UsageError for an unknown engine, and for inputs, outputs and options that need this process."""
+    """Raise UsageError for an unknown engine, and for inputs, outputs and options that only this process can use."""
     check_post(request.post, request.output, is_stream=is_stream)
     if request.plan_file is not None and request.strategy == "spill":
         raise UsageError(STORED, hint="leave out --strategy spill")
@@ -212,7 +214,8 @@ def check_scratch(request: Request) -> None:
 
 
 def is_away(request: Request) -> bool:
-    """Whether tasks cannot share scratch space: those of a stored plan, or of an engine without ``--tmp``."""
+    """Return whether tasks have no common scratch space. This is so for a stored plan, and for an engine without
+    ``--tmp``."""
     return request.plan_file is not None or (request.engine is not None and request.tmp is None)
 
 
@@ -225,9 +228,9 @@ def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
 
 
 class Limits(NamedTuple):
-    """``plan`` bytes for columns while the plan is made and no other process works. Afterwards at most ``jobs``
-    processes, ``task`` bytes for the buffers of one task, and ``cache`` bytes that surely fit in the page cache.
-    ``given`` says that the user set a limit."""
+    """Limits of memory and processes. While the plan is made, its columns may take ``plan`` bytes, and no other process
+    works. Later, at most ``jobs`` processes run, and the buffers of a task may take ``task`` bytes. ``cache`` bytes
+    surely fit in the page cache. ``given`` says that the user set a limit."""
 
     jobs: int
     plan: int
@@ -238,8 +241,8 @@ class Limits(NamedTuple):
 
 
 def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
-    """The shares for ``--memory`` (None: what the machine can spare) and ``--jobs``; a finished plan already takes
-    ``held`` bytes."""
+    """Return the limits for ``--memory`` and ``--jobs``. If ``memory`` is None, use the memory that the machine can
+    spare. A finished plan already takes ``held`` bytes."""
     wanted = default_jobs() if jobs is None else jobs
     free = available()
     cache = _between(64 * MIB, free // (4 * wanted), 1 << 30)
@@ -262,14 +265,14 @@ def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
 
 
 def least(jobs: int) -> int:
-    """The least bytes of this many jobs; the command itself does a single job."""
+    """Return the smallest memory for this many jobs, in bytes. A single job runs in the command's own process."""
     processes = MAIN_BYTES if jobs == 1 else MAIN_BYTES + jobs * WORKER_BYTES
     return processes + jobs * LEAST_TASK_BYTES + LEAST_PLAN_BYTES
 
 
 def check_fits(samples: int, bytes_per_sample: int, limits: Limits) -> None:
-    """Refuse a plan that does not fit in memory, before it is made. Raises UsageError if ``--memory`` is too small for
-    it, EngineError if the machine is."""
+    """Refuse a plan that does not fit in memory, before it is made. Raises UsageError if ``--memory`` is too small, and
+    EngineError if the machine's memory is too small."""
     needed = samples * bytes_per_sample
     text = f"a plan of {samples} samples takes {human_size(needed)} of memory"
     if limits.given and needed > limits.plan:

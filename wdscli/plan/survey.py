@@ -1,11 +1,11 @@
-"""This module surveys input shards: where their selected samples are, and how long each will be.
+"""This module surveys input shards. It finds the places of selected samples, and their lengths in the output.
 
 :func:`survey` is a task that reads the headers (or the index) of one shard and makes one packed row for each sample.
-:func:`survey_shards` runs this task for all inputs. A row keeps the XXH3-64 of the key, to find repeated keys over all
-shards. It also keeps 32 bits of the headers, by which the copier recognizes the sample. If an index shows that nothing
-about a shard is special, its columns become the rows (:func:`plain_rows`). An :class:`~wdscli.plan.values.Extract`
-takes the values that an order needs, while the bytes are at hand. Surveys run in this process when samples are counted
-across shards, when only this process can read an input, or when there is little to do; else wherever tasks run. This
+:func:`survey_shards` runs this task for all inputs. A row has the XXH3-64 of the key, to find repeated keys over all
+shards. It also has a 32-bit hash of the headers, by which the copier recognizes the sample. If all samples of a shard
+are usual, the columns of its index become the rows (:func:`plain_rows`). An :class:`~wdscli.plan.values.Extract` takes
+the values that an order needs while the sample is read. Surveys run in this process if samples are counted across
+shards, if only this process can read an input, or if the work is small. Otherwise they run like other tasks. This
 module does not know orders, cuts or outputs.
 """
 
@@ -52,24 +52,25 @@ from wdscli.tar.reader import is_dense
 HELD_ROWS = 1 << 16
 """The most rows that a survey keeps in memory."""
 BATCHES_AT_ONCE = 16
-"""Batches whose rows are made together: arrays pay off only when they are long."""
+"""How many batches become rows together. Only long arrays are faster than loops."""
 KEYS_AT_ONCE = 1 << 14
-"""Keys of an index that are Python objects at the same time."""
+"""How many keys of an index are Python objects at the same time."""
 REMOTE_SHARD_BYTES = 16 << 20
-"""The assumed cost of reading the headers of a remote shard, and the assumed size of one of unknown size."""
+"""The assumed cost of reading a remote shard's headers, and the assumed size of a remote shard if its size is
+unknown."""
 MEMORY_PER_INDEX_BYTE = 6
-"""Bytes of memory for each byte of an index file while it becomes rows."""
+"""Bytes of memory needed for each byte of an index file while it is turned into rows."""
 
 ChosenOf: TypeAlias = tuple[SampleBatch, Sequence[int]]
 """A batch and its selected rows."""
 hash_key = xxh3_64_intdigest
-"""The hash of a key in rows. It has no secret, because plan files contain it: before a sample is dropped or renamed,
-keys are compared."""
+"""The hash of a key in rows. It has no secret seed, because plan files contain it. Before a sample is dropped or
+renamed, the keys themselves are compared."""
 
 
 class SurveyTask(NamedTuple):
-    """One input shard, and the wanted facts about it. ``rekey`` gives all samples new keys; ``spool`` is the path for a
-    copy of an input that can be read only once; ``extract`` takes a value of each selected sample."""
+    """The task of surveying one input shard. ``rekey`` gives all samples new keys. ``spool`` is the path for a copy, if
+    the input can be read only once. ``extract`` takes a value of each selected sample."""
 
     input: Input
     form: Form
@@ -80,24 +81,25 @@ class SurveyTask(NamedTuple):
     spool: str = ""
     extract: Extract | None = None
     overflow: str | None = None
-    """A local path for rows that do not fit in memory; None to keep all in memory."""
+    """A local path for rows that do not fit in memory. None means that all rows stay in memory."""
     known: int = -1
-    """The shard's number of samples by its manifest; -1 if that is unknown or not needed."""
+    """The shard's number of samples in the manifest; -1 if it is unknown or not needed."""
     of_set: int = 0
-    """The set of a join, from 0, that the shard belongs to; 0 without a join."""
+    """The number of the shard's set in a join, from 0. It is 0 without a join."""
     listed: tuple[int, str] | None = None
-    """Size and version, if a listing has just shown them."""
+    """Size and version of the shard, if a listing has just returned them."""
     room: Room = NO_ROOM
-    """The disc space for copies of remote inputs, where ``spool`` lies."""
+    """The disc space for copies of remote inputs, on the disc of ``spool``."""
 
     @property
     def address(self) -> str:
-        """The shard as the user named it."""
+        """The shard's address, as the user named it."""
         return self.input.address
 
     @property
     def is_wanted_whole(self) -> bool:
-        """Whether all bytes of the shard are read whatever an index says, as far as that is known before it is open."""
+        """Whether all bytes of the shard are read even if it has an index. The answer is a guess until the shard is
+        open."""
         is_far = self.room.takes_most and not self.input.copy
         return is_far and (not self.goes_by_index_alone or self.room.copies_like(size_hint(self.address)))
 
@@ -108,12 +110,12 @@ class SurveyTask(NamedTuple):
 
     @property
     def goes_by_index_alone(self) -> bool:
-        """Whether an existing index is all that is read."""
+        """Whether only an existing index is read, and no payload."""
         return self.goes_by_index and not self.payload_fields
 
     @property
     def names_keys(self) -> bool:
-        """Whether the selection names the keys of its samples, so that few payloads are read."""
+        """Whether the selection lists keys, so that few payloads are read."""
         return self.selection.key_rule is not None and self.selection.key_rule.is_narrow
 
     @property
@@ -123,7 +125,7 @@ class SurveyTask(NamedTuple):
         return self.selection.payload_fields | looked_into
 
     def using(self, index: Index | None) -> SurveyTask:
-        """The task that takes the stored values of an index instead of payloads."""
+        """Return the task that uses values stored in an index instead of payloads."""
         names = frozenset(() if index is None else index.exact)
         extract = self.extract and self.extract.using(names)
         return self._replace(selection=self.selection.using(names), extract=extract) if names else self
@@ -131,13 +133,14 @@ class SurveyTask(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """What one input shard holds: ``total`` selected samples, whose rows (:func:`~wdscli.plan.table.row_type`, without
-    ``shard``) and values are in ``blocks`` or ``stored``, or were handed over as they were found.
+    """The result of surveying one input shard. It has ``total`` selected samples. Their rows
+    (:func:`~wdscli.plan.table.row_type`, without ``shard``) and values are in ``blocks`` or ``stored``, unless they
+    were already passed to ``take``.
 
-    ``seen_names`` are the names of the extract that were seen, ``shapes`` the lists of fields that it numbers.
-    ``stamp`` is that of the input, without a version for one that was copied; ``copy`` is the path of the copy.
-    ``dropped`` counts samples and ``ignored`` members, by reason. ``end`` is the number of samples that were read.
-    ``members`` and ``payload_bytes`` are those of all whole samples that were read, dropped ones too."""
+    ``seen_names`` are the extract's names that some sample has, and ``shapes`` are the extract's lists of fields.
+    ``stamp`` is the stamp of the input; it has no version if the input was copied. ``copy`` is the path of the copy.
+    ``dropped`` counts samples and ``ignored`` counts members, by reason. ``end`` is the number of samples read.
+    ``members`` and ``payload_bytes`` are totals of all complete samples read, dropped samples included."""
 
     blocks: list[RowBlock] = field(default_factory=list)
     stored: StoredRows | None = None
@@ -163,8 +166,8 @@ class Survey:
 
 
 class Collected:
-    """The rows of all input shards in one table, added shard by shard; with ``has_values`` their values too. ``folder``
-    is for scratch files, None for TMPDIR."""
+    """The rows of all input shards in one table, added shard by shard. With ``has_values``, also their values.
+    ``folder`` is for scratch files; None means TMPDIR."""
 
     def __init__(self, folder: str | None = None, *, has_values: bool = False) -> None:
         self._rows = GrowingTable(folder)
@@ -187,19 +190,20 @@ class Collected:
         self.totals.append(found.total)
 
     def table(self, last: Rows | None = None) -> PlanTable:
-        """All rows, followed by ``last``. No row can be added afterwards."""
+        """Return all rows, followed by the row ``last``. No row can be added afterwards."""
         if last is not None:
             self._rows.append(last)
         return self._rows.table()
 
     def values(self) -> Values | None:
-        """All values; None without ``has_values``."""
+        """Return all values, or None without ``has_values``."""
         return self._values.values() if self._has_values else None
 
 
 def survey_task(template: SurveyTask, number: int, scratch: Scratch | None, limits: Limits) -> SurveyTask:
-    """The task of input ``number``, with paths for a copy and for rows that do not fit in memory. It uses no index that
-    takes more memory than the limit. Raises UsageError if a copy is needed and there is no scratch space."""
+    """Return the task of input ``number``, with paths for a copy and for rows that do not fit in memory. The task does
+    not use an index that needs more memory than the limit. Raises UsageError if a copy is needed and there is no
+    scratch space."""
     address = template.address
     if scratch is None:
         if is_read_once(address):
@@ -223,7 +227,7 @@ def survey_shards(
     progress: Progress,
 ) -> list[Survey]:
     """Survey each shard. ``collected`` gets all rows, in order. Shards after the last sample of ``--limit`` are not
-    opened. ``states`` has one entry, or one for each set of a join. Raises InputError, DataError, OutputError."""
+    opened. ``states`` has one entry, or for a join one entry per set. Raises InputError, DataError, OutputError."""
     executor = _executor(tasks, request, limits)
 
     first = 0
@@ -246,8 +250,8 @@ def survey_shards(
 
 
 def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> Executor | None:
-    """Where surveys run; None for this process."""
-    # No worker can read such inputs.
+    """Return the executor for surveys, or None if they run in this process."""
+    # No worker can read inputs of this process.
     is_ours = any(is_ours_alone(one.address) or is_of_this_process(one.address) for one in tasks)
     if is_ours or not all(task.selection.is_trivial for task in tasks):
         return None
@@ -261,7 +265,7 @@ def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> 
 
 
 def bytes_of(tasks: Sequence[SurveyTask]) -> int:
-    """Bytes to read: of inputs or, for local inputs, of their indexes. A cheap estimate of the work."""
+    """Estimate the bytes to read: the sizes of inputs or, for local inputs, of their indexes."""
     total = 0
     for task in tasks:
         is_near = is_local(task.address)
@@ -276,7 +280,7 @@ def bytes_of(tasks: Sequence[SurveyTask]) -> int:
 
 
 def _has_index(task: SurveyTask) -> bool:
-    """Whether a survey reads only the index of a local shard, as far as that is known before it is open."""
+    """Return whether a survey reads only the index of a local shard. The answer is a guess until the shard is open."""
     is_asked = task.goes_by_index_alone and is_local(task.address)
     return is_asked and os.path.exists(local_path(index_address(task.address)))
 
@@ -284,8 +288,8 @@ def _has_index(task: SurveyTask) -> bool:
 def survey(
     task: SurveyTask, state: SelectionState | None = None, take: Callable[[RowBlock], None] | None = None
 ) -> Survey:
-    """Read one shard's headers or index. Rows go to ``take`` as they are found, or stay in the survey. Raises
-    InputError, DataError."""
+    """Read one shard's headers or index. Rows are passed to ``take`` as soon as they are found. Without ``take``, they
+    stay in the survey. Raises InputError, DataError."""
     found, ignored = Survey(), Ignored()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes, state.end = state.members, state.payload_bytes, 0
@@ -325,7 +329,7 @@ def survey(
 def _look(
     named: Sequence[Named], seen: SeenNames, batch: SampleBatch, rows: Sequence[int], payloads: Payloads
 ) -> None:
-    """Look for names in a batch: for places in JSON among the stored values, or else in payloads."""
+    """Look for the user's names in a batch. Places in JSON are searched in stored values, or else in payloads."""
     others = []
     for name in named:
         stored = None if name.place is None else batch.values.get(stored_name(*name.place))
@@ -337,7 +341,7 @@ def _look(
 
 
 def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None) -> None:
-    """Hand rows over, keep them, or store them if they are too many."""
+    """Pass rows to ``take``, keep them, or store them in a file if they are too many."""
     found.total += len(block.rows)
     found.shapes = [] if task.extract is None else task.extract.shapes
     if take is not None:
@@ -352,7 +356,7 @@ def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowB
 
 
 def _is_plain(task: SurveyTask, index: Index, found: Survey, take: Callable[[RowBlock], None] | None) -> bool:
-    """Whether the index alone gives all rows and values; it then keeps them."""
+    """Try to make all rows and values from the index alone. Return whether this was possible."""
     if task.payload_fields or (rows := plain_rows(task, index)) is None:
         return False
     values = Packed.of([]) if task.extract is None else task.extract.values_of_index(index)
@@ -365,11 +369,12 @@ def _is_plain(task: SurveyTask, index: Index, found: Survey, take: Callable[[Row
 
 
 def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, Index | None]:
-    """Open the input, or a copy of it, so that it can be read at any place. Returns the task with that input, the
-    source and the index to use. A remote input is copied too if all of it is read now and samples are read again."""
+    """Open the input, or a copy of it, so that any place can be read. Return the task with the opened input, the
+    source, and the index to use. A remote input is also copied if this survey reads all of it, and a later step reads
+    samples again."""
     room, source, beside = task.room, None, None
     if task.listed is not None and task.goes_by_index_alone and not room.takes_all(task.listed[0]):
-        # The index is enough for the version of the shard that a listing has shown.
+        # The index belongs to the version of the shard in the listing, so the index is enough.
         source, beside = open_by_index(task.address, *task.listed)
     is_known = source is not None
     if source is None:
@@ -384,7 +389,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
         task, index = (task, None) if asks_far else (with_values, index)
         if source.seekable and (index is not None or source.fd is not None):
             return task, source, index
-        # Copy a remote shard if most of it is needed, or if its headers lie close together.
+        # Copy a remote shard if most of it is needed, or if its headers are close together.
         is_kept = room.holds(source.size) and (room.takes_most or is_dense(source))
         if source.seekable and not is_kept:
             return task, source, index
@@ -410,14 +415,15 @@ def _warner(found: Survey) -> Callable[[DataError], None]:
 def _index_for(
     task: SurveyTask, source: Source, warn: Callable[[str], None], beside: Beside | None = None
 ) -> Index | None:
-    """The index to use, if there is one and it is complete enough."""
+    """Return the index to use, or None if there is none, or if it lacks something."""
     return index_for(task.address, source, task.form, warn, beside) if task.goes_by_index else None
 
 
 def _batches(
     task: SurveyTask, source: Source, found: Survey, ignored: Ignored, index: Index | None
 ) -> Iterator[SampleBatch]:
-    """The samples of a shard: only sound and safe ones with ``skip``, else all, by the index if there is one."""
+    """Yield the samples of a shard, from the index if there is one. With the policy ``skip``, yield only intact samples
+    with safe names."""
     if task.on_error == "skip":
         salvager = Salvager(source, _warner(found), found.dropped, form=task.form, ignored=ignored)
         return keep_safe(salvager.batches(task.known), found.dropped)
@@ -434,10 +440,10 @@ def _selected(
     ignored: Ignored,
     payloads: Payloads,
 ) -> Iterator[ChosenOf]:
-    """Yield batches with their selected rows. ``payloads`` knows the payloads of the current batch."""
+    """Yield batches with their selected rows. ``payloads`` reads the payloads of the current batch."""
     selection = task.selection
     if payloads.fields or task.on_error == "skip":
-        # On a remote store a request for each payload costs more than reading the bytes between them.
+        # On a remote store, one request per payload costs more than reading the bytes between payloads.
         reads_all = source.fd is None and task.on_error != "skip" and not payloads.by_index
         if source.fd is None and payloads.by_index:
             known = expecting(source, known, selection, payloads, payloads.fields)
@@ -456,7 +462,7 @@ def _selected(
 
 
 def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
-    """The rows of the selected samples of some batches, in order."""
+    """Return the rows of the selected samples of some batches, in order."""
     fields: list[bytes] = []
     starts, offsets, sizes, counts, marks, keys, places, chosen = (list[Any]() for _ in range(8))
     for batch, some in batches:
@@ -481,7 +487,7 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
     rows["start"], rows["length"], rows["out"] = begins, lengths, lengths
     rows["headers"] = headers_of(hashes_of(fields), payloads.view(numpy.uint64), members_of)
     if any(marks):
-        # Members that are not canonical get headers of one block.
+        # Members without canonical headers get new headers of one block.
         blocks = BLOCK + (payloads + 511 & -512)
         rows["mark"] = marks
         rows["out"] = numpy.where(rows["mark"] == 0, lengths, numpy.add.reduceat(blocks, firsts))
@@ -497,8 +503,8 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
 
 
 def _are_usual(batch: SampleBatch) -> bool:
-    """Whether each member of a batch has one header block in the canonical form, and canonical members have it
-    already."""
+    """Return whether each member of a batch will have a canonical header of one block, and each canonical member
+    already has one."""
     if not any(batch.marks):
         return True
     longest = max(map(len, batch.keys)) + 1 + max(map(len, batch.fields))
@@ -507,7 +513,7 @@ def _are_usual(batch: SampleBatch) -> bool:
 
 
 def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], rows: Rows) -> None:
-    """Correct the rows of some samples of a batch one by one: new keys, members and lengths."""
+    """Correct the rows of some samples of a batch, one by one. New keys, members and lengths may differ."""
     stem = shard_stem(task.address)
     lengths, members, keys = [], [], []
     for row in chosen:
@@ -525,8 +531,8 @@ def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], ro
 
 
 def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
-    """The rows of an index whose samples are all copied unchanged; None if a selection, a new key, a mark or a name
-    needs a look at single samples."""
+    """Return the rows of an index if all its samples are copied unchanged. Return None if a selection, a new key, a
+    mark or a name makes it necessary to check single samples."""
     special = task.selection.changes_members or task.rekey is not None
     if special or not task.selection.is_trivial or index.marks.any() or _may_be_unsafe(index):
         return None
@@ -543,12 +549,12 @@ def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
 
 
 def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield all keys of an index, some at a time, each block with the place of its first key."""
+    """Yield all keys of an index in blocks, each with the place of its first key."""
     for part in blocks_of(index.samples, KEYS_AT_ONCE):
         begin = int(index.key_ends[part.start - 1]) if part.start else 0
         ends = index.key_ends[part]
         width = int(ends[0]) - begin
-        # Keys of equal length, as most sets have, need a single call.
+        # Most sets have keys of equal length, for which one call is enough.
         if width and (numpy.diff(ends) == width).all():
             yield part.start, numpy.frombuffer(index.keys, f"V{width}", len(ends), begin).tolist()
         else:
@@ -556,13 +562,13 @@ def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def packed_keys(index: Index) -> Packed:
-    """The keys of all samples of an index, as an extract would give them."""
+    """Return the keys of all samples of an index, in the form of an extract's values."""
     lengths: U32 = numpy.diff(index.key_ends, prepend=numpy.uint64(0)).astype(numpy.uint32)
     return Packed(lengths, numpy.frombuffer(index.keys, numpy.uint8))
 
 
 def _may_be_unsafe(index: Index) -> bool:
-    """Whether a name may be unsafe, by a quick look at all keys together and at all fields."""
+    """Return whether a name may be unsafe. This is a quick check of all keys together, and of all fields."""
     keys = index.keys
     ends: I64 = index.key_ends.astype(numpy.int64)
     begins: I64 = numpy.append(0, ends)[:-1]
@@ -574,7 +580,7 @@ def _may_be_unsafe(index: Index) -> bool:
 def out_sizes(
     batch: SampleBatch, row: int, selection: Selection, shard: str, key: bytes
 ) -> list[tuple[bytes, int]]:
-    """Name and payload bytes of each member that one sample will have."""
+    """Return the name and the payload size of each member that one sample will have in the output."""
     first = batch.firsts[row]
     return [
         (key + b"." + field, batch.sizes[first + at]) for at, field in selection.plan_of(batch, row, shard)
@@ -582,7 +588,7 @@ def out_sizes(
 
 
 def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
-    """Bytes of members with these names and sizes, headers and padding included."""
+    """Return the bytes of members with these names and sizes, headers and padding included."""
     length = 0
     for name, size in sizes:
         simple = len(name) <= NAME_BYTES and size < ONE_BLOCK_SIZE
@@ -591,7 +597,7 @@ def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
 
 
 def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[SampleBatch, int]]:
-    """Yield some samples of a shard, by their places in rising order, each as a batch and a row of it."""
+    """Yield some samples of a shard, each as a batch and a row of the batch. ``places`` must rise."""
     wanted = iter(places)
     place = next(wanted, None)
     with task.input.open() as source:

@@ -1,14 +1,14 @@
-"""This module has the table of a plan: one packed record a sample, in a mapped scratch file. A plan file has the same
-bytes.
+"""This module has the table of a plan. It is a mapped scratch file with one packed record per sample. A plan file has
+the same bytes.
 
-:func:`row_type` is the record. :class:`Growing` holds bytes that are appended and then mapped. :class:`PlanTable` holds
-the rows with their columns by name, and :class:`Ordered` holds rows in output order. :class:`Joined` has the further
-parts of joined samples: the rows of each set but the first. :func:`in_turn` returns all parts of the first sample, then
-those of the second, and so on. :func:`order_of_hashes` is the sort of most orders. :func:`headers_of` gives 32 bits of
-a sample's headers, by which the copier recognizes it.
+:func:`row_type` is the record. :class:`Growing` has bytes that are appended first and mapped later. :class:`PlanTable`
+has the rows, with their columns by name. :class:`Ordered` has rows in output order. :class:`Joined` has the further
+parts of joined samples: the rows of each set except the first. :func:`in_turn` puts the parts of each joined sample
+next to each other. :func:`order_of_hashes` is the sort of most orders. :func:`headers_of` makes a 32-bit hash of a
+sample's headers, by which the copier recognizes the sample.
 
-A row is in memory only while it is in use. Sorts work on a column or two of numbers, and no algorithm has a second form
-for large sets. This module does not know where rows come from, how partners were found, or what is done with the rows.
+A row is in memory only while it is in use. Sorts use only one or two columns of numbers. The same algorithms serve
+small and large sets. This module does not know where rows come from, how partners were found, or how rows are used.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ from wdscli.samples import SampleBatch
 from wdscli.selection.layers import OnConflict
 
 ROWS_PER_BLOCK = 1 << 18
-"""Rows that a pass over all rows handles together."""
+"""How many rows a pass over all rows handles together."""
 HELD_BYTES = 1 << 20
-"""Fewer bytes than this stay in memory instead of a file."""
+"""Fewer bytes than this stay in memory, without a file."""
 SENT_ROWS = 1 << 10
 """A table of at most this many rows is sent to another process by value."""
 RENAMED = 0b1000000
 """The mark of a sample that gets a new key."""
 CHANGED = RENAMED
-"""The mark of a joined sample with a field that gives way or gets another name. (A join renames no sample.)"""
+"""The mark of a joined sample with a dropped or renamed field. It has the same bit as RENAMED, because a join gives no
+sample a new key."""
 MISSING_SHARD = 0xFFFFFFFF
 """The shard of a placeholder row, for a missing part of a joined sample."""
 
 
 def row_type() -> numpy.dtype[numpy.void]:
-    """How one sample of a plan is packed, in memory, in scratch files and in plan files: 49 little-endian bytes.
+    """Return the record type for one sample of a plan: 49 little-endian bytes, in memory, scratch files and plan files.
 
-    ``key`` is the XXH3-64 of its (new) key; ``start`` and ``length`` are the bytes of its run in the input shard,
-    ``out`` the bytes it takes in the output; ``shard`` and ``place`` are its origin (both from 0, the place counted
-    before selection); ``members`` is the number of members it will have, and ``mark`` says why it cannot be copied
-    unchanged (0: it can). ``headers`` is :func:`headers_of` of the sample in its input, 0 if unknown.
+    ``key`` is the XXH3-64 of the (new) key. ``start`` and ``length`` are the sample's bytes in the input shard, and
+    ``out`` is its length in the output. ``shard`` and ``place`` say where the sample comes from. Both count from 0, and
+    ``place`` also counts unselected samples. ``members`` is the number of members in the output. ``mark`` says why the
+    sample cannot be copied unchanged; 0 means that it can. ``headers`` is the :func:`headers_of` of the sample in its
+    input; 0 means unknown.
     """
     return numpy.dtype(  # type: ignore[return-value,unused-ignore]
         [
@@ -65,20 +67,21 @@ def row_type() -> numpy.dtype[numpy.void]:
 
 
 def no_rows() -> Rows:
-    """An empty array of rows."""
+    """Return an empty array of rows."""
     return numpy.empty(0, dtype=row_type())
 
 
 def blocks_of(total: int, size: int = 0, first: int = 0) -> Iterator[slice]:
-    """Yield slices of ``size`` rows, :data:`ROWS_PER_BLOCK` for 0, from row ``first`` to ``total``."""
+    """Yield slices of ``size`` rows, from row ``first`` to ``total - 1``. A ``size`` of 0 means
+    :data:`ROWS_PER_BLOCK`."""
     size = size or ROWS_PER_BLOCK
     for at in range(first, total, size):
         yield slice(at, min(at + size, total))
 
 
 class Growing:
-    """Bytes that are appended first and mapped then: in memory while they are few, else in a temporary file without a
-    name, which the system removes with the process. ``folder`` is for the file, None for TMPDIR."""
+    """Bytes that are appended first and mapped later. Few bytes stay in memory; more bytes go to a temporary file
+    without a name, which the system removes when the process ends. ``folder`` is for the file; None means TMPDIR."""
 
     def __init__(self, folder: str | None = None) -> None:
         self._folder = folder
@@ -106,11 +109,12 @@ class Growing:
             ) from error
 
     def mapped(self) -> memoryview:
-        """All bytes, writable. Nothing can be appended afterwards. Raises OutputError."""
+        """Return all bytes, writable. Nothing can be appended afterwards. Raises OutputError."""
         return self.shared()[0]
 
     def shared(self) -> tuple[memoryview, BinaryIO | None]:
-        """All bytes, writable, and their file, which other processes can open while it is open. Raises OutputError."""
+        """Return all bytes, writable, and their file. Other processes can open the file while it is open here. Raises
+        OutputError."""
         if self._file is None:
             return memoryview(self._held), None
         try:
@@ -131,32 +135,32 @@ class GrowingTable:
         self._rows.append(rows.view("u1") if len(rows) else b"")
 
     def table(self) -> PlanTable:
-        """All rows. None can be added afterwards."""
+        """Return all rows. No row can be added afterwards."""
         data, file = self._rows.shared()
         return PlanTable(numpy.frombuffer(data, dtype=row_type()), None if file is None else Origin(file, 0))
 
 
 class Origin(NamedTuple):
-    """Where the rows of a table lie: a file, and the number of rows before the first."""
+    """The place of a table's rows: a file, and the number of rows in the file before the first row."""
 
     file: BinaryIO
     first: int
 
     @property
     def path(self) -> str:
-        """The path by which other processes of this machine open the unnamed file; empty if they cannot."""
+        """The path by which other processes of this machine can open the unnamed file. It is empty if they cannot."""
         path = f"/proc/{os.getpid()}/fd/{self.file.fileno()}"
         return path if os.path.exists(path) else ""
 
 
 def _column(name: str) -> Any:
-    """A column of a table's rows."""
+    """Return a property for a column of a table's rows."""
     return property(lambda table: table.rows[name])
 
 
 class PlanTable:
-    """Samples of a plan, one row each (:func:`row_type`). The columns are writable views of the rows. A large table is
-    sent to another process of this machine as a path, which that process maps."""
+    """Samples of a plan, one row each (:func:`row_type`). The columns are writable views of the rows. Pickling a large
+    table sends only a path to another process of this machine, which maps the file."""
 
     __slots__ = ("origin", "rows")
 
@@ -180,7 +184,7 @@ class PlanTable:
         return PlanTable, (self.rows,)
 
     def held(self) -> PlanTable:
-        """A copy in memory, for processes of other machines."""
+        """Return a copy in memory, for processes of other machines."""
         return PlanTable(self.rows)
 
     @property
@@ -189,29 +193,30 @@ class PlanTable:
         return len(self.rows)
 
     def take(self, rows: I64 | list[int]) -> PlanTable:
-        """A copy in memory of some rows, in this order."""
+        """Return a copy in memory of some rows, in the given order."""
         return PlanTable(self.rows[rows])
 
     def apart(self, rows: I64) -> PlanTable:
-        """A copy of some rows as a table of its own, for any number of rows."""
+        """Return a copy of some rows as a separate table. Many rows go to a file."""
         kept = GrowingTable()
         for part in blocks_of(len(rows)):
             kept.append(self.rows[rows[part]])
         return kept.table()
 
     def part(self, first: int, end: int) -> PlanTable:
-        """Rows ``first`` to ``end``, as a view."""
+        """Return the rows ``first`` to ``end - 1``, without copying them."""
         origin = self.origin and self.origin._replace(first=self.origin.first + first)
         return PlanTable(self.rows[first:end], origin)
 
     def without(self, gone: Sequence[int] | I64) -> PlanTable:
-        """All rows but ``gone``, which rise. The others move up in the same space, so this table must not be used
-        again."""
+        """Return all rows except ``gone``, which rise. The remaining rows move up in the same memory, so this table
+        must not be used again."""
         return PlanTable(moved_up(self.rows, gone), self.origin)
 
     def repeated(self) -> tuple[I64, U64]:
-        """The rows whose hash occurs more than once, sorted by hash and then by row; and their hashes."""
-        # Usually no hash repeats, and one sorted copy shows this.
+        """Return the rows with a hash that occurs more than once, sorted by hash and then by row. Also return their
+        hashes."""
+        # Usually no hash is repeated, and a sorted copy of the hashes is enough to show it.
         ordered = numpy.sort(self.keys)
         again = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
         del ordered
@@ -228,9 +233,9 @@ class PlanTable:
 
 
 class Ordered:
-    """The samples of a plan in output order: rows in any order, and an array of row numbers.
+    """The samples of a plan in output order: a table of rows in any order, and an array of row numbers.
 
-    ``order`` is None if the rows are in output order already.
+    ``order`` is None if the rows are already in output order.
     """
 
     __slots__ = ("order", "samples")
@@ -244,41 +249,42 @@ class Ordered:
         return self.samples.total if self.order is None else len(self.order)
 
     def slice(self, first: int, end: int) -> Ordered:
-        """Samples ``first`` to ``end`` of the output, without a copy of their rows."""
+        """Return the samples ``first`` to ``end - 1`` of the output, without copying their rows."""
         if self.order is None:
             return Ordered(self.samples.part(first, end))
         return Ordered(self.samples, self.order[first:end])
 
     def held(self) -> Ordered:
-        """A copy of the rows in memory, for processes of other machines."""
+        """Return a copy with the rows in memory, for processes of other machines."""
         return Ordered(self.part(0, self.total).held())
 
     def part(self, first: int, end: int) -> PlanTable:
-        """The rows of samples ``first`` to ``end`` of the output."""
+        """Return the rows of the samples ``first`` to ``end - 1`` of the output."""
         if self.order is None:
             return self.samples.part(first, end)
         return self.samples.take(self.order[first:end])
 
     def column(self, name: str, first: int, end: int) -> U64:
-        """One column (see :func:`row_type`) of samples ``first`` to ``end``."""
+        """Return one column (see :func:`row_type`) of the samples ``first`` to ``end - 1``."""
         values: U64 = self.samples.rows[name]
         return values[first:end] if self.order is None else values[self.order[first:end]]
 
     def blocks_of(self, name: str) -> Iterator[tuple[int, U64]]:
-        """Yield one column of all samples, a block at a time, each with the place of its first."""
-        # Random access is faster in a contiguous column.
+        """Yield one column of all samples in blocks, each with the place of its first sample."""
+        # Copy the column first: random access is faster in contiguous memory.
         rows = self.samples.rows[name]
         column: U64 = rows if self.order is None else numpy.ascontiguousarray(rows)
         for part in blocks_of(self.total):
             yield part.start, column[part if self.order is None else self.order[part]]
 
     def blocks(self) -> Iterator[PlanTable]:
-        """Yield all samples in output order, a block at a time."""
+        """Yield all samples in output order, in blocks."""
         for part in blocks_of(self.total):
             yield self.part(part.start, part.stop)
 
     def sum_of(self, name: str, first: int = 0, end: int | None = None) -> int:
-        """The sum of a column of samples ``first`` to ``end``, None for the last."""
+        """Return the sum of a column over the samples ``first`` to ``end - 1``. If ``end`` is None, include the last
+        sample."""
         parts = blocks_of(self.total if end is None else end, first=first)
         return sum(int(self.column(name, part.start, part.stop).sum()) for part in parts)
 
@@ -299,8 +305,8 @@ def _opened(path: str, first: int, total: int) -> PlanTable:
 
 
 def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
-    """An array without the places ``gone``, which rise. The others move up in the array's own space, a block at a time;
-    the result is a view of it."""
+    """Return an array without the places ``gone``, which rise. The remaining elements move up in the array's own
+    memory, in blocks. The result is a view of the array."""
     without: I64 = numpy.asarray(gone, dtype=numpy.int64)
     if not len(without):
         return column
@@ -314,11 +320,12 @@ def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
 
 
 def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
-    """The row numbers from 0 to ``total`` sorted by hash, then by row. ``hashes`` gives the hashes of a slice or an
-    array of rows.
+    """Return the row numbers from 0 to ``total - 1``, sorted by hash, then by row. ``hashes`` returns the hashes for a
+    slice or an array of rows.
 
-    One number a row is sorted, the upper bits of its hash and then the row: that is several times as fast as an argsort
-    and takes half the memory. The few rows whose upper bits are equal are then compared by their whole hashes.
+    For each row, one number is sorted: the upper bits of the hash, followed by the row number. This is several times as
+    fast as an argsort, and needs half the memory. The few rows with equal upper bits are then sorted by their whole
+    hashes.
     """
     mask = numpy.uint64((1 << max(1, total - 1).bit_length()) - 1)
     packed: U64 = numpy.arange(total, dtype=numpy.uint64)
@@ -341,17 +348,19 @@ def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
 
 
 def are_those(found: U32, planned: U32) -> Mask:
-    """Which samples have the planned headers; samples with unknown planned headers count as equal."""
+    """Return, for each sample, whether it has the planned headers. If the planned headers are unknown, the answer is
+    true."""
     same: Mask = (found == planned) | (planned == 0)
     return same
 
 
 def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
-    """For each sample 32 bits of the fields and sizes of its members, in their order. ``names`` are the XXH3-64 of the
-    members' fields; sample i has ``counts[i]`` members.
+    """Return, for each sample, a 32-bit hash of the fields and sizes of its members, in their order. ``names`` are the
+    XXH3-64 of the members' fields. Sample i has ``counts[i]`` members.
 
-    All modulo 2^64: member j (from 0) of a sample gives x = (name ^ size * 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9,
-    then (x ^ x >> 32) * (2 * j + 1). The result is the upper half of their sum, but 1 for 0.
+    Arithmetic is modulo 2^64. For member j (from 0) of a sample, x = (name ^ size * 0x9E3779B97F4A7C15) *
+    0xBF58476D1CE4E5B9, and the member's number is (x ^ x >> 32) * (2 * j + 1). The result is the upper half of the sum
+    of these numbers. If it is 0, it becomes 1.
     """
     if not len(counts):
         return numpy.empty(0, dtype=numpy.uint32)
@@ -381,22 +390,22 @@ _FIELD_HASHES = _FieldHashes()
 
 
 def hashes_of(fields: Sequence[bytes]) -> U64:
-    """The XXH3-64 of fields."""
+    """Return the XXH3-64 of fields."""
     return numpy.frombuffer(array("Q", map(_FIELD_HASHES.__getitem__, fields)), dtype=numpy.uint64)
 
 
 def headers_of_batch(batch: SampleBatch) -> U32:
-    """:func:`headers_of` of the samples of a batch."""
+    """Return the :func:`headers_of` of the samples of a batch."""
     members = slice(batch.firsts[0], batch.firsts[-1])
     sizes: U64 = numpy.array(batch.sizes[members], dtype=numpy.uint64)
     return headers_of(hashes_of(batch.fields[members]), sizes, numpy.diff(batch.firsts))
 
 
 class JoinCounts(NamedTuple):
-    """The result of a join. ``matched`` samples have a part of every set; ``unmatched`` counts, for each set, samples
-    whose key another set lacks. ``partners`` samples were joined to an earlier one. Fields: ``replaced`` by those of a
-    later set, ``left_out`` of a later set because the name was taken, ``renamed`` for the same reason. ``conflicts``
-    counts the samples by field and by one of these words. ``kind`` is the value of --join."""
+    """The counts of a join. ``matched`` samples have a part from every set. ``unmatched`` counts, for each set, the
+    samples with a key that another set lacks. ``partners`` counts samples that were joined to a sample of an earlier
+    set. If two sets have the same field, the earlier field is ``replaced``, or the later field is ``left_out`` or
+    ``renamed``. ``conflicts`` counts samples by field and by these words. ``kind`` is the value of --join."""
 
     matched: int
     unmatched: tuple[int, ...]
@@ -409,9 +418,9 @@ class JoinCounts(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The further parts of samples in output order, all of a plan or those of one task: for each set but the first one
-    row a sample, a row of the shard :data:`MISSING_SHARD` for a missing part. ``sets`` is the set (from 0) of each
-    input; ``policies`` has one policy for each set. ``counts`` has the counts of the plan."""
+    """The further parts of joined samples in output order, for a whole plan or for one task. Each set except the first
+    has one row per sample. A missing part is a row with the shard :data:`MISSING_SHARD`. ``sets`` has the set number
+    (from 0) of each input. ``policies`` has one policy for each set. ``counts`` has the counts of the plan."""
 
     others: tuple[Ordered, ...]
     sets: tuple[int, ...]
@@ -419,21 +428,21 @@ class Joined(NamedTuple):
     counts: JoinCounts
 
     def part(self, first: int, end: int) -> Joined:
-        """The further parts of samples ``first`` to ``end`` of the output."""
+        """Return the further parts of the samples ``first`` to ``end - 1`` of the output."""
         return self._replace(others=tuple(other.slice(first, end) for other in self.others))
 
     def held(self) -> Joined:
-        """A copy with rows in memory, for processes of other machines."""
+        """Return a copy with the rows in memory, for processes of other machines."""
         return self._replace(others=tuple(other.held() for other in self.others))
 
     def inputs(self, samples: Ordered) -> list[int]:
-        """The inputs that the task reads, in rising order; ``samples`` are the first parts."""
+        """Return the numbers of the inputs that the task reads, in rising order. ``samples`` are the first parts."""
         found = {number for some in (samples, *self.others) for number in some.shard_numbers()}
         return sorted(found - {MISSING_SHARD})
 
 
 def in_turn(lists: Sequence[Ordered]) -> Ordered:
-    """The rows of all lists, which have equal lengths, in turn."""
+    """Return the first rows of all lists, then their second rows, and so on. The lists have equal lengths."""
     if len(lists) == 1:
         return lists[0]
     if any(one.samples is not lists[0].samples for one in lists):
@@ -445,7 +454,7 @@ def in_turn(lists: Sequence[Ordered]) -> Ordered:
 
 
 def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
-    """:func:`in_turn` for lists over different tables, in memory."""
+    """Do the work of :func:`in_turn` for lists of rows from different tables, in memory."""
     rows: Rows = numpy.empty((lists[0].total, len(lists)), dtype=row_type())
     for number, one in enumerate(lists):
         rows[:, number] = one.part(0, one.total).rows
@@ -453,7 +462,7 @@ def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
 
 
 def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
-    """The error of two different keys with equal hashes."""
+    """Return the error for two different keys with equal hashes."""
     return DataError(
         f'the keys "{to_text(one)}" and "{to_text(other)}" have the same XXH3-64 hash, so they cannot be matched',
         code="hash-collision",

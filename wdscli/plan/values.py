@@ -1,7 +1,7 @@
-"""This module knows the values that an order needs of samples: where they are taken from, and how they are kept.
+"""This module takes the values of samples that an order needs, and keeps them.
 
-:class:`Extract` takes a byte string of each sample during the survey of its shard. :class:`Values` holds the byte
-strings of all samples in scratch space: one after the other in a mapped file, their places and lengths in two more.
+:class:`Extract` takes a byte string of each sample during the survey of its shard. :class:`Values` keeps the byte
+strings of all samples in scratch space. One mapped file has all bytes, and two more have the places and the lengths.
 This module does not know what the values mean.
 """
 
@@ -21,50 +21,51 @@ from wdscli.shards.index import Index
 
 WORD_BYTES = 8
 VALUES_PER_BLOCK = 1 << 14
-"""Values that are Python objects at the same time."""
+"""How many values are Python objects at the same time."""
 
 
 class Extract:
-    """The value of each sample that an order needs besides the sample's place. Picklable: surveys run in other
-    processes. A subclass defines :meth:`value`, or :meth:`values` if that is cheaper."""
+    """Takes the value of each sample that an order needs, other than the sample's place. Surveys run in other
+    processes, so extracts are picklable. A subclass defines :meth:`value`, or :meth:`values` if that is faster."""
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        """The fields (as the inputs name them) whose payloads :meth:`values` may read."""
+        """The fields with payloads that :meth:`values` may read. They have their names in the inputs."""
         return frozenset()
 
     def using(self, names: frozenset[str]) -> Extract:
-        """The extract for a shard whose batches have exact stored values of these names."""
+        """Return the extract for a shard with an index that stores exact values with these names."""
         return self
 
     @property
     def named(self) -> Sequence[Named]:
-        """The names that a user gave, which some sample must have."""
+        """The names that the user typed. Some sample must have each of them."""
         return ()
 
     @property
     def shapes(self) -> list[tuple[bytes, ...]]:
-        """The lists of fields that the values number, for a join."""
+        """For a join: the lists of fields to which the numbers in values refer."""
         return []
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
-        """One value for each of ``rows`` of ``batch``. ``shard`` is the input's address; ``payload_of(row, field)``
-        reads a payload of the batch. Raises DataError that names shard, byte and member."""
+        """Return one value for each of the ``rows`` of ``batch``. ``shard`` is the input's address. ``payload_of(row,
+        field)`` reads a payload of the batch. Raises DataError that names shard, byte and member."""
         return [self.value(SampleAt(batch, row, shard, payload_of)) for row in rows]
 
     def value(self, sample: SampleAt) -> bytes:
-        """The value of one sample."""
+        """Return the value of one sample."""
         raise NotImplementedError
 
     def values_of_index(self, index: Index) -> Packed | None:
-        """The values of all samples of an index without special samples; None if only :meth:`values` can give them."""
+        """Return the values of all samples of an index if no sample is special. Return None if :meth:`values` must be
+        called instead."""
         return None
 
 
 class Packed(NamedTuple):
-    """Values on their way: their lengths, and their bytes one after the other."""
+    """Values in a compact form for transport: their lengths, and their joined bytes."""
 
     lengths: U32
     data: U8
@@ -77,14 +78,14 @@ class Packed(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """Some rows of a survey with the values of their samples, or with no values if none are needed."""
+    """Some rows of a survey, with the values of their samples if an order needs values."""
 
     rows: Rows
     values: Packed
 
 
 class GrowingValues:
-    """Values while they are found. ``folder`` is for their files, None for TMPDIR."""
+    """Collects values while they are found. ``folder`` is for their files; None means TMPDIR."""
 
     def __init__(self, folder: str | None = None) -> None:
         self._lengths = Growing(folder)
@@ -101,8 +102,8 @@ class GrowingValues:
         self._size += len(packed.data)
 
     def values(self) -> Values:
-        """All values. None can be added afterwards."""
-        # The last value too must be followed by eight bytes.
+        """Return all values. No value can be added afterwards."""
+        # Eight bytes must also follow the last value.
         self._data.append(bytes(WORD_BYTES))
         return Values(
             numpy.frombuffer(self._starts.mapped(), dtype=numpy.int64),
@@ -112,7 +113,7 @@ class GrowingValues:
 
 
 class Values:
-    """A byte string for each row of a table. After the last come eight spare bytes in ``data``."""
+    """A byte string for each row of a table. In ``data``, eight spare bytes follow the last value."""
 
     def __init__(self, starts: I64, lengths: U32, data: memoryview) -> None:
         self.starts = starts
@@ -125,7 +126,7 @@ class Values:
         return len(self.starts)
 
     def part(self, first: int, end: int) -> list[bytes]:
-        """The values of rows ``first`` to ``end``."""
+        """Return the values of the rows ``first`` to ``end - 1``."""
         begins = self.starts[first:end].tolist()
         lengths = self.lengths[first:end].tolist()
         if not begins:
@@ -137,7 +138,7 @@ class Values:
         return [bytes(self.data[at : at + size]) for at, size in zip(begins, lengths)]
 
     def blocks(self) -> Iterator[list[bytes]]:
-        """Yield all values, some thousands at a time."""
+        """Yield lists of some thousands of values each."""
         for some in blocks_of(self.total, VALUES_PER_BLOCK):
             yield self.part(some.start, some.stop)
 
@@ -146,29 +147,29 @@ class Values:
         return chain.from_iterable(self.blocks())
 
     def words(self, rows: Any, place: int) -> U32:
-        """The 32-bit number at ``place`` of the values of some rows, if values are lists of such numbers."""
+        """For values that are lists of 32-bit numbers, return the number at ``place`` for some rows."""
         words = numpy.frombuffer(self.data, dtype=numpy.uint32, count=len(self.data) // 4)
         found: U32 = words[(self.starts[rows] >> 2) + place]
         return found
 
     def first(self, count: int) -> Values:
-        """The first ``count`` values, or all."""
+        """Return the first ``count`` values, or all values if there are fewer."""
         return Values(self.starts[:count], self.lengths[:count], self.data)
 
     def taken(self, rows: I64) -> Values:
-        """The values of some rows, in their order."""
+        """Return the values of some rows, in the given order."""
         return Values(self.starts[rows], self.lengths[rows], self.data)
 
     def behind(self, size: int) -> Values:
-        """All values without their first ``size`` bytes."""
+        """Return all values without their first ``size`` bytes."""
         return Values(self.starts + size, self.lengths - self.lengths.dtype.type(size), self.data)
 
     def without(self, gone: Sequence[int] | I64) -> Values:
-        """All values but those of the rows ``gone``, which rise. This object must not be used again."""
+        """Return all values except those of the rows ``gone``, which rise. This object must not be used again."""
         return Values(moved_up(self.starts, gone), moved_up(self.lengths, gone), self.data)
 
     def fixed(self, width: int) -> U8:
-        """A copy of the first ``width`` bytes of each value. No value may be shorter."""
+        """Return a copy of the first ``width`` bytes of each value. No value may be shorter."""
         found: U8 = numpy.empty((self.total, width), dtype=numpy.uint8)
         words = numpy.ndarray(
             (max(0, len(self.data) - width + 1),), dtype=f"V{width}", buffer=self.data, strides=(1,)

@@ -1,1 +1,1 @@
-"""One module a command, imported when the command is called. Each has a function of the command's name."""
+"""One module for each command, imported when the command is called. Its main function has the command's name."""

@@ -1,4 +1,4 @@
-"""``wds bench``: options in, one call into the loader, a few lines out."""
+"""``wds bench``: parse the options, call the loader's benchmark, and print a few lines."""
 
 import warnings
 from math import inf
@@ -23,7 +23,7 @@ from wdscli.units import human_size
     --seconds S  Duration of the measurement.
     """)
 class LoopOptions(NamedTuple):
-    """How samples are read, as the loader's ``bench`` takes it."""
+    """How samples are read: the arguments of the loader's ``bench``."""
 
     decode: Text = None
     workers: Annotated[int, 0] = 0
@@ -51,7 +51,7 @@ def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
         raise UsageError(f"--seconds {loop.seconds:g} {why}")
     out = Out.of(general)
     with warnings.catch_warnings():
-        # What the loader warns of, as commands warn.
+        # Print the loader's warnings in the same way as the command's own warnings.
         warnings.showwarning = lambda message, *_, **__: out.warn(str(message))
         fields = [name for names in loop.fields or () for name in names.split(",")] or None
         out.note(", ".join(f"{name} {value}" for name, value in loop._asdict().items() if value is not None))

@@ -1,4 +1,4 @@
-"""``wds cat``: options in; a tar, raw payloads, files, JSON Lines or a table out."""
+"""``wds cat``: parse the options, and write a tar, raw payloads, files, JSON Lines or a table."""
 
 import re
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from wdscli.plan.request import Request
 
 _PLAIN = re.compile(r"[^*?\[,]+")
-"""One name of a field."""
+"""Matches the name of one field, without wildcards or commas."""
 _TO_STDOUT = OutputOptions("-")
 _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
-"""Reasons of selections, for which samples are left out on purpose."""
+"""Reasons for samples that the user left out on purpose."""
 
 
 @panel("Other formats than tar")("""
@@ -66,8 +66,9 @@ class CatOptions(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What ``--to`` means: a format, None for a tar; where it is written; the limit of decoding in bytes; and of raw
-    payloads the field, and the key of a single sample."""
+    """The meaning of ``--to``. ``kind`` is the format; it is None for a tar. ``address`` is the output, and
+    ``max_decoded`` limits decoding, in bytes. Raw payloads have a ``field``, and a ``key`` if only one sample is
+    written."""
 
     kind: str | None
     address: str
@@ -82,8 +83,9 @@ class Form(NamedTuple):
 
     @classmethod
     def parse(cls, form: CatOptions, output: str) -> "tuple[Form, InputOptions]":
-        """The parsed options, and the input options that remain. For raw payloads the selection loses their field,
-        and a single key without wildcards. Raises UsageError for options that exclude each other."""
+        """Return the parsed options, and the remaining input options. For raw payloads, the field is taken out of
+        the selection, and so is a single key without wildcards. Raises UsageError for options that exclude each
+        other."""
         selection = form.inputs.selection
         kind, address = (None, None) if form.to is None else parse_form(form.to)
         if address is not None and output != "-":
@@ -184,7 +186,7 @@ def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions
 
 
 def _pieces(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
-    """The bytes of a table, of payloads, or of JSON Lines."""
+    """Yield the bytes of a table, of payloads, or of JSON Lines."""
     from wdscli.look import unpack
 
     if what.is_table:
@@ -195,7 +197,7 @@ def _pieces(request: "Request", picker: "SampleReader", what: Form, progress: Pr
 
 
 def _part(what: Form) -> "Part | None":
-    """What is read of each sample: one field, text fields, or None for all."""
+    """Return the part of each sample that is read: one field, or the text fields. None means all fields."""
     from wdscli.look.picking import Part
     from wdscli.look.unpack import kind_of
 
@@ -206,7 +208,7 @@ def _part(what: Form) -> "Part | None":
 
 
 def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) -> None:
-    """One archive, or one for each shard."""
+    """Write one archive, or one archive for each shard, and print the totals."""
     from wdscli.ops.cat import cat as write
     from wdscli.shards.view import is_view
 
@@ -239,7 +241,7 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
 
 
 def _table(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
-    """The pieces of a table of payloads. Columns come from the headers of all shards, if these can be read twice."""
+    """Yield the pieces of a table of payloads. If the shards can be read twice, their headers give the columns."""
     from wdscli.look.listing import ls
     from wdscli.look.table import PayloadCells, are_read_once, payload_schema, payload_table
 
@@ -250,7 +252,7 @@ def _table(request: "Request", picker: "SampleReader", what: Form, progress: Pro
             selection=request.selection,
             trust_addresses=request.trust_addresses,
             on_error=request.on_error,
-            # Skipped samples are reported when payloads are read.
+            # Skipped samples are reported later, when payloads are read.
             progress=progress if request.on_error == "stop" else QUIET,
         )
         schema = payload_schema(found, how)
@@ -276,7 +278,8 @@ def _check_tar_options(
 
 
 def _print_losses(out: Out, dropped: dict[str, int], ignored: dict[str, int]) -> None:
-    """Print what was read and not written. Samples that a selection leaves out are printed with -v only."""
+    """Print the counts of samples and members that were not written. With -v, also count what the selection left
+    out."""
     print_losses(out, {reason: count for reason, count in dropped.items() if reason not in _MEANT}, {})
     if dropped:
         out.note(f"not selected: {by_reason(dropped)}")

@@ -1,6 +1,6 @@
 """``wds create``: options in, a new set out.
 
-Its annotations are real objects, not text: Typer reads those of the option groups at every start.
+Annotations here are real objects, not text, because Typer reads the annotations of option groups at every start.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ RENAMES_SHOWN = 3
     +--seed N  Seed of --order shuffle.
     """)
 class SampleOptions(NamedTuple):
-    """How files become samples."""
+    """The options about how files become samples."""
 
     key_rule: str = "first-dot"
     require: Texts = None
@@ -87,7 +87,7 @@ class SampleOptions(NamedTuple):
     +--no-follow  Leave out symbolic links below SOURCE. Default: follow them.
     """)
 class SourceOptions(NamedTuple):
-    """What samples are made of, besides folders and files."""
+    """The sources of samples other than folders and files."""
 
     rows: Texts = None
     key: Text = None
@@ -102,22 +102,22 @@ class SourceOptions(NamedTuple):
     samples: SampleOptions = SampleOptions()
 
     def named(self, kind: str) -> tuple[str, ...]:
-        """The sources of one kind that --from names."""
+        """The names in --from that have this kind."""
         return tuple(name for found, name in map(_source_of, self.rows or ()) if found == kind)
 
     @property
     def _given(self) -> "list[tuple[Kind, tuple[str, ...]]]":
-        """The sources that are read by rows."""
+        """The sources with rows: kind and names of each."""
         kinds: tuple[Kind, ...] = ("table", "lines", "hf", "coco")
         return [(kind, self.named(kind)) for kind in kinds if self.named(kind)]
 
     @property
     def rekey_of_rows(self) -> str | None:
-        """The format of the keys of a table's rows."""
+        """The key format for the rows of a table."""
         return self.rekey if self._given and self.samples.on_duplicate != "rekey" else None
 
     def table(self) -> "TableOptions | None":
-        """The table that --from names. Raises UsageError for options of a table without a table."""
+        """Return the table that --from names. Raises UsageError if there are table options without a table."""
         from wdscli.create.table import TableOptions
 
         given = self._given
@@ -150,7 +150,7 @@ class SourceOptions(NamedTuple):
 
 
 def _source_of(text: str) -> tuple[str, str]:
-    """Kind and name of a source of --from.
+    """Split a value of --from into the source's kind and name.
 
     >>> _source_of("lines:a.txt"), _source_of("hf://datasets/x/y.csv"), _source_of("a:b.csv")
     (('lines', 'a.txt'), ('table', 'hf://datasets/x/y.csv'), ('table', 'a:b.csv'))
@@ -174,7 +174,7 @@ Sources = Annotated[
     +--report FILE  For each source that cannot be read, write a line of JSON to FILE.
     """)
 class SetOptions(NamedTuple):
-    """The new set, and how it is written."""
+    """The options about the new set."""
 
     cuts: Annotated[CutOptions, "without divisible_by"]
     output: OutputOptions
@@ -223,7 +223,7 @@ def create(
 def _request(
     sources: Sequence[str], more: SourceOptions, made: SetOptions, general: GeneralOptions
 ) -> "Request":
-    """The library's request. Raises UsageError."""
+    """Return the library's request for these options. Raises UsageError."""
     from wdscli.plan.request import Request
     from wdscli.selection.values import value_names
 
@@ -242,7 +242,7 @@ def _request(
 
 
 def _options(more: SourceOptions, made: SetOptions) -> "CreateOptions":
-    """The library's options. Raises UsageError."""
+    """Return the library's options for these options. Raises UsageError."""
     from wdscli.ops.create import CreateOptions
 
     samples = more.samples._asdict()
@@ -261,7 +261,7 @@ def _options(more: SourceOptions, made: SetOptions) -> "CreateOptions":
 
 
 def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
-    """The report as JSON has it."""
+    """Return the report as an object for JSON."""
     manifest = report.manifest
     address = None if manifest is None else report.manifest_address
     return {
@@ -299,7 +299,7 @@ def _print_found(out: Out, report: "CreateReport") -> None:
 
 
 def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
-    """The plan of a dry run, a line a shard; the summary of a real one; with JSON one object last."""
+    """Print the result. A dry run prints one line for each planned shard. With JSON, one object is last."""
     manifest = report.manifest
     if manifest is None:
         rows = [(shown(one.address), one.samples, one.members, one.size_bytes) for one in report.shards]

@@ -1,4 +1,4 @@
-"""``wds diff``: two sets in; their differences out, and an exit code as diff(1) has it."""
+"""``wds diff``: print the differences between two sets, and return the same exit codes as diff(1)."""
 
 from functools import partial
 from typing import Annotated, NamedTuple
@@ -78,7 +78,8 @@ def _print_difference(out: Out, found: Difference) -> None:
 
 
 def _details(found: Difference) -> str:
-    """``jpg -cls +json``: fields that differ, are gone, were added; then places in JSON that differ."""
+    """Return a text such as ``jpg -cls +json``: ``jpg`` differs, ``cls`` is only in A, ``json`` is only in B. Places in
+    JSON that differ follow."""
     words = [*found.differ, *(f"-{name}" for name in found.gone), *(f"+{name}" for name in found.added)]
     if found.reordered:
         words.append("(fields in another order)")

@@ -1,4 +1,4 @@
-"""``wds index``: options in, one call into ops, what was made out."""
+"""``wds index``: parse the options, make indexes, and print the names of the written files."""
 
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class IndexOptions(NamedTuple):
     jobs: Positive = None
 
     def parse(self) -> dict[str, Any]:
-        """These options as the library takes them. Raises UsageError for options that exclude each other."""
+        """Return these options as the library's arguments. Raises UsageError for options that exclude each other."""
         if self.dialect and (self.output or self.no_manifest or self.no_index):
             raise UsageError(
                 "--for writes only the index of another program, not wdscli's manifest and index",
@@ -101,7 +101,7 @@ def index(shards: Shards, *, options: IndexOptions, values: Values = None, gener
 
 
 def _print_report(out: Out, report: IndexReport, *, dry: bool) -> None:
-    """Print the files: with ``--json`` all of them, without it those that a dry run would write; then the totals."""
+    """Print the files, then the totals. Without ``--json``, print only files that a dry run would write."""
     for side in report.files:
         shard = side.shard and shown(side.shard)
         side = side._replace(file=shown(side.file), reason=shown(side.reason), shard=shard)

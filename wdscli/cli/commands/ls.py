@@ -1,9 +1,9 @@
-"""``wds ls``: options in; rows for a pipe or a terminal, JSON Lines, counts, samples or the page of a summary out.
+"""``wds ls``: parse the options, and print rows, JSON Lines, counts, samples or a summary.
 
-Rows go to :class:`~wdscli.cli.output.Out` in pages. For a pipe a page becomes bytes at once, because a call for each
-row would take longer than reading it. A summary has two blocks: facts of the set, then a row for each field. On a
-terminal its numbers are rounded; in a pipe the facts are ``name TAB value`` with whole numbers, for scripts. This
-module does not know how rows are read.
+Rows go to :class:`~wdscli.cli.output.Out` in pages. For a pipe, one call turns a whole page into bytes, because one
+call per row would take longer than reading the row. A summary has two blocks: facts about the set, then a row for each
+field. A terminal gets rounded numbers. A pipe gets facts as ``name TAB value`` with exact numbers, for scripts.
+This module does not know how rows are read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ _BARS = "·▁▂▃▄▅▆▇█"
 _COUNTS = "shards samples members bytes=size_bytes payload_bytes overhead_bytes repeated_keys"
 _SIZES = "count=occurrences min=smallest median median_is_exact=is_exact max=largest total histogram"
 SHOWN_ROWS, SHOWN_CHARACTERS, BAR_CHARACTERS = 40, 50, 24
-"""Of a table of counts on a terminal."""
+"""Limits for a table of counts on a terminal."""
 _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "sizes (log)")
 
 
@@ -95,7 +95,7 @@ class ShowOptions(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The table's format, empty for no table, and its address."""
+        """The table's format and its address. The format is empty if no table is written."""
         form, address = ("", None) if self.to is None else parse_form(self.to)
         return form, address or "-"
 
@@ -218,7 +218,7 @@ def _write_table(out: Out, found: Listing, show: ShowOptions) -> None:
 def _for_people(
     out: Out, exact: bool, pages: Iterable[list[Row]], sizes: Sequence[int]
 ) -> Iterable[list[Row]]:
-    """The pages; on a terminal, unless ``exact``, with rounded sizes in the columns ``sizes``."""
+    """Yield the pages. On a terminal, the sizes in the columns ``sizes`` are rounded unless ``exact`` is true."""
     if exact or not out.terminal:
         return pages
     return (
@@ -302,7 +302,7 @@ def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
 
 
 class _Ends(dict[int, bytes]):
-    """A cache of the ends of members' lines, by size."""
+    """A cache from a member's size to the end of its line: a TAB, the size and a line break."""
 
     def __missing__(self, size: int) -> bytes:
         if len(self) > 1 << 16:
@@ -315,7 +315,7 @@ _ENDS = _Ends()
 
 
 def _member_lines(columns: Columns) -> bytes:
-    """The same as :func:`tab_lines` of the rows, in half the time."""
+    """Make the same bytes as :func:`tab_lines`, in half the time."""
     names, sizes = columns.names, columns.sizes
     parts = [b""] * (2 * len(names))
     parts[::2] = names
@@ -337,7 +337,7 @@ def _long_member_rows(address: str, columns: Columns) -> list[Row]:
 
 
 def _field(name: bytes, kind: int) -> bytes:
-    """The field of a member, or empty bytes for a member of no sample."""
+    """Return the field of a member. It is empty if the member belongs to no sample."""
     parts = split_name(name) if kind == REGULAR else None
     return b"" if parts is None else parts[1]
 
@@ -390,13 +390,13 @@ def _print_counts(out: Out, found: Listing, fields: Sequence[str]) -> None:
 
 
 def _count_line(row: "CountRow", one: "Counted") -> list[str]:
-    """The cells of a row of counts."""
+    """Return the cells for one row of counts."""
     share = f"{100 * (row.samples or 0) / one.samples:.1f}%"
     return [_value_text(row.value), *[row.name or ""] * one.has_names, str(row.samples), share]
 
 
 def _value_text(value: Any) -> str:
-    """A value from JSON: text as it is, other values as JSON.
+    """Return a JSON value as text. A string loses its quotes.
 
     >>> _value_text("a"), _value_text(0.1), _value_text([1, None]), _value_text(None)
     ('a', '0.1', '[1,null]', '')
@@ -590,7 +590,7 @@ def _human_facts(summary: "Summary") -> Iterator[tuple[str, str]]:
 
 
 def _broken_shards(summary: "Summary") -> int:
-    """Number of damaged shards; one may have several errors."""
+    """Return the number of damaged shards. A shard may have several errors."""
     return len({error.shard for error in summary.report.broken})
 
 
@@ -604,7 +604,7 @@ def _balance_text(summary: "Summary") -> str:
 
 
 def _summary_object(summary: "Summary") -> dict[str, Any]:
-    """The summary for JSON; all sizes in bytes."""
+    """Return the summary as an object for JSON. All sizes are in bytes."""
     balance, report = summary.balance, summary.report
     return {
         **facts(summary, _COUNTS),

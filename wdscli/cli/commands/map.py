@@ -1,4 +1,4 @@
-"""``wds map``: options in; new samples out."""
+"""``wds map``: parse the options, transform the samples, and report."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
@@ -59,7 +59,8 @@ class MapOptions(NamedTuple):
     format: Texts = None
 
     def parse(self, *, timeout: float | None, on_failure: "OnFailure") -> "Transform":
-        """The library's transform. Raises UsageError for options that contradict each other."""
+        """Return the library's transform for these options. Raises UsageError for options that contradict each
+        other."""
         from wdscli.transform.transform import Transform
 
         picture = self._picture()
@@ -99,7 +100,7 @@ class MapOptions(NamedTuple):
         return common._replace(**picture).checked()
 
     def _picture(self) -> dict[str, Any]:
-        """How pictures are resized and encoded, as fields of a transform. Raises UsageError."""
+        """Return the transform's fields for resizing and encoding pictures. Raises UsageError."""
         found: dict[str, Any] = {}
         for text in self.resize or ():
             for word in text.split(","):
@@ -131,7 +132,7 @@ class MapOptions(NamedTuple):
         skips damaged samples of shards.
     """)
 class RunOptions(NamedTuple):
-    """How the new shards are cut and made, and which samples are in them."""
+    """The options about the new shards: their samples, their sizes, and how they are made."""
 
     cuts: CutOptions
     tasks: TaskOptions

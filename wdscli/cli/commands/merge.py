@@ -1,7 +1,7 @@
-"""``wds merge``: options in, one set out of several.
+"""``wds merge``: parse the options, and write several sets as one set.
 
-The annotations of its groups are real objects (see ``cli/options.py``), so this module has no ``from __future__ import
-annotations``.
+Annotations of option groups must be real objects (see ``cli/options.py``). For this reason the module has no ``from
+__future__ import annotations``.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -42,7 +42,7 @@ Sets = Annotated[
         (right), or keep both with a number (txt and 2.txt). Default: error for sets, right for a table.
     """)
 class SetOptions(NamedTuple):
-    """How several sets become one: in turns, or joined."""
+    """The options about how several sets become one set."""
 
     weights: Text = None
     stop: Literal["first", "all"] | None = None
@@ -55,7 +55,7 @@ class SetOptions(NamedTuple):
     cells: CellOptions = CellOptions()
 
     def parse_join(self) -> "Join | None":
-        """How sets are joined; None without a join. Raises UsageError for options that exclude each other."""
+        """Return the join that the options describe, or None. Raises UsageError for options that exclude each other."""
         if not self.table and (self.key is not None or self.field or self.json_rest):
             raise UsageError(
                 "--key-column, --column and --json-rest need --table",

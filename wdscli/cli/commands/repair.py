@@ -1,4 +1,4 @@
-"""``wds repair``: options in; the findings of a check, and the samples that can be saved, out."""
+"""``wds repair``: check the shards, print the findings, and write the intact samples to new shards."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +38,7 @@ def repair(
     found, names = check_repair(shards, target, settings, trust_addresses=general.trust_addresses)
     with read_once(found, out.progress()):
         if names.pattern.count is not None:
-            # Only a repair tells whether the names are enough.
+            # Check by a dry run whether the output can name enough shards.
             save(shards, target, **how, dry_run=True)
         code = check(out, shards, general, checks)
         saved = save(shards, target, **how, dry_run=output.dry_run, progress=out.progress())

@@ -1,4 +1,4 @@
-"""``wds report``: options in; a page out."""
+"""``wds report``: parse the options, and write a page about a set."""
 
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class PageOptions(NamedTuple):
     jobs: Positive = None
 
     def parse(self) -> ReportOptions:
-        """What the library takes. Raises UsageError."""
+        """Return these options as the library's options. Raises UsageError."""
         skipped = {word.strip() for text in self.skip or () for word in text.split(",")}
         if unknown := skipped - {"images", "checks"}:
             raise UsageError(f"--skip {min(unknown)}: no such part", hint="--skip images, or --skip checks")
@@ -60,7 +60,7 @@ class PageOptions(NamedTuple):
         )
 
     def _counts(self) -> tuple[int, int]:
-        """The samples to show, and those to read. Raises UsageError."""
+        """Return how many samples are shown, and how many are read. Raises UsageError."""
         shown, read = CARDS, LOOKED_SAMPLES
         for text in self.samples or ():
             cards, _, looked = text.partition(":")
@@ -105,7 +105,7 @@ def report(
 
 
 def _print_result(out: Out, output: str, found: Facts, size_bytes: int) -> None:
-    """Print what is on the page, in one line or as JSON."""
+    """Print the page's totals, in one line or as JSON."""
     summary = found.found.summary
     for remark in summary.report.remarks:
         out.warn(remark)
@@ -118,7 +118,7 @@ def _print_result(out: Out, output: str, found: Facts, size_bytes: int) -> None:
 
 
 def _object(found: Facts) -> dict[str, Any]:
-    """The numbers of the page, for JSON."""
+    """Return the page's totals as an object for JSON."""
     mixed = found.mixed
     return {
         **facts(found.found, "title seed looked"),

@@ -1,4 +1,4 @@
-"""``wds run``: a plan's file in, some of its shards or the whole set out; or a job of AIStore's dSort.
+"""``wds run``: make some or all shards of a plan file, or carry out a job of AIStore's dSort.
 
 Options that a plan or a job cannot use are refused.
 """
@@ -42,7 +42,8 @@ File = Annotated[str, typer.Argument(metavar="FILE", help=_file)]
         gs://NAME, az://NAME, or the folder NAME for AIStore itself. Repeatable.
     """)
 class RunOptions(NamedTuple):
-    """Which tasks of a plan run, and how a dSort job runs. Plans know most of the latter."""
+    """The options that choose tasks of a plan, and the options of a dSort job. A plan file already contains most
+    options of a job."""
 
     task: Text = None
     finish: bool = False
@@ -53,7 +54,7 @@ class RunOptions(NamedTuple):
     on_error: OnError = "error"
 
     def check_fit(self) -> None:
-        """Raise UsageError for options that are not for plans."""
+        """Raise UsageError for options that a plan cannot use."""
         given = ["--bucket"] if self.bucket else []
         for group in (
             self.output._replace(dry_run=False),
@@ -70,7 +71,7 @@ class RunOptions(NamedTuple):
             )
 
     def places(self) -> dict[str, str]:
-        """Places by names. Raises UsageError."""
+        """Return the address of each bucket, by the bucket's name. Raises UsageError."""
         where: dict[str, str] = {}
         for text in self.bucket or ():
             name, equals, place = text.partition("=")

@@ -1,4 +1,4 @@
-"""``wds shuffle``: options in, a shuffled set out; with --measure a table of how well mixed it is."""
+"""``wds shuffle``: write a shuffled set. With --measure, print a table that shows how well it is mixed."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +20,7 @@ _ORDERS = ("input", "output", "random")
     +--window N  With --measure: count the source shards of N neighbouring samples. Default: 1000.
     """)
 class OrderOptions(NamedTuple):
-    """Another order, and how good it is."""
+    """The options that choose an order, and measure its quality."""
 
     seed: int = 0
     quality: bool = False
@@ -65,7 +65,7 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more:
 
 
 def _print_quality(out: Out, quality: "Quality") -> None:
-    """The three orders side by side, or one object of JSON."""
+    """Print a table that compares three orders, or one JSON object."""
     orders = [quality.input, quality.output, quality.random]
     if out.json:
         facts = {name: one._asdict() for name, one in zip(_ORDERS, orders, strict=True)}
@@ -87,5 +87,5 @@ def _print_quality(out: Out, quality: "Quality") -> None:
 
 
 def _number(value: float | None) -> str:
-    """At most three decimals."""
+    """Return a number as text with at most three decimals."""
     return "-" if value is None else f"{value:.3f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""``wds sort``: sort keys and their modifiers in, a sorted set out."""
+"""``wds sort``: parse the sort keys and their modifiers, and write a sorted set."""
 
 from typing import Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from wdscli.errors import UsageError
         but fail if no sample has a value, or if @FILE lacks the key of a sample.
     """)
 class OrderOptions(NamedTuple):
-    """By what samples are sorted."""
+    """The options that say how samples are sorted."""
 
     by: Texts = None
     natural: bool = False

@@ -1,4 +1,4 @@
-"""``wds split``: options in, smaller shards or several sets out."""
+"""``wds split``: parse the options, and write other shards or several sets."""
 
 from typing import NamedTuple
 

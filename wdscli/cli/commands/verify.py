@@ -1,4 +1,4 @@
-"""``wds verify``: options in, one call into ops, one report out."""
+"""``wds verify``: parse the options, check the shards, and print the findings."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -50,7 +50,7 @@ class CheckOptions(NamedTuple):
     jobs: Positive = None
 
     def parse(self) -> dict[str, Any]:
-        """What checks and repairs have in common, as the library takes it. Raises UsageError."""
+        """Return the library's options, which checks and repairs share. Raises UsageError."""
         return {
             "require": [field for text in self.require or () for field in text.split(",") if field],
             "decode": self.decode,
@@ -130,7 +130,7 @@ def _print_json(out: Out, report: VerifyReport) -> None:
 
 
 def _print_text(out: Out, report: VerifyReport) -> None:
-    """Findings under their kind: a heading, a line each, what to do."""
+    """Print the findings of each kind: a heading, a line for each finding, and how to mend them."""
     for kind in by_kind(report.findings, report.counts):
         out.line(f"{kind.code}: {plural(kind.total, kind.severity)}")
         print_lines(out, kind)
@@ -140,7 +140,7 @@ def _print_text(out: Out, report: VerifyReport) -> None:
 
 
 def print_lines(out: Out, kind: FindingKind) -> None:
-    """The findings of a kind, a line each."""
+    """Return one line for each finding of a kind."""
     for finding in kind.findings:
         offset = "" if finding.offset is None else f" at byte {finding.offset}"
         member = "" if finding.member is None else f' "{finding.member}"'
