@@ -1,1 +1,1 @@
-"""This package makes planned shards out of byte ranges."""
+"""This package makes planned shards from byte ranges of the inputs."""

@@ -1,18 +1,20 @@
-"""This module makes one output shard out of byte ranges of its inputs, whatever command planned it.
+"""This module makes one output shard from byte ranges of its inputs, for every command with a plan.
 
-A task, :func:`gather`, fills one shard with the samples of a plan. A sample is one run of one input or, in a join,
-several runs, each a row of the plan. Runs are read into one buffer of a few MiB, adjacent ones by one call.
+A task, :func:`gather`, fills one shard with the samples of a plan. A run is a range of bytes in one input, and a row of
+the plan. A sample is one run, or in a join several runs. Runs are read into one buffer of a few MiB; one call reads
+adjacent runs.
 
-The headers in the buffer are parsed again, by the compiled core if it knows them all (:func:`packed`), else by the
-exact scanner. This proves that every run is the planned one: fields, sizes, and a key. All runs of a sample share the
-key byte for byte, so that two keys with equal hashes are never joined.
+The headers in the buffer are parsed again. The compiled core parses usual headers (:func:`packed`), and the exact
+scanner parses all others. This proves that every run has the planned fields, sizes and key. All runs of a sample must
+have the same key, byte for byte. So two keys with equal hashes are never joined.
 
-Then the buffer is written, made canonical in place, or written member by member if a sample loses fields, changes names
-or has a field twice. Checksum and write find the bytes in the processor's cache. A sample larger than the buffer is
-copied in pieces. Some old tars fill a member's last block with leftovers. :func:`clear_padding` sets this padding to
-zero.
+Then the buffer is made canonical in place, and written. If a sample loses fields, changes names or has a field twice,
+it is written member by member. The bytes are still in the processor's cache when they are hashed and written. A sample
+larger than the buffer is copied in pieces. Some old tars have other bytes than zeros after a payload, in the member's
+last block. :func:`clear_padding` sets this padding to zero.
 
-This module does not know orders, cuts or selections beyond the names that members get, nor how partners were found.
+Of orders, cuts and selections, this module knows only the names of the new members. It does not know how partners were
+found.
 """
 
 from __future__ import annotations
@@ -69,15 +71,15 @@ from wdscli.storage.kinds import stored_version
 from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner, core
 
 COPY_BUFFER_BYTES = 1 << 22
-"""Bytes that are read, checked and written together."""
+"""How many bytes are read, checked and written together."""
 READ_AHEAD_BYTES = 1 << 24
-"""Bytes that the kernel is requested to fetch early if they are on a device."""
+"""How many bytes the kernel is requested to read in advance from a device."""
 ROWS_PER_CHUNK = 1 << 14
-"""Rows that are lists in memory at the same time."""
+"""How many rows are Python lists in memory at the same time."""
 VIEWS_PER_READ = 512
-"""Places of the buffer that one call fills; the kernel takes twice as many."""
+"""How many places of the buffer one call fills. The kernel would allow twice as many."""
 SHAPES_REMEMBERED = 1 << 12
-"""Cached lists of fields; a set has few."""
+"""How many lists of fields are cached. A set has few different lists."""
 _ZEROS = [bytes(size) for size in range(512)]
 
 
@@ -93,13 +95,14 @@ class GatherTask(NamedTuple):
     rekey: Rekey | None = None
     spilled: Spilled | None = None
     beside: Joined | None = None
-    """The further runs of joined samples."""
+    """The rows of the further parts of joined samples."""
     values: Mapping[str, Numbers] = {}
     """The stored values of the samples, for the index of the shard."""
 
 
 def gather(task: GatherTask) -> PendingCommit[ShardInfo]:
-    """Make one shard; the result publishes it. Raises DataError if an input has changed. An error leaves no files."""
+    """Make one shard. A call of the result publishes it. Raises DataError if an input has changed. After an error no
+    files remain."""
     if (info := _by_store(task)) is not None:
         return PendingCommit(lambda: info)
     open_spilled = None if task.spilled is None else task.spilled.open
@@ -111,8 +114,8 @@ def gather(task: GatherTask) -> PendingCommit[ShardInfo]:
 
 
 def _by_store(task: GatherTask) -> ShardInfo | None:
-    """The shard, if it equals a whole shard that the store can copy itself; else None. Of joined samples, the other
-    parts must be missing."""
+    """If the shard equals a whole input shard, let the store copy it, and return it. Otherwise return None. Joined
+    samples must have only one part."""
     rows, changes = task.samples, task.rekey is not None or task.selection.changes_members
     if changes or task.spilled is not None or len(task.inputs) != 1:
         return None
@@ -124,7 +127,7 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
     if task.beside is not None and any(other.sum_of("length") for other in task.beside.others):
         return None
     original = find_original(one.address, task.address, task.settings)
-    # The base of a view is checked by its headers.
+    # If the input is a view, the headers of its base must be unchanged.
     if original is None or (
         original.address == one.address
         and (
@@ -142,11 +145,12 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
 
 
 class Chunk:
-    """Some thousand rows as lists; lists of all rows would take too much memory. ``width`` rows are one sample.
+    """Some thousand rows as lists, because lists of all rows would need too much memory. ``width`` rows are one sample.
 
-    One entry a row have ``row_ends``, the bytes before it (and at the end of all), and ``files`` and ``begins``, where
-    it is read; one a sample have ``ends``, the same as ``row_ends``, and ``marks``, those of its rows together.
-    ``edges`` are the rows at which another range begins.
+    Three lists have one entry per row. ``row_ends`` has the number of bytes before each row, and as last value all
+    bytes. ``files`` and ``begins`` say where the row is read. Two lists have one entry per sample: ``ends``, which is
+    like ``row_ends``, and ``marks``, with the marks of all rows of the sample. ``edges`` are the rows at which a new
+    range begins.
     """
 
     def __init__(self, rows: PlanTable, places: tuple[I64, U64], width: int) -> None:
@@ -161,15 +165,16 @@ class Chunk:
         self.edges = edges_of(*places, rows.lengths)
 
     def ranges(self, first: int, end: int) -> list[int]:
-        """The ends of the ranges that hold the rows from ``first`` up to ``end``."""
+        """Return the ends of the ranges with the rows ``first`` to ``end - 1``."""
         return [*self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)], end]
 
 
 class Copier:
     """The state of one task: a buffer, its contents, and the shard that is written.
 
-    ``samples`` are those in the buffer, counted from the first of the chunk. Sample i has the rows from ``i * width``
-    on; a row without bytes is a missing part. ``runs`` are the other rows, of all samples in the buffer.
+    ``samples`` are the samples in the buffer; their numbers count from the beginning of the chunk. Sample i has the
+    ``width`` rows from ``i * width``. A row without bytes is a missing part. ``runs`` are all other rows of samples in
+    the buffer.
     """
 
     def __init__(self, task: GatherTask, inputs: Inputs, shard: ShardFile) -> None:
@@ -182,7 +187,7 @@ class Copier:
         self.slots: dict[tuple[tuple[int, Shape], ...], list[tuple[bytes, int, int]]] = {}
         self.scanner = Scanner(task.address, form=task.settings.form)
         self.buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
-        # Bytes are read from inputs or from spilled parts; messages always name the inputs.
+        # Bytes are read from inputs or from spilled parts, but messages always name the inputs.
         self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
         self.tick = tick_of_task()
         self.are_views = task.spilled is None and all(
@@ -204,7 +209,7 @@ class Copier:
             )
 
     def _copy_chunk(self, chunk: Chunk) -> None:
-        """Copy the samples of a chunk, a buffer at a time."""
+        """Copy the samples of a chunk, one buffer after the other."""
         self.chunk = chunk
         self.asked = self.expected = at = 0
         while at < len(chunk.marks):
@@ -236,8 +241,8 @@ class Copier:
         self.tick(self.shard.position - before)
 
     def _ask_ahead(self, first: int) -> None:
-        """If a file is not in memory, have the kernel fetch the next ranges, so that its device always has several
-        requests to choose from. Not for a join, which reads each input in its own order."""
+        """If a file is not in memory, let the kernel read the next ranges in advance. The device then always has
+        several requests, and can choose among them. A join does not do this, because it reads each input in order."""
         chunk, low = self.chunk, max(first, self.asked)
         is_near = low < len(chunk.marks) and chunk.ends[low] - chunk.ends[first] <= READ_AHEAD_BYTES // 2
         if self.reading.held is not None or not is_near or self.width > 1:
@@ -254,7 +259,7 @@ class Copier:
             low = high
 
     def _expect(self, first: int) -> None:
-        """Announce the next ranges to remote inputs, some buffers ahead."""
+        """Announce to remote inputs the ranges of the next few buffers."""
         chunk = self.chunk
         if first < self.expected or self.task.spilled is not None:
             return
@@ -267,8 +272,8 @@ class Copier:
         self.inputs.expect(chunk.places[0][rows][some], chunk.places[1][rows][some], lengths[some])
 
     def _read_rows(self, first: int, end: int) -> None:
-        """Read the rows from ``first`` up to ``end`` into the buffer. A shuffle reads each sample on its own, so this
-        loop is hot."""
+        """Read the rows ``first`` to ``end - 1`` into the buffer. A shuffle reads each sample separately, so this loop
+        must be fast."""
         held, base = self.reading.held, self.reading.held_from
         if self.width > 1 and held is None:
             self._read_by_inputs(first)
@@ -294,7 +299,7 @@ class Copier:
             low, at = high, stop
 
     def _read_views(self, first: int, end: int) -> None:
-        """Read rows of views, many ranges at a time."""
+        """Read rows of views, with many ranges in one call."""
         chunk = self.chunk
         files, begins = (column[first:end].astype(numpy.int64) for column in chunk.places)
         ends, places = begins + chunk.rows.lengths[first:end].view(numpy.int64), chunk.totals[first:end]
@@ -305,8 +310,8 @@ class Copier:
             source.scatter(begins[rows], ends[rows], (places - places[0])[rows], self.buffer)
 
     def _read_by_inputs(self, first: int) -> None:
-        """Read joined rows into the buffer, which begins with row ``first``: each input in its own order, and adjacent
-        runs by one call that scatters them."""
+        """Read joined rows into the buffer, which begins with row ``first``. Each input is read in its own order. One
+        call reads adjacent runs, and puts them at their places in the buffer."""
         chunk, runs = self.chunk, self.runs
         order = numpy.lexsort((chunk.places[1][runs], chunk.places[0][runs]))
         runs = runs[order]
@@ -321,7 +326,7 @@ class Copier:
                 )
 
     def _read(self, rows: Sequence[int], views: Sequence[memoryview]) -> None:
-        """Read one range of an input, which holds these rows, into some places of the buffer."""
+        """Read one range of an input, which contains these rows, into some places of the buffer."""
         source, start = self.inputs[self.chunk.files[rows[0]]], self.chunk.begins[rows[0]]
         total = sum(map(len, views))
         # read_at() below reports an error.
@@ -335,19 +340,19 @@ class Copier:
             view[:], data = data[: len(view)], data[len(view) :]
 
     def _write_packed(self, view: memoryview) -> bool:
-        """Write usual samples that need only canonical headers, at once; False if a quick check shows that one is
-        unusual."""
+        """Write usual samples, which need no change except canonical headers, in one call. Return False if a quick
+        check finds an unusual sample."""
         chunk, width = self.chunk, self.width
         rows = slice(self.samples.start * width, self.samples.stop * width, width)
         found = packed(view, chunk.totals[rows] - chunk.totals[rows.start], self.task.settings.form)
         if found is None:
             return False
         keys = numpy.frombuffer(array("Q", map(hash_key, found.names)), dtype=numpy.uint64)
-        # Neighbours with equal keys are two samples only by the plan.
+        # Only the plan shows that neighbours with equal keys are two samples.
         if not (keys == chunk.rows.keys[rows]).all() or (keys[1:] == keys[:-1]).any():
             return False
         planned, arrays = chunk.rows.headers[self.runs], found.arrays
-        # If the fields of a run are unknown, one may come twice in a joined sample.
+        # If the fields of a run are unknown, a joined sample may have a field twice.
         counts = arrays.counts if width == 1 else self._counts(found.heads)
         if counts is None or (width > 1 and not planned.all()):
             return False
@@ -358,8 +363,8 @@ class Copier:
         return True
 
     def _counts(self, starts: I64) -> I64 | None:
-        """The number of members of each run; ``starts`` are the bytes in the buffer where members begin. None if a run
-        does not begin with a member."""
+        """Return the number of members of each run. ``starts`` are the offsets in the buffer where members begin.
+        Return None if a run does not begin with a member."""
         begins = self.chunk.totals[self.runs] - self.chunk.totals[self.runs[0]]
         firsts = starts.searchsorted(begins)
         if firsts[-1] == len(starts) or (starts[firsts] != begins).any():
@@ -379,7 +384,7 @@ class Copier:
             self._rewrite(view, base, batch, counts)
 
     def _checked(self, view: memoryview, base: int) -> tuple[SampleBatch, I64]:
-        """The samples in the buffer, proven to be the planned ones, and the number of members of each run."""
+        """Check that the buffer has the planned samples. Return the samples, and the number of members of each run."""
         chunk, scanner = self.chunk, self.scanner
         scanner.position = base
         try:
@@ -408,18 +413,18 @@ class Copier:
         return batch, counts
 
     def _check_fields(self, batch: SampleBatch) -> None:
-        """Raise DataError for a field that comes twice in a joined sample without a planned conflict."""
+        """Raise DataError if a joined sample has a field twice, and the plan has no conflict for it."""
         for sample, (first, end) in zip(self.samples, pairwise(batch.firsts), strict=True):
             is_known = self.chunk.marks[sample] & CHANGED or self.task.selection.changes_members
             if not is_known and len(set(batch.fields[first:end])) < end - first:
                 raise self._changed(self._rows_of(sample)[-1])
 
     def _is_planned(self, sample: int, key: bytes) -> bool:
-        """Whether a sample has this key, according to the hash; a renamed sample is checked later by its new key."""
+        """Return whether the hash of a sample's key matches this key. A sample with a new key is checked later."""
         return self._is_renamed(sample) or hash_key(key) == self._planned_key(sample)
 
     def _rewrite(self, view: memoryview, base: int, batch: SampleBatch, counts: I64) -> None:
-        """Write the samples in the buffer member by member, in the canonical form and with their new names."""
+        """Write the samples in the buffer member by member, in canonical form, with their new names."""
         runs, offsets, sizes, fields = self.runs.tolist(), batch.offsets, batch.sizes, batch.fields
         firsts = [0, *counts.cumsum().tolist()]
         low = 0
@@ -435,8 +440,8 @@ class Copier:
             low = high
 
     def _slots(self, runs: Sequence[int], shapes: Sequence[Shape]) -> list[tuple[bytes, int, int]]:
-        """The members that a sample will have, given its runs and their fields: the name of each, the number of its
-        run, and its number in the run."""
+        """Return the members that a sample will have, from its runs and their fields. Each member has a name, the
+        number of its run, and its number in the run."""
         sets = [0] if self.task.beside is None else list(map(self._set_of, runs))
         parts = tuple(zip(sets, shapes, strict=True))
         known = self.slots.get(parts)
@@ -464,12 +469,12 @@ class Copier:
         ]
 
     def _set_of(self, row: int) -> int:
-        """The set of a row of a join: the first row of a sample may be of any set."""
+        """Return the set of a row in a join. The first row of a sample may come from any set."""
         assert self.task.beside is not None
         return row % self.width or self.task.beside.sets[int(self.chunk.rows.shards[row])]
 
     def _key(self, sample: int, key: bytes) -> bytes:
-        """The written name of a sample: its own or a new one; the planned hash decides."""
+        """Return the key with which a sample is written: its old key or its new key. The planned hash decides."""
         if not self._is_renamed(sample):
             return key
         if self.task.rekey is not None:
@@ -492,7 +497,7 @@ class Copier:
         self.shard.write_pieces(self._key(sample, batches[0].keys[0]), members)
 
     def _batches_alone(self, sample: int) -> list[SampleBatch]:
-        """The members of each run of a sample, proven to share one key."""
+        """Return the members of each run of a sample. Check that all runs have the same key."""
         rows = self._rows_of(sample)
         batches = [self._batch_alone(sample, row) for row in rows]
         key = batches[0].keys[0]
@@ -502,7 +507,7 @@ class Copier:
         return batches
 
     def _batch_alone(self, sample: int, row: int) -> SampleBatch:
-        """The members of one run, proven to be the planned ones."""
+        """Return the members of one run. Check that they are the planned members."""
         file, start, length = self.chunk.files[row], self.chunk.begins[row], int(self.chunk.rows.lengths[row])
         source = self.inputs[file]
         try:
@@ -517,14 +522,14 @@ class Copier:
         return batch
 
     def _pieces(self, row: int, offset: int, size: int) -> Iterator[bytes]:
-        """Yield a payload in pieces, and report each piece as progress once it is written. The input may have been
-        closed meanwhile."""
+        """Yield a payload in pieces. When a piece is written, report it as progress. The input may have been closed
+        between two pieces."""
         for piece in pieces_of(self.inputs[self.chunk.files[row]], offset, size):
             yield piece
             self.tick(len(piece))
 
     def _first_changed(self) -> DataError:
-        """The error of the first sample in the buffer that is not the planned one."""
+        """Return the error for the first sample in the buffer that differs from the plan."""
         try:
             for sample in self.samples:
                 self._batches_alone(sample)
@@ -533,13 +538,13 @@ class Copier:
         return self._changed(int(self.runs[0]))
 
     def _rows_of(self, sample: int) -> list[int]:
-        """The rows of a sample, without placeholder rows."""
+        """Return the rows of a sample, without placeholder rows."""
         ends = self.chunk.row_ends
         rows = range(sample * self.width, (sample + 1) * self.width)
         return [row for row in rows if ends[row] < ends[row + 1]]
 
     def _is_renamed(self, sample: int) -> bool:
-        # In a join the same mark means that a field gives way.
+        # In a join, this mark means that a field is dropped or renamed.
         return self.width == 1 and bool(self.chunk.marks[sample] & RENAMED)
 
     def _planned_key(self, sample: int) -> int:
@@ -561,9 +566,10 @@ class Copier:
 def clear_padding(
     view: memoryview, base: int, offsets: Sequence[int], sizes: Sequence[int], first: int = 0
 ) -> int:
-    """Zero the padding of members in ``view``, whose first byte has the offset ``base`` in the sense of ``offsets``.
+    """Set the padding of members in ``view`` to zero. The first byte of ``view`` is the byte ``base`` of the shard, to
+    which ``offsets`` refer.
 
-    It begins with member ``first`` and returns the first member whose padding may continue after the view.
+    Begin with the member ``first``. Return the first member with padding that may continue after the view.
 
     >>> block = bytearray(b"x" * 1024)
     >>> clear_padding(memoryview(block), 0, [0], [513]), block.count(0)
@@ -587,8 +593,8 @@ def clear_padding(
 
 
 class Packed(NamedTuple):
-    """Usual samples in a buffer: their arrays after :meth:`settle` has run, the first bytes of their members' headers
-    before that (``heads``), and the end of all before that. ``names`` are the keys."""
+    """Usual samples in a buffer. ``names`` are their keys. ``arrays`` has their places after :meth:`settle`. ``heads``
+    has the beginnings of the members' headers before :meth:`settle`, and ``end`` the end of all samples before it."""
 
     names: list[bytes]
     arrays: SampleArrays
@@ -597,15 +603,16 @@ class Packed(NamedTuple):
     form: Form
 
     def settle(self, view: memoryview) -> memoryview:
-        """Make all members canonical in place, padding included; returns the bytes that they fill now."""
+        """Make all members canonical in place, padding included. Return the part of the buffer that they fill now."""
         assert core.CORE is not None
         form = self.form
         return view[: core.CORE.settle(view[: self.end], form.mtime_field, form.long_names == "gnu")]
 
 
 def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
-    """The samples that begin at the bytes ``begins`` of ``view``, the first at 0, and fill it; without ``begins`` the
-    samples at its start that are known to be whole. None if they are unusual, or without the compiled core."""
+    """Find samples in ``view`` by the compiled core. ``begins`` has the first bytes of the samples, which fill
+    ``view``; the first is 0. Without ``begins``, find the complete samples at the start of ``view``. Return None if a
+    sample is unusual, or without the core."""
     found = None
     if core.CORE is not None:
         found = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")

@@ -2,13 +2,13 @@
 
 :class:`Maker` copies byte ranges of the inputs. Subclasses make new samples
 (:class:`wdscli.transform.shards.TransformMaker`) or pack files (:class:`wdscli.create.packing.PackMaker`).
-:meth:`Maker.tasks` prepares the inputs and an executor, and gives :class:`ShardTasks`: every shard is one call of a
-function with one argument, made when it is needed.
+:meth:`Maker.tasks` prepares the inputs and an executor, and returns :class:`ShardTasks`. Every shard is made by one
+call of a function with one argument. The argument is created when it is needed.
 
-:class:`CarriedValues` gives stored values of the inputs to the indexes of the output. The payloads of copied samples do
-not change, so their values do not either. The values of all inputs are in scratch space, not in memory.
+:class:`CarriedValues` copies stored values from the indexes of the inputs to the indexes of the output. This is correct
+because the payloads of copied samples do not change. The values of all inputs are in scratch space, not in memory.
 
-This module does not know receipts, whether a shard exists already, or what values mean.
+This module does not know receipts, existing shards, or the meaning of values.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from wdscli.storage.blocks import kind_of_name
 
 
 class ShardTasks(NamedTuple):
-    """Tasks of one shard each, in order: the argument, which has ``address`` and ``settings``, and the function that
-    makes the shard. ``advance`` gets the bytes written; ``release`` is called with each shard that is made."""
+    """One task per shard, in order. A task's argument has ``address`` and ``settings``, and the function ``make`` makes
+    the shard from it. ``advance`` is called with the bytes written, and ``release`` with each finished shard."""
 
     executor: Executor
     tasks: Iterator[tuple[Any, Callable[[Any], PendingCommit[ShardInfo]]]]
@@ -54,10 +54,10 @@ class ShardTasks(NamedTuple):
 
 
 class Maker:
-    """Makes the shards of a plan: copies the rows of its contents."""
+    """Makes the shards of a plan by copying the rows in its contents."""
 
     has_planned_sizes = True
-    """Whether a shard has the samples, members and bytes that the plan says."""
+    """Whether every shard has exactly the planned numbers of samples, members and bytes."""
 
     def __init__(self, plan: ReorderPlan) -> None:
         self.plan, self.request, self.contents = plan, plan.request, plan.contents
@@ -65,8 +65,8 @@ class Maker:
 
     @contextmanager
     def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
-        """The tasks of some shards, by number, in a block that must run them all. Raises what opening inputs and
-        executors raises."""
+        """A context manager with the tasks of some shards, by number. The block must run all tasks. Raises the errors
+        of opening inputs and executors."""
         request, contents = self.request, self.contents
         planned = [contents.shards[number] for number in numbers]
         size = sum(shard.size_bytes for shard in planned)
@@ -75,7 +75,7 @@ class Maker:
         is_spill = self.plan.choice.strategy == "spill"
         if is_spill:
             check_scratch(request)
-        # The first pass of a spill has other tasks; an output that is one stream is written by this process.
+        # The first pass of a spill has its own tasks. If the output is one stream, this process writes it.
         jobs = min(limits.jobs, useful_jobs(request.jobs, limits.jobs if is_spill else len(planned), size))
         with (
             Scratch(request.tmp) as scratch,
@@ -96,7 +96,8 @@ class Maker:
                 one.confirm()
 
     def _inputs_to_hold(self, shards: Sequence[PlannedShard]) -> list[str]:
-        """The addresses that some shards of a kept plan read, if copies of them are worth it; none for other plans."""
+        """Return the addresses that some shards of a kept plan read, if it is useful to copy them first. Other plans
+        need no copies here."""
         if not self.plan.brings:
             return []
         rows = (self.contents.ordered.slice(shard.first, shard.end) for shard in shards)
@@ -104,7 +105,8 @@ class Maker:
         return [self.contents.inputs[number].address for number in sorted(needed)]
 
     def gather_task(self, number: int, spilled: SpillLayout | None = None) -> GatherTask:
-        """The samples of a shard, and the inputs that contain them. ``spilled`` must live until the task has run."""
+        """Return the task for a shard, with its samples and the inputs that contain them. ``spilled`` must exist until
+        the task has run."""
         contents, request = self.contents, self.request
         shard, joined = contents.shards[number], contents.joined
         samples = contents.ordered.slice(shard.first, shard.end)
@@ -131,22 +133,23 @@ class Maker:
         return self.contents.is_stream or any(map(is_of_this_process, addresses))
 
     def executor(self, jobs: int) -> Executor:
-        """An executor for this many tasks at a time, if other processes can run them."""
+        """Return an executor for this many tasks at the same time. If other processes cannot run them, this process
+        does."""
         return make_executor(1 if self.stays_here else jobs, self.request.engine)
 
     def dropped(self) -> dict[str, int]:
-        """How many samples were left out while shards were made, by reason."""
+        """Return how many samples were left out while shards were made, by reason."""
         return {}
 
     def outdated(self, numbers: Sequence[int]) -> set[int]:
-        """Those of some existing shards that are older than a file that they were made of."""
+        """Return the existing shards that are older than a file from which they were made."""
         return set()
 
     def check_shard(self, number: int, info: ShardInfo) -> None:
         """Compare samples, members and bytes of a shard with the plan. Raises EngineError or DataError."""
         shard, size = self.contents.shards[number], info.size_bytes
         if kind_of_name(shard.address):
-            # A receipt does not have the tar bytes of a compressed shard.
+            # For a compressed shard, a receipt does not have the size of the tar.
             size = shard.size_bytes if info.tar_bytes < 0 else info.tar_bytes
         found = (info.samples, info.members, size)
         wanted = (shard.samples, shard.members, shard.size_bytes)
@@ -157,8 +160,9 @@ class Maker:
             )
 
     def check_set(self, written: Sequence[ShardInfo], *, has_made_all: bool) -> None:
-        """Compare all shards with what was read, except samples left out and members that the selection changes.
-        ``has_made_all`` says that this maker has made them all. Raises EngineError or DataError."""
+        """Compare the totals of all shards with the totals that were read. Omitted samples and members changed by the
+        selection are not counted. ``has_made_all`` says that this maker has made all shards. Raises EngineError or
+        DataError."""
         if self.contents.joined is not None:
             return
         counts = self.plan.counts
@@ -172,8 +176,8 @@ class Maker:
                 raise self._mistake(f"{found} {what} were written or counted, {wanted} were read")
 
     def _mistake(self, message: str) -> WdsError:
-        """The error of shards that differ from the plan: of a stale index that the plan may have used, else of a bug in
-        wdscli."""
+        """Return the error for shards that differ from the plan. The cause is a stale index, if the plan may have used
+        one; otherwise it is a bug in wdscli."""
         for one in self.contents.inputs:
             if not one.copy and not is_stream(one.address):
                 with one.open() as source:
@@ -190,12 +194,13 @@ class Maker:
 
 
 def payload_bytes_of(info: ShardInfo) -> int:
-    """Bytes in the members of a shard, without headers and padding."""
+    """Return the payload bytes of a shard, without headers and padding."""
     return sum(total.size_bytes for total in info.fields.values())
 
 
 class CarriedValues:
-    """The values that all inputs have and that ``rule`` keeps. None of them is in memory."""
+    """The stored values that all inputs have and that the field rule ``rule`` does not change. They are not in
+    memory."""
 
     def __init__(self, inputs: Sequence[Input], rule: FieldRule | None) -> None:
         self._names: list[str] = []
@@ -224,7 +229,7 @@ class CarriedValues:
         }
 
     def _begin(self, names: Iterable[str], number: int) -> None:
-        """Take the names of input ``number``, the first that is not empty."""
+        """Use the names of values in input ``number``, the first input that is not empty."""
         self._names = list(names)
         for name in self._names:
             self._columns[name], self._has_floats[name] = Growing(), [False] * number
@@ -239,8 +244,9 @@ class CarriedValues:
 
     @classmethod
     def of(cls, plan: ReorderPlan) -> CarriedValues | None:
-        """The values that the shards of a plan get; None if it has none: for joins, for samples of damaged shards, for
-        inputs that are read without an index, and for remote inputs, whose indexes would cost one more request each."""
+        """Return the values for the shards of a plan, or None. A join, samples of damaged shards, and inputs read
+        without an index have no values. Remote inputs have none either, because each index would cost one more
+        request."""
         request, contents = plan.request, plan.contents
         if not all(is_local(one.address) for one in contents.inputs):
             return None
@@ -251,18 +257,18 @@ class CarriedValues:
         return found if found._names else None
 
     def part(self, samples: Ordered) -> dict[str, Numbers]:
-        """The values of some samples, in their order."""
+        """Return the values of some samples, in the given order."""
         shards: Any = samples.column("shard", 0, samples.total).astype(numpy.int64)
         places = self._firsts[shards] + samples.column("place", 0, samples.total).astype(numpy.int64)
         return {name: self._numbers(name, shards, places) for name in self._names}
 
     @property
     def total(self) -> int:
-        """The number of samples of all inputs; 0 without values."""
+        """The number of samples in all inputs. It is 0 without values."""
         return int(self._firsts[-1]) if self._names else 0
 
     def all(self) -> dict[str, Numbers]:
-        """The values of all samples of the inputs."""
+        """Return the values of all samples of the inputs."""
         shards: I64 = numpy.repeat(numpy.arange(len(self._firsts) - 1), numpy.diff(self._firsts))
         return {name: self._numbers(name, shards, numpy.arange(self.total)) for name in self._names}
 
@@ -278,18 +284,18 @@ class CarriedValues:
 
 
 def _index_of(one: Input) -> Index | None:
-    """The index of an input, if commands may use it."""
+    """Return the index of an input, if commands may use it."""
     if one.copy:
         return None
     try:
         with one.open() as source:
             return find_index(one.address, source)
     except WdsError:
-        return None  # the task that reads it raises the error
+        return None  # the task that reads this input raises the error
 
 
 def _is_kept(name: str, rule: FieldRule | None) -> bool:
-    """Whether a field rule changes no field of an expression."""
+    """Return whether a field rule leaves all fields in an expression unchanged."""
     if rule is None:
         return True
     fields = {to_bytes(field) for one in Where(name).named for field in one.fields}

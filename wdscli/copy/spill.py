@@ -1,19 +1,19 @@
-"""This module is the ``spill`` strategy: two passes through scratch space, both with long reads.
+"""This module is the ``spill`` strategy. It has two passes through scratch space, and both read long ranges.
 
-:func:`spill` is the first pass. The tasks of the second pass are those of ``gather``, but they read the places that
-:class:`Spilled` and :class:`Reading` give. The output is divided into buckets, the input into chunks. The first pass
-reads the input chunk by chunk and adds each sample to its bucket (:func:`scatter`). The second pass makes the output
-bucket by bucket.
+The output is divided into buckets, and the input into chunks. The first pass, :func:`spill`, reads the input chunk by
+chunk and adds each sample to its bucket (:func:`scatter`). The second pass makes the output bucket by bucket. Its tasks
+are the tasks of ``gather``, but they read the places in :class:`Spilled`, by a :class:`Reading`.
 
-A bucket fits in the page cache, so that on a local disc both passes copy ranges. Its file is removed once its samples
-are written. On an object store a chunk becomes one object, in the order of the buckets. The place of each sample is
-computed beforehand from lengths alone: scratch space needs no index, no header is parsed, and a task that runs twice
-writes the same bytes to the same places. In a chunk small samples are read and written together. Large samples are
-copied range by range, on one machine by the kernel. The samples of one bucket are read in any order, so the whole
-bucket is announced before its first sample.
+A bucket fits in the page cache, so on a local disc both passes copy ranges of files. The file of a bucket is removed
+when its samples are written. On an object store, a chunk becomes one object, in the order of the buckets.
 
-A place has the number of a part in its upper bits and a byte of that part in its lower bits. A sample with a pax global
-header is not spilled: it cannot be read without the headers before it.
+The place of each sample is computed beforehand, from lengths alone. So scratch space needs no index, and no header is
+parsed. A task that runs twice writes the same bytes to the same places. The small samples of a chunk are read and
+written together. Large samples are copied range by range; on one machine the kernel copies them. The second pass reads
+the samples of a bucket in any order, so it announces the whole bucket before the first sample.
+
+A place has the number of a part in its upper bits, and a byte offset in that part in its lower bits. A sample with a
+pax global header is not spilled, because it cannot be read without the headers before it.
 
 This module does not know the order of the output samples.
 """
@@ -44,42 +44,43 @@ from wdscli.tar import GLOBAL
 from wdscli.units import human_size
 
 ROWS_PER_CHUNK = 1 << 17
-"""The most samples in a chunk: their rows travel with its task."""
+"""The most samples in a chunk, because their rows are sent with the task."""
 ROWS_PER_BUCKET = 1 << 19
 """The most samples in a bucket."""
 BYTES_PER_ROW = 256
-"""Bytes that a task needs for a sample of a chunk besides its payloads."""
+"""The bytes of memory that a task needs for each sample of a chunk, besides the sample's own bytes."""
 FEWEST_BUCKETS = 16
 LEAST_BUCKET_BYTES = 32 << 20
-"""The smallest bucket; with at least :data:`FEWEST_BUCKETS`, scratch space is freed bucket by bucket."""
+"""The smallest size of a bucket. There are at least :data:`FEWEST_BUCKETS`, so that scratch space is freed
+gradually."""
 WORTH_LOADING_BYTES = 8 << 20
 PAGE_BYTES = 1 << 12
-"""Chunks begin at multiples of this, so that no two tasks write to one page of a file."""
+"""Chunks begin at multiples of this, so that two tasks never write to the same page of a file."""
 SMALL_SAMPLE_BYTES = 64 << 10
-"""Samples of fewer bytes on average are cheaper to read and write together than to copy one by one."""
+"""If samples are smaller than this on average, it is faster to read and write them together than to copy each."""
 GAP_BYTES = 1 << 14
 """A gap between two loaded samples is read too, if it is smaller than this and than the sample after it."""
 STRETCH_GAP_BYTES = 1 << 16
-"""Stretches of spilled samples with a smaller gap are read as one."""
+"""Two stretches of spilled samples are read together if the gap between them is smaller than this."""
 SPILLED = 1 << 32
-"""Numbers from this on are parts of scratch space among the inputs of a task; no shard has such a number."""
+"""Among the inputs of a task, numbers of at least this value are parts of scratch space. No shard has such a number."""
 ELSEWHERE = (1 << 64) - 1
-"""The place of a sample that was not spilled; it is read from its input."""
+"""The place of a sample that was not spilled. Such a sample is read from its input."""
 PART_BITS = 44
-"""The bits of a place that hold the byte in the part; the part's number is above them."""
+"""How many bits of a place are for the byte offset in the part. The bits above them are the part's number."""
 LARGE_SAMPLE_BYTES = 1 << 20
-"""A sample of more bytes is read on its own, in pieces."""
+"""A larger sample is read separately, in pieces."""
 LOADED = -1
-"""The input of a sample that was loaded."""
+"""The input number of a sample that was loaded into memory."""
 WRITE_BYTES = 1 << 20
 KERNEL_COPY_BYTES = 1 << 30
 ROWS_AT_ONCE = 1 << 14
-"""Samples that are Python's own numbers at the same time."""
+"""How many samples are Python numbers, not arrays, at the same time."""
 
 
 class SpillSizes(NamedTuple):
-    """The size of a chunk and a bucket, in bytes and samples; whether a chunk is loaded into memory; and the largest
-    bucket that is loaded at once."""
+    """The sizes of chunks and buckets, in bytes; ``chunk_rows`` is in samples. ``loaded`` says whether a chunk is
+    loaded into memory. ``hold`` is the size of the largest bucket that is loaded as a whole."""
 
     chunk: int
     chunk_rows: int
@@ -96,13 +97,13 @@ def spill(
     limits: Limits,
     progress: Progress,
 ) -> SpillLayout:
-    """Write the samples of ``shards``, some of the planned shards, to ``scratch``. Raises InputError, DataError,
-    OutputError (before any write if there is no room)."""
+    """Write the samples of ``shards``, some of the planned shards, to ``scratch``. Raises InputError, DataError and
+    OutputError. If the disc has too little space, OutputError is raised before any write."""
     lists = plan.contents.row_lists
     total = sum(ordered.sum_of("length", shard.first, shard.end) for ordered in lists for shard in shards)
     check_room(scratch, total)
     space = scratch.space()
-    # Joined samples are spilled part by part; each part is a row.
+    # Joined samples are spilled part by part. Each part is a row.
     layout = SpillLayout(in_turn(lists), shards, space, sizes_for(plan, space, limits, total), len(lists))
     layout.tasks_run_once = space.is_local and plan.request.engine is None
     progress.start("spilling", total, "bytes")
@@ -125,13 +126,13 @@ def check_room(scratch: Scratch, needed: int) -> None:
 
 
 def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -> SpillSizes:
-    """The sizes for a plan. Remote and small samples are loaded; large local ones are copied from file to file through
-    the page cache."""
+    """Return the sizes for a plan. Remote samples and small samples are loaded into memory. Large local samples are
+    copied from file to file through the page cache."""
     rows = max(1, plan.samples * len(plan.contents.row_lists))
     small = total < SMALL_SAMPLE_BYTES * rows and limits.task >= WORTH_LOADING_BYTES
     loaded = small or not space.is_local or not all(one.is_near for one in plan.contents.inputs)
     cache = max(LEAST_BUCKET_BYTES, min(limits.cache, total // FEWEST_BUCKETS))
-    # Enough chunks to keep all processes busy to the end.
+    # Make so many chunks that all processes are busy until the end.
     chunk = max(LEAST_BUCKET_BYTES, min(limits.cache, total // (4 * limits.jobs)))
     return SpillSizes(
         chunk=limits.task if loaded else chunk,
@@ -143,8 +144,8 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -
 
 
 class SpillLayout:
-    """The places of all samples, and the parts that still exist. ``width`` rows of ``ordered``, one for each part, are
-    one sample of a shard."""
+    """The places of all samples, and the parts of scratch space that still exist. A sample has ``width`` rows of
+    ``ordered``: one for each set of a join."""
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class SpillLayout:
         for shard in shards:
             self._is_wanted[shard.first * width : shard.end * width] = True
         bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
-        # No bucket begins within a sample.
+        # A bucket never begins inside a sample.
         self._bounds: I64 = numpy.unique(bounds // width * width)
         self._filled = [0] * len(self._bounds)
         self._gone = 0
@@ -171,8 +172,8 @@ class SpillLayout:
         self._places: U64 = numpy.full(ordered.total, ELSEWHERE, dtype=numpy.uint64)
 
     def _bucket_bounds(self) -> Iterator[int]:
-        """Yield the first rows of buckets in the output order. A sample belongs to the bucket that contains its first
-        byte."""
+        """Yield the first row of each bucket in the output order. A sample belongs to the bucket that contains its
+        first byte."""
         for part in blocks_of(self._ordered.total, ROWS_PER_BUCKET):
             lengths = self._ordered.column("length", part.start, part.stop)
             bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(self._sizes.bucket)
@@ -180,7 +181,7 @@ class SpillLayout:
             yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + part.start)).tolist()
 
     def tasks(self, inputs: Sequence[Input]) -> Iterator[ScatterTask]:
-        """Yield the tasks of the first pass. All places are known after the last task."""
+        """Yield the tasks of the first pass. After the last task, all places are known."""
         for number, (positions, samples) in enumerate(self._chunks()):
             buckets = numpy.searchsorted(self._bounds, positions, side="right") - 1
             order = numpy.argsort(buckets, kind="stable")
@@ -197,7 +198,8 @@ class SpillLayout:
             yield ScatterTask(used, samples, order, self._space, stretches, self._sizes.loaded)
 
     def _added_to(self, buckets: I64, ends: U64) -> list[Stretch]:
-        """The stretches that a chunk, whose samples are sorted by bucket, adds to the files of its buckets."""
+        """Return the stretches that a chunk adds to the files of its buckets. The chunk's samples are sorted by
+        bucket."""
         bounds = [0, *(numpy.flatnonzero(numpy.diff(buckets)) + 1).tolist(), len(buckets)]
         stretches, before = [], 0
         for first, end in pairwise(bounds):
@@ -209,14 +211,15 @@ class SpillLayout:
         return stretches
 
     def _chunks(self) -> Iterator[tuple[I64, PlanTable]]:
-        """Yield samples that are spilled together, in input order: their places in the output order, and their rows."""
+        """Yield chunks: samples that are spilled together, in input order. Each chunk has their places in the output
+        order, and their rows."""
         for block, samples in self._in_input_order():
             wanted = self._is_wanted[block] & (samples.marks & GLOBAL == 0)
             wanted &= samples.shards != numpy.uint32(MISSING_SHARD)
             if not wanted.all():
                 block, samples = block[wanted], samples.take(numpy.flatnonzero(wanted))
             lengths = samples.lengths
-            # A large sample is not in memory, even if its chunk is.
+            # A large sample is not loaded into memory, even if its chunk is.
             counted = numpy.where(lengths > LARGE_SAMPLE_BYTES, 0, lengths) if self._sizes.loaded else lengths
             chunk = (numpy.cumsum(counted) - counted) // numpy.uint64(self._sizes.chunk)
             bounds = (numpy.flatnonzero(numpy.diff(chunk)) + 1).tolist()
@@ -236,7 +239,7 @@ class SpillLayout:
                 yield block, ordered.samples.take(ordered.order[block])
 
     def spilled(self, shard: PlannedShard) -> Spilled:
-        """The places for the task that makes ``shard``."""
+        """Return the places for the task that makes ``shard``."""
         first, end = shard.first * self._width, shard.end * self._width
         bounds = self._bounds[(self._bounds > first) & (self._bounds < end)] - first
         own: list[tuple[int, int]] = []
@@ -251,7 +254,7 @@ class SpillLayout:
         )
 
     def release(self, shard: PlannedShard) -> None:
-        """Remove the parts that are not needed after ``shard`` and all before it."""
+        """Remove the parts that are not needed after ``shard`` and all earlier shards are made."""
         while self._space.is_local and self._gone + 1 < len(self._bounds):
             if self._bounds[self._gone + 1] > shard.end * self._width:
                 break
@@ -261,8 +264,8 @@ class SpillLayout:
 
 
 class Stretch(NamedTuple):
-    """A piece of a chunk and its place: samples ``first`` to ``end`` of its order, from byte ``begin`` of a part of
-    scratch space. On this machine other tasks write to the part as well; elsewhere the piece is all of it."""
+    """A piece of a chunk: the samples ``first`` to ``end - 1`` in the task's order. It is written from byte ``begin``
+    of a part of scratch space. A local part has pieces of many tasks; a remote part has only this piece."""
 
     part: int
     begin: int
@@ -271,8 +274,8 @@ class Stretch(NamedTuple):
 
 
 class ScatterTask(NamedTuple):
-    """One chunk: the samples in input order, the order in which they are written, and their places. ``loads`` says
-    whether samples that are not large are loaded first."""
+    """The task for one chunk: the samples in input order, the order in which they are written, and their places.
+    ``loads`` says whether all samples except large samples are loaded first."""
 
     inputs: dict[int, Input]
     samples: PlanTable
@@ -283,7 +286,8 @@ class ScatterTask(NamedTuple):
 
 
 def scatter(task: ScatterTask) -> int:
-    """Write one chunk; returns its bytes. May run twice. Raises InputError, DataError, OutputError."""
+    """Write one chunk, and return the number of bytes. The task may run twice. Raises InputError, DataError,
+    OutputError."""
     with Inputs(task.inputs, later=True) as inputs:
         chunk = _Chunk(task, inputs)
         for stretch in task.stretches:
@@ -312,7 +316,7 @@ def _write_to_file(path: str, begin: int, chunk: _Chunk, rows: I64) -> None:
 
 
 class _Chunk:
-    """The samples of one task, and how they are read."""
+    """The samples of one task, with the methods to read and write them."""
 
     def __init__(self, task: ScatterTask, inputs: Inputs) -> None:
         self._task = task
@@ -322,8 +326,8 @@ class _Chunk:
         self._files, self._starts, self._loaded = self._load()
 
     def write(self, rows: I64, write: Callable[[bytes], object], descriptor: int = -1) -> None:
-        """Write some samples in this order, by ``write``. With the ``descriptor`` of the file that is written, the
-        kernel copies large ones."""
+        """Write some samples in this order, by calls of ``write``. If ``descriptor``, the output file, is given, the
+        kernel copies large samples."""
         parts: list[memoryview] = []
         held = 0
 
@@ -350,7 +354,7 @@ class _Chunk:
     def _copy(
         self, file: int, start: int, length: int, write: Callable[[bytes], object], descriptor: int
     ) -> None:
-        """Copy a range of an input, by ``write`` where the file system cannot copy it."""
+        """Copy a range of an input. If the file system cannot copy it, use ``write``."""
         end = start + length
         try:
             source = self._inputs[file]
@@ -371,7 +375,8 @@ class _Chunk:
             raise self._changed(file, start) from error
 
     def _load(self) -> tuple[I64, U64, memoryview]:
-        """The current place of each sample: its input or :data:`LOADED`, and the byte there; and the loaded bytes."""
+        """Load samples into memory. Return the loaded bytes, and where each sample is now: its input or :data:`LOADED`,
+        and the byte offset there."""
         samples = self._task.samples
         files = samples.shards.astype(numpy.int64)
         starts = samples.starts.copy()
@@ -380,7 +385,7 @@ class _Chunk:
             self._announce(files, starts)
             return files, starts, memoryview(b"")
         places, ranges, size = _side_by_side(files[rows], starts[rows], samples.lengths[rows])
-        # Unlike a bytearray, it is not filled with zeros first.
+        # An empty array is not filled with zeros first, as a bytearray would be.
         space: Any = numpy.empty(size, dtype=numpy.uint8)
         loaded = memoryview(space)
         self._inputs.expect(files[rows], starts[rows], samples.lengths[rows])
@@ -390,7 +395,7 @@ class _Chunk:
         return files, starts, loaded
 
     def _announce(self, files: I64, starts: U64) -> None:
-        """Announce all ranges to the kernel, in the order of the inputs."""
+        """Announce all ranges to the kernel, in the order of the inputs, so that it can read them in advance."""
         if not hasattr(os, "posix_fadvise"):
             return
         for file, start, length in _runs(files, starts, self._task.samples.lengths):
@@ -414,8 +419,8 @@ class _Chunk:
 
 
 def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tuple[int, int, int, int]], int]:
-    """The place of each sample if ranges are read one after the other; the ranges, as (input, first byte, first and
-    last place in memory); and the total size."""
+    """Plan the reading of samples into one block of memory, range after range. Return the place of each sample in
+    memory; the ranges as (input, first byte, first place and end in memory); and the total size."""
     ends = starts + lengths
     gaps: U64 = numpy.zeros(len(starts), dtype=numpy.uint64)
     near = (files[1:] == files[:-1]) & (starts[1:] >= ends[:-1])
@@ -437,7 +442,7 @@ def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tupl
 
 
 def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int]]:
-    """Yield (file, start, length) of the samples in their order, adjacent ones as one."""
+    """Yield (file, start, length) of the samples in their order. Adjacent samples are joined."""
     for part in blocks_of(len(files), ROWS_AT_ONCE):
         firsts = numpy.array([0, *edges_of(files[part], starts[part], lengths[part])]) + part.start
         sizes = numpy.add.reduceat(lengths[part], firsts - part.start)
@@ -445,9 +450,9 @@ def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int
 
 
 class Spilled(NamedTuple):
-    """The places of the samples of one task (or :data:`ELSEWHERE`), and the rows at which another bucket begins.
-    ``own`` are the parts that no other task needs, each with the row after it: they are removed during the task, so
-    that scratch space shrinks as the output grows. A bucket of at most ``hold`` bytes is loaded at once."""
+    """The places of the samples of one task (or :data:`ELSEWHERE`), and the rows at which a new bucket begins. ``own``
+    are the parts that no other task needs, each with the first row after the part. They are removed during the task, so
+    that scratch space shrinks while the output grows. A bucket of at most ``hold`` bytes is loaded as a whole."""
 
     space: Scattered
     places: U64
@@ -463,8 +468,8 @@ class Spilled(NamedTuple):
 
 
 class Reading:
-    """Where a task reads its rows, and the change from bucket to bucket. ``open_part`` opens a number. If ``held`` is
-    not None, it has all spilled samples of the bucket, from byte ``held_from`` of their part."""
+    """Finds the bytes of a task's rows, and changes from bucket to bucket. ``open_part`` opens the source with a
+    number. If ``held`` is not None, it has all spilled samples of the bucket, from byte ``held_from`` of their part."""
 
     def __init__(self, spilled: Spilled | None, rows: Ordered, open_part: Callable[[int], Source]) -> None:
         self._spilled = spilled
@@ -476,8 +481,8 @@ class Reading:
         self._space = memoryview(b"")
 
     def chunks(self, size: int) -> Iterator[tuple[int, int]]:
-        """Yield all rows, at most ``size`` together and none of two buckets together. A bucket is entered before its
-        first row."""
+        """Yield all rows in groups of at most ``size``. A group has rows of only one bucket. :meth:`enter` is called
+        before the first row of a bucket."""
         bounds = [0, *(() if self._spilled is None else self._spilled.buckets), self._rows.total]
         for low, high in pairwise(bounds):
             if self._spilled is not None and low < high:
@@ -486,7 +491,8 @@ class Reading:
                 yield first, min(first + size, high)
 
     def places(self, rows: PlanTable, first: int) -> tuple[I64, U64]:
-        """The input of some rows, and the byte at which each begins there; ``first`` is the number of the first row."""
+        """Return the input number of each of some rows, and the byte at which the row begins there. ``first`` is the
+        number of the first row."""
         shards: I64 = rows.shards.astype(numpy.int64)
         if self._spilled is None:
             return shards, rows.starts
@@ -500,9 +506,9 @@ class Reading:
         return files, starts
 
     def enter(self, spilled: Spilled, row: int, end: int) -> None:
-        """Announce the bytes of the bucket with the rows from ``row`` up to ``end``."""
+        """Announce the bytes of the bucket with the rows ``row`` to ``end - 1``."""
         while self._own and self._own[0][1] <= row:
-            # Its descriptor may still be open, and would hold its blocks.
+            # A removed file uses disc space while its descriptor is open, so close it.
             path = spilled.space.part(self._own.pop(0)[0])
             os.truncate(path, 0)
             remove(path)
@@ -521,7 +527,7 @@ class Reading:
                     os.posix_fadvise(descriptor, begin_at, stop - begin, os.POSIX_FADV_WILLNEED)
 
     def _loaded(self, spilled: Spilled, places: U64, lengths: U64) -> memoryview | None:
-        """The whole bucket, if it is small enough."""
+        """Load the whole bucket, if it is small enough."""
         there = places != numpy.uint64(ELSEWHERE)
         places, lengths = places[there], lengths[there]
         begin, end = (int(places.min()), int((places + lengths).max())) if len(places) else (0, 0)
@@ -531,17 +537,17 @@ class Reading:
         if descriptor is None:
             return None
         if len(self._space) < end - begin:
-            # One space for all buckets: new pages cost as much as the bytes that fill them.
+            # Use the same memory for all buckets, because new pages cost as much time as reading the bytes.
             fresh: Any = numpy.empty(max(end - begin, spilled.hold // 2), dtype=numpy.uint8)
             self._space = memoryview(fresh)
         view = self._space[: end - begin]
         self.held_from = begin & (1 << PART_BITS) - 1
-        # Missing bytes are noticed when they are read.
+        # Missing bytes raise an error when they are read.
         return view if os.preadv(descriptor, [view], self.held_from) == len(view) else None
 
 
 def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
-    """The stretches that contain samples, without the large ones, neighbours joined."""
+    """Return the stretches that contain samples, except large samples. Neighbouring stretches are joined."""
     small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= LARGE_SAMPLE_BYTES)
     places, lengths = places[small], lengths[small]
     if not len(places):
@@ -556,8 +562,8 @@ def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
 
 
 class _Objects(Source):
-    """Chunks on an object store as one range of bytes. A stretch is downloaded whole when its first byte is read, and
-    kept until the next bucket."""
+    """The chunks on an object store, as if they were one range of bytes. When the first byte of a stretch is read, the
+    whole stretch is downloaded, and kept until the next bucket."""
 
     __slots__ = ("_begins", "_held", "_open", "_space", "_stretches")
 

@@ -1,8 +1,8 @@
 """This package runs tasks: in this process, in local processes, or on an engine such as Dask.
 
 :func:`make_executor` makes a ``concurrent.futures.Executor`` for each of these, and :func:`run_tasks` is the loop. A
-bounded window of tasks is in flight. Results come in the order of the tasks, so that no output depends on jobs or
-engine. Engines are found by name (:mod:`wdscli.executors.engines`).
+bounded window of tasks is in flight. Results come in the order of the tasks, so that the output does not depend on jobs
+or engine. Engines are found by name (:mod:`wdscli.executors.engines`).
 
 This package does not know what a task does. Tasks are top-level functions of one picklable argument. They may be run
 twice.
@@ -54,10 +54,11 @@ __all__ = [
 
 
 def make_executor(jobs: int | None = None, engine: str | None = None) -> Executor:
-    """An executor for ``jobs`` tasks at a time (None: one per processor). With 1 job, tasks run in this process. With
-    ``engine``, a URL, they run there, as many at a time as it has workers.
+    """Return an executor for ``jobs`` tasks at the same time (None: one per processor). With 1 job, tasks run in this
+    process. ``engine`` is the URL of an engine. It runs as many tasks at the same time as it has workers.
 
-    The caller shuts it down (``with``). Raises UsageError, and EngineError for an engine that cannot be reached.
+    The caller must shut the executor down, by a ``with`` block. Raises UsageError, and EngineError for an engine that
+    cannot be reached.
     """
     if engine is not None:
         from wdscli.executors.engines import open_engine

@@ -1,9 +1,9 @@
 """This module runs tasks on a Dask cluster, as the engine ``dask``.
 
-:func:`connect` connects to the cluster. ``Client.get_executor`` is a ``concurrent.futures.Executor`` already. Here it
-gets a size, and disconnects when it is shut down. Tasks are submitted as not pure, so that a cluster runs each task and
-does not reuse a result. Dask's own shuffle is not used, because it promises no order. This module does not know what a
-task does."""
+:func:`connect` connects to the cluster. Dask's ``Client.get_executor`` already returns a
+``concurrent.futures.Executor``. This module adds its size, and closes the connection when it is shut down. Tasks are
+submitted with ``pure=False``, so that a cluster runs each task and does not reuse a result. Dask's own shuffle is not
+used, because it promises no order. This module does not know what a task does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10
 LEAVE_SECONDS = 2
 LOOK_SECONDS = 5
-"""How long the known size of a cluster is reused."""
+"""The known size of a cluster is reused for this time."""
 
 
 def connect(url: str) -> Executor:
@@ -48,7 +48,7 @@ def connect(url: str) -> Executor:
 
 
 class DaskExecutor(Executor):
-    """The executor of a client; shutting it down closes the client. ``workers`` is the number of the cluster's
+    """The executor of a client. Shutting it down closes the client. ``workers`` is the number of the cluster's
     threads."""
 
     def __init__(self, client: Client) -> None:
@@ -67,10 +67,10 @@ class DaskExecutor(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._client.status != "running":
-            # Dask would keep the task until it gives up reconnecting.
+            # Otherwise Dask would keep the task for as long as it tries to reconnect.
             raise ConnectionError("its scheduler is gone")
         with warnings.catch_warnings():
-            # Dask warns of large tasks; the task of a shard of a million samples is large.
+            # Dask warns about large tasks. A task for a shard with a million samples is large.
             warnings.simplefilter("ignore", UserWarning)
             return self._inner.submit(fn, *args, **kwargs)
 
@@ -92,7 +92,7 @@ def _probe(address: str) -> None:
 
 
 def _quiet() -> None:
-    """Silence Dask's logs of lost connections and cancelled tasks, which one error of ours reports."""
+    """Silence Dask's log records of lost connections and cancelled tasks, because wdscli reports them in one error."""
     import logging
 
     for name in ("distributed.client", "distributed.core", "distributed.comm"):
@@ -101,6 +101,6 @@ def _quiet() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for a record about a cancelled task."""
+    """Return False for a log record about a cancelled task."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or "Cancelled" not in kind.__name__

@@ -1,9 +1,9 @@
 """This module finds engines, which run tasks on other machines, by name.
 
 :func:`open_engine` makes an executor from a URL. The URL's scheme is the engine's name among the entry points of the
-group ``wdscli.executors``. The entry point is called with the URL and returns a ``concurrent.futures.Executor``. A
-wrapper gives its tasks the same relative paths, checks that they run the same wdscli, and separates failures of tasks
-from failures of the engine. This module does not know any engine.
+group ``wdscli.executors``. The entry point is called with the URL and returns a ``concurrent.futures.Executor``. The
+class :class:`Engine` wraps this executor. Relative paths mean the same in its tasks, its workers must have the same
+version of wdscli, and it separates failures of tasks from failures of the engine. This module does not know any engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROUP = "wdscli.executors"
 
 
 def find_engine(url: str) -> Callable[[str], Executor]:
-    """The factory of the executor for a URL. Raises UsageError for an unknown engine."""
+    """Return the function that makes the executor for a URL. Raises UsageError for an unknown engine."""
     from importlib.metadata import entry_points
 
     name, points = url.partition("://")[0], entry_points(group=GROUP)
@@ -39,7 +39,7 @@ def find_engine(url: str) -> Callable[[str], Executor]:
 
 
 def open_engine(url: str) -> Executor:
-    """An executor whose tasks run where ``url`` says. Raises UsageError, EngineError."""
+    """Return an executor for the engine at ``url``. Raises UsageError, EngineError."""
     factory = find_engine(url)
     try:
         return Engine(url, factory(url))
@@ -53,7 +53,8 @@ def open_engine(url: str) -> Executor:
 
 
 class Engine(Executor):
-    """An engine's executor, whose errors become EngineErrors. ``workers`` is how many tasks it runs at a time."""
+    """An engine's executor. Its errors become EngineErrors. ``workers`` is the number of tasks that it runs at the same
+    time."""
 
     def __init__(self, url: str, inner: Executor) -> None:
         self.url = url
@@ -74,7 +75,8 @@ class Engine(Executor):
             raise self.explain(error) from cause_of(error)
 
     def explain(self, error: Exception) -> EngineError:
-        """The error of an engine that lost a task. Errors that tasks raise are converted where they run."""
+        """Return the error for an engine that lost a task. Errors raised by tasks are already converted on the
+        worker."""
         said = _first_line(str(error))
         what = f"{type(error).__name__}: {said}" if said else type(error).__name__
         if isinstance(error, CancelledError):
@@ -85,7 +87,7 @@ class Engine(Executor):
         )
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        # All results are in; an engine's errors while it closes do not matter.
+        # All results have arrived, so errors of an engine while it closes do not matter.
         with suppress(Exception):
             self._inner.shutdown(wait, cancel_futures=cancel_futures)
 
@@ -96,7 +98,7 @@ class Engine(Executor):
 def run_elsewhere(
     version: str, folder: str, patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Run one task on a worker; relative paths begin in ``folder``."""
+    """Run one task on a worker. Relative paths begin in ``folder``."""
     if version != __version__:
         raise EngineError(
             f"a worker has wdscli {__version__}, this is {version}", hint="install one version everywhere"
@@ -105,7 +107,8 @@ def run_elsewhere(
         with relative_to(folder), using(patience):
             return result_of(function(*args, **kwargs))
     except WdsError as error:
-        # distributed would pickle the context too, which may hold a whole request or be impossible to pickle.
+        # Remove the context of the error, because Dask would pickle it too. It may contain a whole request, or be
+        # impossible to pickle.
         error.__context__ = None
         raise
     except Exception as error:

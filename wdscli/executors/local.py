@@ -1,14 +1,14 @@
 """Run tasks in this process, or in processes of this machine.
 
-:func:`local_executor` makes the executor. Worker processes are spawned, never forked: a task gets nothing from its
-parent but its arguments, so it can run on another machine just as well. After an error or Ctrl-C the workers end at
-once, and each discards the file that it was writing.
+:func:`local_executor` makes the executor. Worker processes are spawned, never forked. A task gets only its arguments
+from its parent, so it could also run on another machine. After an error or Ctrl-C, the workers end immediately, and
+each worker discards the file that it was writing.
 
-A task reports its progress by :func:`tick_of_task`; worker processes count it in shared memory. A task may return a
-:class:`~wdscli.model.PendingCommit` instead of its result, and calling that commits. :class:`LaterResults` runs the
-pending commits of one worker in threads, while the worker begins its next tasks.
+A task reports its progress by :func:`tick_of_task`. Worker processes count progress in shared memory. A task may return
+a :class:`~wdscli.model.PendingCommit`, which is called to commit the output and get the result. :class:`LaterResults`
+calls the pending commits of one worker in threads, while the worker begins its next tasks.
 
-This module also knows the processors and the memory that this machine can spare. It does not know what a task does.
+This module also finds out how many processors and how much memory are available. It does not know what a task does.
 """
 
 from __future__ import annotations
@@ -40,42 +40,44 @@ Result = TypeVar("Result")
 Tick: TypeAlias = Callable[[int], object]
 
 PATIENCE_SECONDS = 5.0
-"""How long a worker may take to clean up before it is killed."""
+"""A worker may take this long to clean up before it is killed."""
 USER_CODE_PATIENCE_SECONDS = 1.0
-"""The same for a worker that runs a user's code, which has no output open."""
+"""The same time for a worker that runs a user's code. Such a worker has no open output."""
 SLOTS = 1024
-"""Most tasks in flight; each has its own counter."""
+"""The most tasks in flight. Each has its own counter."""
 MIN_PARALLEL_BYTES = 64 << 20
-"""To copy fewer bytes than this, starting processes takes longer than they save."""
+"""If fewer bytes than this are copied, starting processes takes more time than they save."""
 AT_ONCE = 8
-"""Most pending commits in one worker."""
+"""The most pending commits in one worker."""
 HELD_BYTES = 64 << 20
-"""Most bytes that pending commits may hold when another task begins."""
+"""The most bytes that pending commits may keep in memory when another task begins."""
 SETTLE_SECONDS = 3.0
-"""Shorter than the time that a worker gets to clean up."""
+"""Must be shorter than the time that a worker gets to clean up."""
 _ROOT = "/sys/fs/cgroup"
 _GROUPS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Control groups of version 2 and 1: controller, limit, use, and the part of the use that is cache and can be freed."""
+"""The files of control groups, version 2 and version 1. Each entry has the controller, the limit, the memory in use,
+and the cache that can be freed."""
 _UNLIMITED_BYTES = 1 << 60
 
 
 def _ignore(_: int) -> None:
-    """The listener of tasks that have none."""
+    """Receive the progress of tasks without a listener."""
 
 
 _tick: ContextVar[Tick] = ContextVar("tick", default=_ignore)
 
 
 def tick_of_task() -> Tick:
-    """The function by which the running task reports progress. Call it a few times a second, not for each sample."""
+    """Return the function by which the running task reports progress. Call it a few times a second, not for each
+    sample."""
     return _tick.get()
 
 
 def run_reporting(tick: Tick, function: Callable[[Any], Any], task: Any) -> Any:
-    """Call ``function(task)``; its progress goes to ``tick``."""
+    """Call ``function(task)``, and report its progress to ``tick``."""
     before = _tick.set(tick)
     try:
         return function(task)
@@ -84,14 +86,15 @@ def run_reporting(tick: Tick, function: Callable[[Any], Any], task: Any) -> Any:
 
 
 def default_jobs() -> int:
-    """The processors that this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1
 
 
 def available() -> int:
-    """Bytes that are available without swapping: of the machine, or of our control group."""
+    """Return the bytes of memory that are available without swapping, in the machine or in this process's control
+    group."""
     return min(_machine(), *(_group(*names) for names in _GROUPS))
 
 
@@ -104,7 +107,7 @@ def _machine() -> int:
 
 
 def _group(controller: str, limit: str, use: str, cache: str, root: str = "") -> int:
-    """The bytes left in the control group, if it has a limit."""
+    """Return the bytes left in the control group, or None if it has no limit."""
     root = root or _ROOT
     left = _UNLIMITED_BYTES
     for folder in _folders_of(controller, root):
@@ -120,8 +123,8 @@ def _group(controller: str, limit: str, use: str, cache: str, root: str = "") ->
 
 
 def _folders_of(controller: str, root: str) -> list[str]:
-    """The folders of our group and of its parents: each may have a limit. In a container the group's own folder is the
-    root."""
+    """Return the folders of this process's group and of its parents, because each may have a limit. In a container, the
+    group's own folder is the root."""
     path = "/"
     with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         for line in file:
@@ -139,8 +142,8 @@ def _read(folder: str, name: str) -> str:
 
 
 def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int = MIN_PARALLEL_BYTES) -> int:
-    """The number of processes: ``jobs`` (None: one per processor, or 1 for less than ``worth_bytes`` of work), at most
-    one per task. Raises UsageError.
+    """Return the number of processes: ``jobs``, but at most one per task. If ``jobs`` is None, use one process per
+    processor, or only one if there are fewer than ``worth_bytes`` bytes of work. Raises UsageError.
 
     >>> useful_jobs(8, 3, 0), useful_jobs(None, 3, 1000)
     (3, 1)
@@ -154,12 +157,12 @@ def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int 
 
 
 def result_of(result: Result | PendingCommit[Result]) -> Result:
-    """The result of a task, after its commit."""
+    """Return the result of a task, after its commit."""
     return result.result() if isinstance(result, PendingCommit) else result
 
 
 class LaterResults:
-    """The pending commits, oldest first."""
+    """The pending commits of a worker, the oldest first."""
 
     def __init__(self) -> None:
         self._under_way: list[tuple[Future[Any], PendingCommit[Any]]] = []
@@ -172,7 +175,7 @@ class LaterResults:
         return future
 
     def make_room(self) -> None:
-        """Wait until another task may begin, by number and bytes."""
+        """Wait until another task may begin. The number and the bytes of pending commits are limited."""
         if self._under_way:
             self.wait(0)  # forget finished ones
         while len(self._under_way) >= AT_ONCE or self._held_bytes() > HELD_BYTES:
@@ -182,7 +185,7 @@ class LaterResults:
         return sum(later.held_bytes for _, later in self._under_way)
 
     def wait(self, timeout_seconds: float | None = None, *, any_of_them: bool = False) -> None:
-        """Wait until all have ended, or only one."""
+        """Wait until all commits have ended, or only one."""
         from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, wait
 
         futures = [future for future, _ in self._under_way]
@@ -190,7 +193,7 @@ class LaterResults:
         self._under_way = [one for one in self._under_way if one[0] not in ended]
 
     def settle(self) -> None:
-        """After an error or Ctrl-C: wait for some seconds, then discard the rest."""
+        """After an error or Ctrl-C, wait some seconds for the commits, and then discard the rest."""
         try:
             self.wait(SETTLE_SECONDS)
         finally:
@@ -199,18 +202,19 @@ class LaterResults:
 
 
 def local_executor(jobs: int) -> Executor:
-    """An executor for ``jobs`` tasks at a time; with 1 job tasks run in this process, when they are submitted."""
+    """Return an executor for ``jobs`` tasks at the same time. With 1 job, tasks run in this process, when they are
+    submitted."""
     return SerialExecutor() if jobs == 1 else Processes(jobs, PATIENCE_SECONDS)
 
 
 def separate_executor(jobs: int | None) -> Executor:
-    """Worker processes (None: one per processor) for a user's code, which may end or change its process; tasks never
-    run in this one."""
+    """Return an executor for a user's code, which may end or change its process. Tasks never run in this process. If
+    ``jobs`` is None, there is one worker per processor."""
     return Processes(default_jobs() if jobs is None else jobs, USER_CODE_PATIENCE_SECONDS)
 
 
 class SerialExecutor(Executor):
-    """Runs each task when it is submitted, while earlier ones commit."""
+    """Runs each task when it is submitted. Earlier tasks may commit at the same time."""
 
     runs_here = True
     workers = 1
@@ -236,8 +240,8 @@ class SerialExecutor(Executor):
 
 
 class Processes(Executor):
-    """At most ``workers`` spawned processes. Each has a pipe, and a thread here that sends it one task at a time.
-    If an exception leaves the block, the workers end without finishing their tasks.
+    """An executor of at most ``workers`` spawned processes. Each worker has a pipe, and a thread in this process that
+    sends one task at a time. If an exception leaves the block, the workers end without finishing their tasks.
 
     Python's own pool is not used, because its semaphores are files. They stay in ``/dev/shm`` when the whole process
     group is killed.
@@ -266,7 +270,7 @@ class Processes(Executor):
             self._start()
         future: Future[Any] = Future()
         self._calls.put((future, (network(), fn, args, kwargs)))
-        if self._is_broken:  # meanwhile
+        if self._is_broken:  # the pool broke in the meantime
             self._drain(BrokenExecutor())
         return future
 
@@ -274,7 +278,7 @@ class Processes(Executor):
         """Start one more worker."""
         from multiprocessing.resource_tracker import ensure_running
 
-        ensure_running()  # before the block, because it unblocks signals
+        ensure_running()  # this must come before the block, which unblocks signals
         with _start_workers():
             here, there = self._context.Pipe()
             worker = self._context.Process(target=_work, args=(there, self.counters))
@@ -286,7 +290,7 @@ class Processes(Executor):
         Thread(target=self._watch, args=(worker,), daemon=True).start()
 
     def _watch(self, worker: Any) -> None:
-        """Break the pool when a worker is lost between tasks: the other workers end too, and no task waits."""
+        """Break the pool if a worker is lost between tasks. The other workers then end too, and no task waits."""
         from multiprocessing.connection import wait
 
         wait([worker.sentinel])
@@ -297,7 +301,7 @@ class Processes(Executor):
                     other.terminate()
 
     def _break(self) -> None:
-        """Fail the tasks that no worker has begun, and take no more."""
+        """Let all tasks fail that no worker has begun, and accept no more tasks."""
         self._is_broken = True
         self._drain(BrokenExecutor())
 
@@ -348,7 +352,7 @@ class Processes(Executor):
                     call[0].cancel()
                 if call[0].set_running_or_notify_cancel():
                     call[0].set_exception(error)
-            self._calls.put(None)  # another worker's end
+            self._calls.put(None)  # the end marker for another worker
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._is_closing = True
@@ -374,7 +378,7 @@ class RemoteTraceback(Exception):
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Handle Ctrl-C and SIGTERM after the block, so that a process that the block starts is not forgotten. Only the
+    """Delay Ctrl-C and SIGTERM until after the block, so that a process started in the block is not forgotten. Only the
     main thread handles signals."""
     from threading import current_thread, main_thread
 
@@ -397,9 +401,9 @@ def defer_signals() -> Iterator[None]:
 
 @contextmanager
 def _start_workers() -> Iterator[None]:
-    """A block that starts workers, which inherit the signal mask: SIGINT must not reach one before it is ready. The
-    mask alone does not protect this process: the kernel then gives the signal to another thread, and Python raises in
-    the main one."""
+    """A block in which workers are started. SIGINT must not reach a worker before it is ready, so SIGINT is masked, and
+    workers inherit the mask. The mask does not protect this process: the kernel gives the signal to another thread, and
+    Python raises KeyboardInterrupt in the main thread. So signals are also delayed."""
     with defer_signals():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -409,7 +413,7 @@ def _start_workers() -> Iterator[None]:
 
 
 def _stop(workers: Iterable[Any], patience_seconds: float) -> None:
-    """End workers now: by SIGTERM, so that each removes its partial files, then by SIGKILL."""
+    """End workers now. First send SIGTERM, so that each worker removes its partial files, and later SIGKILL."""
     workers = list(workers)
     for worker in workers:
         with suppress(OSError, ValueError):
@@ -425,16 +429,16 @@ def _stop(workers: Iterable[Any], patience_seconds: float) -> None:
 
 class Stopped(BaseException):
     """Raised in a worker by SIGTERM, so that its open outputs are discarded. Code that catches every BaseException must
-    raise this one again."""
+    raise Stopped again."""
 
 
 _counters: Any = None
 _start_folder: str | None = None
-"""The folder where this worker was started; None if it is gone."""
+"""The folder in which this worker was started, or None if it no longer exists."""
 
 
 def run_counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
-    """Call ``function(task)`` in a worker; its progress is counted in memory shared with the parent."""
+    """Call ``function(task)`` in a worker, and count its progress in memory shared with the parent."""
 
     def count(amount: int) -> None:
         _counters[slot] += amount
@@ -443,9 +447,9 @@ def run_counted(slot: int, function: Callable[[Any], Any], task: Any) -> Any:
 
 
 def _prepare_worker(counters: Any) -> None:
-    """Set up a worker. Ctrl-C reaches every process of the terminal's group; only the parent handles it and ends the
-    workers. A worker ends with its parent. Its output goes to standard error, because standard input and output carry
-    the parent's data."""
+    """Set up a worker. Ctrl-C reaches every process of the terminal, but only the parent handles it, and ends the
+    workers. A worker ends with its parent. A worker's output goes to standard error, because standard input and output
+    are for the parent's data."""
     from multiprocessing import parent_process
 
     global _counters, _start_folder
@@ -453,7 +457,7 @@ def _prepare_worker(counters: Any) -> None:
     with suppress(OSError):
         _start_folder = os.getcwd()
     _leave_data_streams()
-    # Not SIG_IGN, which the commands of a worker would inherit: Ctrl-C must end these.
+    # Do not use SIG_IGN. A worker's commands would inherit it, but Ctrl-C must end them.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _end_worker)
@@ -477,12 +481,12 @@ def _end_worker(*_: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if _busy:
         raise Stopped
-    # Between tasks no output is open, and the pool's code would send an exception as a result.
+    # Between tasks, no output is open. An exception would be sent as the result of a task.
     os._exit(1)
 
 
 def _raise_again(args: Any) -> None:
-    """Python ignores exceptions in finalizers; raise Stopped again a moment later."""
+    """Python ignores exceptions in finalizers, so raise Stopped again a moment later."""
     if issubclass(args.exc_type, Stopped):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
@@ -498,13 +502,13 @@ _busy = False
 
 
 def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning as the command does."""
+    """Print a warning in the same form as the command."""
     with suppress(OSError):
         sys.stderr.write(f"warning: {message}\n")
 
 
 def _work(pipe: Connection, counters: Any) -> None:
-    """The main function of a worker: do the tasks from the pipe until it is closed."""
+    """Do the tasks from the pipe until it is closed. This is the main function of a worker."""
     _prepare_worker(counters)
     with suppress(EOFError, OSError):
         while True:
@@ -512,8 +516,8 @@ def _work(pipe: Connection, counters: Any) -> None:
 
 
 def _outcome(data: bytes) -> bytes:
-    """Do one task. Returns True, its result and the network traffic since the last task; or False, its error and the
-    traceback as text."""
+    """Do one task. After success, return True, the result, and the network traffic since the last task. After a
+    failure, return False, the error, and the traceback as text."""
     from wdscli.storage.retry import take_traffic
 
     try:
@@ -525,7 +529,7 @@ def _outcome(data: bytes) -> bytes:
 
 
 def _failure(error: BaseException) -> bytes:
-    """The outcome of a failed task. A RuntimeError replaces an error that cannot be pickled."""
+    """Return the outcome of a failed task. A RuntimeError replaces an error that cannot be pickled."""
     from traceback import format_exception
 
     text = "\n" + "".join(format_exception(error))
@@ -552,5 +556,5 @@ def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kw
         except Exception:
             _busy = False
             raise
-    # Only now the task's frames are gone, and its outputs closed.
+    # Only now have the task's frames ended, and closed their outputs.
     os._exit(1)

@@ -1,8 +1,10 @@
-"""This module has the loop over tasks. Results come in the order of the tasks. A bounded window of tasks is in flight.
+"""This module has the loop over tasks. Results come in the order of the tasks. The number of tasks in flight is
+limited.
 
-:func:`run_tasks` is the loop, for any executor. The window follows the executor's size. The loop collects progress
-while it waits for the oldest task. A task in this process calls a function. A task in another process adds to its
-counter in shared memory. A task on another machine counts when it is done. This module does not know what a task does.
+:func:`run_tasks` is the loop, for any executor. The number of tasks in flight depends on the executor's size. The loop
+collects progress while it waits for the oldest task. A task in this process reports progress by a call. A task in
+another process adds to its counter in shared memory. A task on another machine reports only at its end. This module
+does not know what a task does.
 """
 
 from __future__ import annotations
@@ -46,20 +48,21 @@ class LostWorkerError(EngineError):
 
 
 def workers_of(executor: Executor) -> int:
-    """How many tasks an executor runs at a time: its ``workers``, or the attribute of Python's pools."""
+    """Return how many tasks an executor runs at the same time. This is its attribute ``workers``, or the attribute of
+    Python's pools."""
     return getattr(executor, "workers", 0) or getattr(executor, "_max_workers", 0) or default_jobs()
 
 
 def useful_shard_jobs(jobs: int | None, addresses: Sequence[str], worth_bytes: int) -> int:
-    """:func:`~wdscli.executors.local.useful_jobs` for tasks of a shard each; a remote shard of any size is worth a
-    process."""
+    """Return :func:`~wdscli.executors.local.useful_jobs` for tasks with one shard each. A remote shard of any size is
+    worth a process."""
     sizes = (size_hint(one) or 0 if is_local(one) else worth_bytes for one in addresses)
     return useful_jobs(jobs, len(addresses), sum(sizes), worth_bytes)
 
 
 def useful_together(executor: Executor, addresses: Sequence[str], size_bytes: int) -> int:
-    """How many tasks that write a shard each to give to one worker at a time: several if it waits for a store, as long
-    as all workers have enough to do. ``size_bytes`` is the size of all shards."""
+    """Return how many tasks one worker gets together, if each task writes a shard. The number is larger than 1 if
+    workers wait for a store, but small enough to keep all workers busy. ``size_bytes`` is the size of all shards."""
     if any(map(is_local, addresses)) or not addresses:
         return 1
     count = len(addresses)
@@ -76,15 +79,15 @@ def run_tasks(
     amount: Callable[[Result], int] | None = None,
     together: int = 1,
 ) -> Generator[Result]:
-    """Yield the results of ``function`` for ``tasks``, in their order, with at most ``window`` tasks in flight (None:
-    enough to keep the executor busy). In this process, pending commits do not count; another worker gets some
-    ``together`` and waits for their commits.
+    """Yield the results of ``function`` for ``tasks``, in their order. At most ``window`` tasks are in flight (None:
+    enough to keep the executor busy). In this process, pending commits do not count. Another worker gets ``together``
+    tasks at the same time, and waits for their commits.
 
-    ``advance`` is called with the units that tasks do, during the task if it reports them
-    (:func:`~wdscli.executors.local.tick_of_task`); ``amount`` returns the total units of a result.
+    ``advance`` is called with the units of finished work. A task may report its units while it runs
+    (:func:`~wdscli.executors.local.tick_of_task`). ``amount`` returns the total units of a result.
 
-    The first failure (in order) is raised, and tasks that are not running yet are cancelled. A WdsError and a
-    BrokenPipeError are raised unchanged, anything else as EngineError.
+    The first failure, in the order of tasks, is raised, and tasks that have not begun are cancelled. WdsError and
+    BrokenPipeError are raised unchanged, other exceptions as EngineError.
     """
     if together > 1 and not getattr(executor, "runs_here", False):
         rest, run = iter(tasks), partial(_run_some, function)
@@ -104,7 +107,7 @@ def run_tasks(
         while flying:
             yield meter.take(_result(executor, flying.popleft(), meter))
     finally:
-        # A broken pool fails on cancelled futures, and our pools end with their block.
+        # A broken pool fails on cancelled futures. The pools of wdscli end with their block anyway.
         if not getattr(executor, "ends_its_workers", False):
             for future in flying:
                 future.cancel()
@@ -127,9 +130,9 @@ def run_shard_tasks(
     what: str,
     addresses: Sequence[str],
 ) -> Iterator[Result]:
-    """Yield the results of ``function`` for tasks of one shard each, as a stage ``what`` of ``progress``. It counts
-    bytes if the sizes are known without a request, bytes without a total if shards are few, else shards. Tasks report
-    bytes of their shard; a compressed shard counts only when it is done."""
+    """Yield the results of ``function`` for tasks with one shard each, as a stage ``what`` of ``progress``. The stage
+    counts bytes if the sizes are known without a request. Otherwise it counts bytes without a total for few shards, and
+    shards for many. Tasks report bytes of their shard. A compressed shard counts only when it is done."""
     sizes, is_packed = known_sizes(addresses), any(map(kind_of_name, addresses))
     is_few = len(addresses) <= FEW_SHARDS and not any(map(is_stream, addresses))
     counts_shards = sizes is None and (is_packed or not is_few)
@@ -150,7 +153,8 @@ def run_shard_tasks(
 
 
 class _Meter:
-    """Adds up the progress of the tasks in flight. ``_reported`` has the units passed on for each, oldest first."""
+    """Adds up the progress of the tasks in flight. ``_reported`` has the units already reported for each task, the
+    oldest first."""
 
     def __init__(self, executor: Executor, advance: Tick | None, amount: Callable[[Any], int] | None) -> None:
         self._advance = advance
@@ -161,7 +165,7 @@ class _Meter:
         self._next = 0
 
     def call(self, function: Callable[[Any], Any], task: Any) -> tuple[Any, ...]:
-        """The function and arguments to submit for the next task."""
+        """Return the function and the arguments to submit for the next task."""
         slot = self._next % SLOTS
         self._next += 1
         self._reported.append(0)
@@ -175,13 +179,13 @@ class _Meter:
         return run_counted, slot, function, task
 
     def _hear(self, amount: int) -> None:
-        """Progress of the task submitted last, which runs in this process."""
+        """Receive progress of the last submitted task, which runs in this process."""
         assert self._advance is not None
         self._reported[-1] += amount
         self._advance(amount)
 
     def poll(self) -> None:
-        """Pass on the progress of tasks in other processes."""
+        """Report the progress of tasks in other processes."""
         first, counters = self._next - len(self._reported), self.counters or ()
         for at, before in enumerate(self._reported):
             new = counters[(first + at) % SLOTS] - before
@@ -190,7 +194,7 @@ class _Meter:
                 self._advance(new)
 
     def take(self, result: Result) -> Result:
-        """The oldest task is done: pass on the units that it has not reported."""
+        """When the oldest task is done, report the units that it has not reported itself."""
         before = self._reported.popleft()
         if (
             self._advance is not None
@@ -228,7 +232,7 @@ def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result
 
 
 def task_failed(error: Exception) -> EngineError:
-    """The error for an exception that no task should raise."""
+    """Return the error for an exception that no task should raise."""
     if ran_out_of_memory(error):
         hint = "try fewer at a time with -j, or allow more (ulimit -v)"
         return EngineError("a task ran out of memory", hint=hint)

@@ -311,7 +311,7 @@ def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
     """Call :func:`match` with the hashes of keys. If different keys have equal hashes, also use second hashes."""
     hashes: list[U64] = [of_set.samples.keys for of_set in sets]
     rows = match(hashes, kind)
-    shared = [of_set.samples.repeated()[1] for of_set in sets]  # after this check, each set has a key only once
+    shared = [of_set.samples.repeated()[1] for of_set in sets]  # each set has a key only once by now
     seconds = [of_set.second_hashes() for of_set in sets]
     first: U64 = numpy.zeros(len(rows[0]), dtype=numpy.uint64)
     is_known: Mask = numpy.zeros(len(first), dtype=bool)

@@ -1,14 +1,15 @@
 """This module runs a plan: one task per output shard, and then the manifests.
 
-:func:`reorder` plans and runs, :func:`run_plan` runs. Existing shards are kept (:mod:`wdscli.run.existing`). The tasks
-of a :class:`~wdscli.copy.maker.Maker` make the others. A task is a function of one argument and may run twice. At the
-end the maker compares the shards with what was planned and read. Only then the manifests are written.
+:func:`reorder` makes a plan and runs it; :func:`run_plan` runs a plan. Existing shards are kept
+(:mod:`wdscli.run.existing`). The tasks of a :class:`~wdscli.copy.maker.Maker` make the missing shards. A task is a
+function of one argument, and may run twice. At the end, the maker compares the shards with the plan and with the totals
+that were read. The manifests are written after this check.
 
-A plan over remote inputs is kept in ``.wds/`` beside the receipts until its manifest exists (:func:`keep_plan`), so
-that ``--resume`` needs no second survey. :func:`plan_of_run` uses a kept plan if its options are those of this run and
-every input has the same size and version. Otherwise it surveys the inputs again.
+If inputs are remote, the plan is kept in ``.wds/``, next to the receipts, until the manifest exists
+(:func:`keep_plan`). So ``--resume`` needs no second survey. :func:`plan_of_run` uses a kept plan if the options are the
+same and every input has the same size and version. Otherwise it surveys the inputs again.
 
-This module does not know why samples are reordered, nor what shards are made of.
+This module does not know why samples are reordered, or how shards are made.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ from wdscli.storage import is_local, open_sink, read_all
 from wdscli.views.writing import write_views
 
 MAX_SHARE = 20
-"""A plan is kept if it has at most one byte for this many bytes of the inputs."""
+"""A plan is kept if its size times this number is at most the size of the inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReorderReport(Counts):
-    """What was read and written. ``samples_in`` = ``samples`` + all of ``dropped``; ``manifests`` describe the output,
-    one a part. Payload bytes are those in members, without headers and padding. ``kept`` counts shards of an earlier
-    run. ``is_unchanged`` means that nothing was done, because ``--if-changed`` found the set up to date."""
+    """The totals of input and output. ``samples_in`` = ``samples`` + the sum of ``dropped``. ``manifests`` describe the
+    output, one manifest for each part. Payload bytes do not include headers and padding. ``kept`` counts shards of an
+    earlier run. ``is_unchanged`` means that nothing was done, because ``--if-changed`` found the set up to date."""
 
     operation: str
     strategy: str
@@ -102,8 +103,8 @@ def reorder(
     progress: Progress = QUIET,
     planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> ReorderReport:
-    """Plan and run; ``planned`` is called with the plan and may refuse it. Raises UsageError, InputError, DataError,
-    OutputError, EngineError."""
+    """Make a plan and run it. ``planned`` is called with the plan before it runs, and may raise an error to refuse it.
+    Raises UsageError, InputError, DataError, OutputError, EngineError."""
     request, done = looked_at(request, order)
     if done is not None:
         return done
@@ -116,8 +117,8 @@ def reorder(
 def looked_at(
     request: Request, order: Order, *, dry_run: bool = False
 ) -> tuple[Request, ReorderReport | None]:
-    """The request to carry out, and the report if the whole set exists already. Raises UsageError and InputError for
-    inputs that ``--if-changed`` cannot check."""
+    """Return the request to carry out, and a report if the whole set already exists. Raises UsageError and InputError
+    for inputs that ``--if-changed`` cannot check."""
     request, found, bytes_in = find_finished(request, order)
     if not found:
         return request, None
@@ -140,8 +141,8 @@ def looked_at(
 
 
 def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progress = QUIET) -> ReorderReport:
-    """Make the shards, then the manifests. Raises the errors of tasks; finished shards stay, without a manifest. A view
-    is written at once."""
+    """Make the shards, then the manifests. Raises the errors of tasks; finished shards then stay, without a manifest. A
+    view has no tasks, and is written directly."""
     if is_view(plan.request.output):
         return _report(plan, plan.counts, write_views(plan))
     run = run_of(plan, progress, maker)
@@ -158,8 +159,8 @@ def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progres
 
 @contextmanager
 def locked(run: Run) -> Iterator[None]:
-    """Hold the output lock. Several runs of one stored plan may share it. Raises OutputError if another run is writing
-    the output."""
+    """Hold the output lock. Several runs of the same stored plan may share it. Raises OutputError if another run is
+    writing the output."""
     plan = run.plan
     with OutputLock.take(lock_address(plan.request.output), run.mark.text if plan.is_stored else "") as claim:
         for output in plan.contents.outputs:
@@ -202,7 +203,7 @@ def run_some(run: Run, numbers: Sequence[int], kept: Existing) -> list[ShardInfo
 def _shard_task(
     run: Run, kept: Existing, number: int, given: Any, make: Callable[[Any], PendingCommit[ShardInfo]]
 ) -> ShardTask:
-    """The task that makes shard ``number`` of a plan and leaves its receipt."""
+    """Return the task that makes shard ``number`` of a plan and writes its receipt."""
     request, contents = run.plan.request, run.contents
     witness = ReceiptWriter(run.mark, number, posted=request.post is None)
     output = contents.outputs[contents.shards[number].part]
@@ -210,15 +211,15 @@ def _shard_task(
         witness=witness.leave,
         # Without --force only this plan's own shards are replaced.
         force=request.settings.force or number in kept.again,
-        # The lock's folder may have another inode number on other machines.
+        # On other machines, the lock's folder may have another inode number.
         ticket=output.settings.ticket if request.engine is None else None,
     )
     return ShardTask(given._replace(settings=settings), make, witness, request.post)
 
 
 def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> ReorderReport:
-    """Write the missing manifests. ``shards`` are those made or kept, by task. Raises DataError and EngineError if they
-    are not what was planned."""
+    """Write the missing manifests. ``shards`` are all made or kept shards, by task. Raises DataError and EngineError if
+    they differ from the plan."""
     plan, contents = run.plan, run.contents
     run.maker.check_set([shards[task] for task in range(len(contents.shards))], has_made_all=not kept.shards)
     for output in contents.outputs:
@@ -250,9 +251,9 @@ def _report(plan: ReorderPlan, counts: Counts, manifests: Sequence[Manifest], ke
 
 
 def plan_of_run(request: Request, order: Order, scratch: Scratch, progress: Progress) -> ReorderPlan:
-    """The plan of a run that follows at once. Raises what :func:`~wdscli.plan.plan.make_plan` raises."""
+    """Return the plan for a run that follows immediately. Raises the errors of :func:`~wdscli.plan.plan.make_plan`."""
     if request.resume and order.is_repeatable:
-        # A survey finds what is wrong with the kept plan or with the inputs.
+        # A new survey reports the fault, if the kept plan or the inputs have one.
         with suppress(WdsError):
             if (kept := _kept_plan(request, order, scratch)) is not None:
                 return kept
@@ -260,7 +261,8 @@ def plan_of_run(request: Request, order: Order, scratch: Scratch, progress: Prog
 
 
 def keep_plan(plan: ReorderPlan) -> None:
-    """Store the plan of a run that begins, if a survey is more expensive. A failure to store it is no error."""
+    """At the beginning of a run, store its plan if a survey would cost more. If the plan cannot be stored, continue
+    without it."""
     contents = plan.contents
     manifest = contents.outputs[0].manifest_address
     is_far = not all(map(is_local, contents.addresses))
@@ -274,7 +276,7 @@ def keep_plan(plan: ReorderPlan) -> None:
 
 
 def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan | None:
-    """The plan that an earlier run has kept, if its options and inputs are the same. Raises WdsError."""
+    """Return the plan that an earlier run has kept, if options and inputs are the same. Raises WdsError."""
     outputs = Outputs(request.output, request.settings, may_exist=True)
     if outputs.is_stream or outputs.has_parts or not scratch.is_local or request.engine is not None:
         return None

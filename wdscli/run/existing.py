@@ -1,10 +1,11 @@
-"""This module finds what exists of an output before a run writes to it.
+"""Before a run writes an output, this module finds the shards and manifests that already exist.
 
-:class:`Existing` is the one answer. :func:`find_finished` asks before there is a plan, and :func:`find_existing` for a
-plan that is about to run. A set is complete if its manifest describes what this run would make and its shards have the
-sizes or versions listed there. Without a manifest, a shard is kept if its receipt is of the same plan and its bytes,
-read again, have the receipt's checksum. The run refuses to replace anything else. :func:`tidy` removes at the end what
-only an unfinished set needs.
+:class:`Existing` is the result. :func:`find_finished` looks for complete sets before a plan is made.
+:func:`find_existing` looks for complete parts and single shards of a plan. A set is complete if its manifest describes
+the set that this run would make, and its shards have the listed sizes or versions. Without a manifest, two conditions
+must hold to keep a shard. Its receipt must be from the same plan, and its bytes, read again, must have the receipt's
+checksum. The run refuses to replace any other file. At the end, :func:`tidy` removes the files that only an unfinished
+set needs.
 
 This module does not know how shards are made.
 """
@@ -44,7 +45,7 @@ _ANY_PART = "wdscli-any-part"
 
 
 class Run(NamedTuple):
-    """A plan that is carried out: its fingerprint, and how its shards are made."""
+    """A run of a plan: the plan, its fingerprint, and the maker of its shards."""
 
     plan: ReorderPlan
     mark: PlanMark
@@ -57,7 +58,8 @@ class Run(NamedTuple):
 
 
 def run_of(plan: ReorderPlan, progress: Progress = QUIET, maker: Maker | None = None) -> Run:
-    """The run of a plan; without ``maker`` shards are made as the plan says, which may come from a file."""
+    """Return the run of a plan. Without ``maker``, the plan, which may come from a file, decides how shards are
+    made."""
     if maker is None and plan.transform is not None:
         from wdscli.transform.shards import TransformMaker
         from wdscli.transform.transform import Transform
@@ -71,25 +73,25 @@ def run_of(plan: ReorderPlan, progress: Progress = QUIET, maker: Maker | None = 
 
 
 class Existing(NamedTuple):
-    """What exists of an output. ``shards`` are kept, by task; the shards of the tasks ``again`` exist and are made once
-    more (the index is missing, a source file is newer, or ``--post`` did not run). ``manifests`` are those of complete
-    parts, by number."""
+    """The existing files of an output. ``shards`` are the kept shards, by task. The shards of the tasks ``again``
+    exist, but must be made again: the index is missing, a source file is newer, or ``--post`` did not run.
+    ``manifests`` are the manifests of complete parts, by number."""
 
     shards: dict[int, ShardInfo]
     again: frozenset[int]
     manifests: dict[int, Manifest]
 
 
-# Before there is a plan: a complete set.
+# Before a plan is made: search for a complete set.
 
 
 FoundSets = list[tuple[OutputSet, Manifest]]
-"""The output and the manifest of each part."""
+"""The output set and the manifest of each part."""
 
 
 def find_finished(request: Request, order: Order) -> tuple[Request, FoundSets, int]:
-    """The request to carry out; the complete sets that it would write, if they exist and its inputs are the same as
-    then; and the bytes of the inputs, if known. Raises UsageError and InputError for inputs that ``--if-changed``
+    """Return the request to carry out, the complete sets, and the bytes of the inputs if known. The sets are returned
+    if they exist and the inputs have not changed. Raises UsageError and InputError for inputs that ``--if-changed``
     cannot check."""
     if request.if_changed:
         return *_unchanged_sets(request, order), 0
@@ -97,8 +99,8 @@ def find_finished(request: Request, order: Order) -> tuple[Request, FoundSets, i
 
 
 def _unchanged_sets(request: Request, order: Order) -> tuple[Request, FoundSets]:
-    """The request with a digest of its inputs and options, and the sets that have the same digest: all parts, or none.
-    Raises UsageError, InputError."""
+    """Return the request with a digest of its inputs and options, and the sets with the same digest: all parts, or
+    none. Raises UsageError, InputError."""
     if request.plan_file is not None:
         raise UsageError("--if-changed and --plan exclude each other", hint="give one of them")
     shards, sets = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
@@ -118,8 +120,8 @@ def _unchanged_sets(request: Request, order: Order) -> tuple[Request, FoundSets]
 
 
 def find_unchanged(output: OutputSet, digest: str | None) -> Manifest | None:
-    """The manifest of a complete set that was made with this digest of inputs and options. Raises UsageError for an
-    output that cannot be checked."""
+    """Return the manifest of a complete set that was made with this digest of inputs and options. Raises UsageError for
+    an output that cannot be checked."""
     if output.manifest_address is None:
         raise UsageError(
             f"--if-changed cannot check what was written to {output.pattern.text}",
@@ -136,7 +138,7 @@ def find_unchanged(output: OutputSet, digest: str | None) -> Manifest | None:
 
 
 def _parts_of(outputs: Outputs, digest: str) -> list[str]:
-    """The names of all parts, from the manifest of any of them."""
+    """Return the names of all parts, from the manifest of any part."""
     address = outputs.set_of(_ANY_PART).manifest_address or ""
     with suppress(WdsError):
         for one in expand(address.replace(_ANY_PART, "*")):
@@ -150,8 +152,9 @@ def _parts_of(outputs: Outputs, digest: str) -> list[str]:
 
 
 def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
-    """The complete set of a run with ``--resume``, and the bytes of its inputs, if no more than a look is needed to
-    know it: manifests and the sizes of shards, or for inputs without a manifest the note of their versions."""
+    """Return the complete set of a run with ``--resume``, and the bytes of its inputs, if a quick check can find it.
+    The check uses only manifests and sizes of shards. For inputs without a manifest, it uses the note of their
+    versions."""
     is_plain = request.is_repeatable and request.selection.is_trivial and request.rekey is None
     outputs = Outputs(request.output, request.settings, may_exist=True)
     if not (request.resume and order.is_repeatable and is_plain) or outputs.is_stream or outputs.has_parts:
@@ -165,7 +168,7 @@ def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
         address = output.manifest_address
         if address is None or all(map(is_local, [*shards.addresses, output.address(0)])):
             return [], 0
-        # A missing object costs one request in a listing, three requests by its name.
+        # For a missing object, a listing costs one request, but a search by name costs three.
         list_folders([address])
         if output.state.read() is not None:
             return [], 0
@@ -191,13 +194,14 @@ def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
 
 
 def _addresses(output: OutputSet, manifest: Manifest) -> list[str]:
-    """The addresses of a manifest's shards, which lie beside it."""
+    """Return the addresses of a manifest's shards, which are in its folder."""
     folder = folder_of(output.manifest_address or "")
     return [folder + shard.name for shard in manifest.shards]
 
 
 def _have_all(addresses: Sequence[str], manifest: Manifest, form: Form, *, reads_local: bool = False) -> bool:
-    """Whether the shards of a manifest exist, by their sizes; with ``reads_local`` local files by their bytes."""
+    """Return whether the shards of a manifest exist with their sizes. With ``reads_local``, local files must have the
+    same bytes."""
     if len(addresses) != len(manifest.shards):
         return False
     list_folders(addresses)
@@ -209,8 +213,8 @@ def _have_all(addresses: Sequence[str], manifest: Manifest, form: Form, *, reads
 
 
 def check_replaceable(output: OutputSet, operation: str) -> None:
-    """Raise OutputExistsError unless the output is free, was made by the same command, or is left from one of its
-    runs."""
+    """Raise OutputExistsError unless the output does not exist, or the same command made it, also in an interrupted
+    run."""
     address = output.manifest_address or ""
     text = ""
     if exists(address):
@@ -228,12 +232,12 @@ def check_replaceable(output: OutputSet, operation: str) -> None:
         raise OutputExistsError(text, hint="choose another name, or replace it with --force")
 
 
-# For a plan that is about to run: complete parts and single shards.
+# For a plan that will run next: search for complete parts and single shards.
 
 
 def find_existing(run: Run) -> Existing:
-    """Prepare the output of a plan, and find what can be kept of it. Raises OutputExistsError for what is in the way,
-    UsageError for a stream that is to be resumed."""
+    """Prepare the output of a plan, and find the shards and manifests that can be kept. Raises OutputExistsError for
+    other existing files, and UsageError for ``--resume`` with a stream."""
     plan, contents = run.plan, run.contents
     if not plan.request.resume:
         for output in contents.outputs:
@@ -256,14 +260,14 @@ def _own_files(contents: Contents) -> list[str]:
 
 
 def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Existing:
-    """What exists of some tasks. With ``reading`` the bytes of each shard are compared with its checksum, else only its
-    size. Raises OutputExistsError."""
+    """Find the existing shards of some tasks. With ``reading``, the bytes of each shard are compared with its checksum;
+    otherwise only the size is compared. Raises OutputExistsError."""
     plan, planned, outputs, mark = run.plan, run.contents.shards, run.contents.outputs, run.mark
     everything = len(tasks) == len(planned)
     parts = range(len(outputs)) if everything else sorted({planned[task].part for task in tasks})
     manifests, others = _complete_parts(run, parts)
     states = {number: outputs[number].state.read() for number in parts if number not in manifests}
-    # Parts that an earlier attempt of this run has begun to replace need no --force.
+    # If an earlier attempt of this run has begun to replace a part, --force is not needed again.
     replaced = {
         number
         for number, state in states.items()
@@ -295,7 +299,7 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
 
 
 class _Found(NamedTuple):
-    """A task whose shard exists, and the receipt beside it."""
+    """A task with an existing shard, and the shard's receipt."""
 
     task: int
     shard: PlannedShard
@@ -305,8 +309,8 @@ class _Found(NamedTuple):
 def _checks(
     run: Run, tasks: Sequence[int], manifests: Mapping[int, Manifest], replaced: Collection[int]
 ) -> list[tuple[_Found, CheckTask]]:
-    """The existing shards of this plan, with their checks: by receipts, and in complete parts by ``manifests``. Raises
-    OutputExistsError."""
+    """Return the existing shards of this plan, with the tasks that check them. The checks use receipts, or
+    ``manifests`` for complete parts. Raises OutputExistsError."""
     contents, form = run.contents, run.plan.request.settings.form
     checks = [
         (found, found.receipt.check(found.shard.address, form))
@@ -326,9 +330,9 @@ def _checks(
 def _checked(
     run: Run, checks: Sequence[tuple[_Found, CheckTask]], replaced: Collection[int], reading: bool
 ) -> tuple[dict[int, ShardInfo], set[int]]:
-    """The whole shards by task, and the tasks of shards that lack their index or their command. Raises
-    OutputExistsError and DataError for others, unless their part is ``replaced``."""
-    # Taken before the shards are read, so that a replacement after that is noticed at the end.
+    """Return the intact shards by task, and the tasks of shards without an index or with a command that did not run.
+    Raises OutputExistsError and DataError for other shards, unless their part is in ``replaced``."""
+    # Get the versions before the shards are read. A later replacement is then noticed at the end.
     versions = [
         next(iter(current_versions([check.address]))) if is_local(check.address) else ""
         for _, check in checks
@@ -347,7 +351,7 @@ def _checked(
 
 
 def _look(contents: Contents, tasks: Sequence[int]) -> list[_Found]:
-    """The existing shards of some tasks, from one listing of each folder."""
+    """Return the existing shards of some tasks, from one listing of each folder."""
     planned = [(task, contents.shards[task]) for task in tasks]
     folders = {folder_of(shard.address) for _, shard in planned}
     names = {folder: set(names_in(folder)) for folder in folders}
@@ -363,7 +367,7 @@ def _look(contents: Contents, tasks: Sequence[int]) -> list[_Found]:
 
 
 def done_tasks(run: Run) -> set[int]:
-    """The tasks whose shards exist, judged by names, receipts and manifests alone."""
+    """Return the tasks with existing shards. Only names, receipts and manifests are read, no shards."""
     contents = run.contents
     complete, _ = _complete_parts(run, range(len(contents.outputs)))
     done = set()
@@ -375,8 +379,7 @@ def done_tasks(run: Run) -> set[int]:
 
 
 def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest], list[int]]:
-    """The manifests of those parts whose manifest says what this plan's would say, and the parts whose manifest says
-    something else."""
+    """Return the manifests that agree with this plan, by part, and the parts with a manifest that does not agree."""
     contents, found = run.contents, dict[int, Manifest]()
     others = []
     shards_of = contents.shards_of_outputs
@@ -397,7 +400,7 @@ def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest]
                 _counts_of(one.name, one.samples, one.members, one.size_bytes) for one in manifest.shards
             ]
             is_alike = wanted == there if run.maker.has_planned_sizes else len(wanted) == len(there)
-            # The names in -o may be too few for a manifest that lists more shards.
+            # A manifest may list more shards than -o has names.
             if is_alike and _says_the_same(manifest, output.manifest_of(manifest.shards, run.plan.made)):
                 found[number] = manifest
             else:
@@ -406,12 +409,13 @@ def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest]
 
 
 def _counts_of(address: str, samples: int, members: int, size: int) -> tuple[int, int, int]:
-    """Numbers to compare. The size of a compressed shard is known to its manifest alone."""
+    """Return the numbers to compare. A plan does not know the size of a compressed shard, so it is left out."""
     return samples, members, -1 if kind_of_name(address) else size
 
 
 def _says_the_same(manifest: Manifest, ours: Manifest) -> bool:
-    """Whether a set was made as ours would be. Digests of ``--if-changed`` are compared only if both have one."""
+    """Return whether a set was made in the same way as this run would make it. Digests of ``--if-changed`` are compared
+    only if both have one."""
     made, found = json.loads(json.dumps(dict(ours.made))), dict(manifest.made)
     if FAILURES not in (found.get("options") or {}):
         made["options"].pop(FAILURES, None)
@@ -423,7 +427,7 @@ def _says_the_same(manifest: Manifest, ours: Manifest) -> bool:
 
 
 def _states(run: Run, checks: Sequence[CheckTask], reading: bool) -> Iterator[str]:
-    """The outcome of each check, as :func:`~wdscli.run.receipts.check_shard` returns it."""
+    """Return the result of :func:`~wdscli.run.receipts.check_shard` for each check."""
     if not checks:
         return
     if not reading:
@@ -444,7 +448,8 @@ def _states(run: Run, checks: Sequence[CheckTask], reading: bool) -> Iterator[st
 
 
 def _refuse_run(run: Run, output: OutputSet, state: Unfinished | None) -> None:
-    """Raise OutputExistsError for the shards of an unfinished run of another plan, with the options that differ."""
+    """Raise OutputExistsError for shards that an unfinished run of another plan left. The error names the options that
+    differ."""
     plan, mark = run.plan, run.mark
     if state is None or state.run in ("", mark.text):
         return
@@ -456,8 +461,8 @@ def _refuse_run(run: Run, output: OutputSet, state: Unfinished | None) -> None:
 
 
 def _is_ours(run: Run, found: _Found, replaced: Collection[int]) -> bool:
-    """Whether an existing shard has a receipt of this plan. Raises OutputExistsError for another one, unless its part
-    is ``replaced``."""
+    """Return whether an existing shard has a receipt of this plan. Raises OutputExistsError for another receipt, unless
+    the shard's part is in ``replaced``."""
     plan, mark = run.plan, run.mark
     if found.receipt is not None and mark.accepts(found.receipt.mark):
         return True
@@ -472,7 +477,7 @@ def _is_ours(run: Run, found: _Found, replaced: Collection[int]) -> bool:
 
 
 def _refuse_other(plan: ReorderPlan, found: _Found, replaced: Collection[int]) -> None:
-    """Raise the error of a shard whose bytes have changed, unless it may be replaced."""
+    """Raise an error for a shard with changed bytes, unless it may be replaced."""
     if plan.request.settings.force or found.shard.part in replaced:
         return
     if found.receipt is None:
@@ -486,8 +491,8 @@ def _refuse_other(plan: ReorderPlan, found: _Found, replaced: Collection[int]) -
 
 
 def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
-    """Raise OutputExistsError for shards with names of the output that the plan does not make, except in the parts
-    ``but``."""
+    """Raise OutputExistsError for existing shards with names of this output that the plan does not make. The parts
+    ``but`` are not checked."""
     if plan.request.settings.force:
         return
     own = {shard.address for shard in plan.contents.shards}
@@ -501,7 +506,7 @@ def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
 
 
 def _in_the_way(plan: ReorderPlan, text: str) -> OutputExistsError:
-    """The error of a file in the way."""
+    """Return the error for an existing file that must not be replaced."""
     if plan.is_stored:
         hint = "remove it, or make the plan again: with --force, or for another output"
         return OutputExistsError(text, hint=hint)
@@ -512,7 +517,7 @@ def _in_the_way(plan: ReorderPlan, text: str) -> OutputExistsError:
 
 
 def tidy(plan: ReorderPlan) -> None:
-    """Remove what only an unfinished set needs. Call it after all manifests are written."""
+    """Remove the files that only an unfinished set needs. Call it after all manifests are written."""
     contents = plan.contents
     if contents.is_stream:
         return
@@ -523,5 +528,6 @@ def tidy(plan: ReorderPlan) -> None:
 
 
 def tidy_set(output: OutputSet, manifest: Manifest) -> None:
-    """Remove the receipts of a complete set, left by a run that ended right after writing its manifest."""
+    """Remove the receipts of a complete set. A run leaves them if it is killed immediately after writing its
+    manifest."""
     output.tidy(_addresses(output, manifest))

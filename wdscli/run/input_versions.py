@@ -1,11 +1,12 @@
-"""This module has the digests by which ``--if-changed`` and ``--resume`` see whether the inputs are the same as before.
+"""This module has the digests by which ``--if-changed`` and ``--resume`` detect changed inputs.
 
-:func:`input_digest` goes into the manifest with ``--if-changed``. :func:`note_of_inputs` is the note that S3 keeps
-beside the manifest for ``--resume``. :func:`same_inputs` compares the inputs of a kept plan. A digest covers the
-command, its options and every input. An input counts by the fingerprint of its set if a manifest no older than the
-shards has it, else by address, size, and time or version. Only ``--if-changed`` puts times into a manifest.
+With ``--if-changed``, the manifest contains the :func:`input_digest`. For ``--resume``, S3 stores the
+:func:`note_of_inputs` in the metadata of the manifest. :func:`same_inputs` compares the inputs of a kept plan. A digest
+covers the command, its options and every input. For a set with a manifest that is not older than its shards, the digest
+uses the set's fingerprint. For other inputs, it uses address, size, and time or version. Only ``--if-changed`` puts
+times into a manifest.
 
-This module does not know which part of the output exists.
+This module does not know which parts of the output exist.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from wdscli.storage.opening import at_once
 
 
 def list_folders(addresses: Sequence[str]) -> None:
-    """List each remote folder once; the listing has the sizes and versions of everything in it."""
+    """List each remote folder once. The listing has the sizes and versions of all files in it."""
     for folder in dict.fromkeys(folder_of(one) for one in addresses if not is_local(one)):
         names_in(folder)
 
 
 def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequence[int]) -> str:
-    """The digest of a reordering command's inputs and options. Raises UsageError for inputs that cannot be checked,
-    InputError."""
+    """Return the digest of a reordering command's inputs and options. Raises InputError, and UsageError for inputs that
+    cannot be checked."""
     rule = request.selection.key_rule
     files = [] if rule is None else list(rule.files)
     files += order.other_files()
@@ -58,13 +59,13 @@ def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequenc
 def run_digest(
     operation: str, options: Any, seed: int | None, settings: ShardSettings, more: Any, inputs: Sequence[Any]
 ) -> str:
-    """The digest of everything that decides the bytes of a set."""
+    """Return the digest of everything that decides the bytes of a set."""
     how = [settings.form, settings.checksum, settings.with_index, *settings.values]
     return f"xxh3_128:{digest_of([operation, options, seed, how, more, list(inputs)])}"
 
 
 def _versions_of(shards: ShardSet) -> Iterator[Any]:
-    """The fingerprint of a set, or name, size and version of each shard."""
+    """Return the fingerprint of a set, or name, size and version of each shard."""
     list_folders(shards.addresses)
     stamps = list(at_once(source_version, shards.addresses))
     if fingerprint := _fingerprint(shards, [size for size, _ in stamps]):
@@ -75,7 +76,8 @@ def _versions_of(shards: ShardSet) -> Iterator[Any]:
 
 
 def source_version(address: str) -> tuple[int, str]:
-    """Size, and time of change or version, of an input. Raises InputError, UsageError if its store has no versions."""
+    """Return the size of an input, and its time of change or its version. Raises InputError, and UsageError if its
+    store has no versions."""
     if is_local(address):
         try:
             status = os.stat(local_path(address))
@@ -92,7 +94,7 @@ def source_version(address: str) -> tuple[int, str]:
 
 
 def _fingerprint(shards: ShardSet, sizes: Sequence[int]) -> str | None:
-    """The fingerprint of a local set whose manifest is not older than its shards; None for any other."""
+    """Return the fingerprint of a local set if its manifest is not older than its shards; otherwise None."""
     if shards.manifest is not None and shards.manifest_address is not None:
         address, manifest = shards.manifest_address, shards.manifest
     elif all(map(is_local, shards.addresses)) and (found := manifest_beside(shards.addresses, shards.given)):
@@ -109,8 +111,9 @@ def _fingerprint(shards: ShardSet, sizes: Sequence[int]) -> str | None:
 
 
 def note_of_inputs(plan: ReorderPlan) -> str:
-    """The note that S3 keeps beside the manifest: a digest of the inputs' versions, and their bytes. Empty if the
-    inputs have a manifest, if not all of their samples are in the set, or if a version may belong to other bytes."""
+    """Return the note that S3 stores with the manifest: a digest of the inputs' versions, and their size. It is empty
+    if the inputs have a manifest, if the set does not have all their samples, or if a version does not identify the
+    bytes."""
     contents, counts = plan.contents, plan.counts
     is_plain = plan.is_repeatable and plan.request.selection.is_trivial and contents.joined is None
     if not is_plain or any(plan.made.inputs) or counts.dropped or counts.ignored:
@@ -121,20 +124,20 @@ def note_of_inputs(plan: ReorderPlan) -> str:
 
 
 def are_noted(addresses: Sequence[str], note: str) -> bool:
-    """Whether a note describes the current versions of these inputs."""
+    """Return whether a note describes the current versions of these inputs."""
     digest = _digest_of_versions(addresses, _stamps(addresses))
     return digest != "" and digest == note.partition(" ")[0]
 
 
 def _digest_of_versions(addresses: Sequence[str], stamps: Sequence[Stamp]) -> str:
-    """The digest of inputs by their names and versions; empty if a version may belong to other bytes."""
+    """Return the digest of inputs by their names and versions. It is empty if a version does not identify the bytes."""
     versions = [stored_version(address, stamp.version) for address, stamp in zip(addresses, stamps)]
     is_known = all(map(tells_bytes, versions))
     return digest_of([base_name(address) for address in addresses] + versions) if is_known else ""
 
 
 def same_inputs(inputs: Sequence[Input], addresses: Sequence[str]) -> tuple[Input, ...] | None:
-    """The inputs of a kept plan under the addresses given now; None if one differs or has changed."""
+    """Return the inputs of a kept plan under the current addresses. Return None if an input differs or has changed."""
     if [one.address for one in inputs] != list(map(absolute, addresses)):
         return None
     stamps = _stamps(addresses)

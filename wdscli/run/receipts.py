@@ -1,13 +1,14 @@
-"""This module does the last steps of one shard: its receipt, its name, and the command ``--post 'CMD {}'``.
+"""This module does the last steps for one shard: write the receipt, publish the shard, and run the command ``--post
+'CMD {}'``.
 
 :func:`make_shard` makes a shard once. A receipt (:class:`ReceiptWriter`) is a file in ``.wds/`` beside the shard. It is
-written when the shard is whole and before the shard has its name, so that every named shard has one. It holds the
-shard's checksum. A resumed run compares shards with their receipts (:func:`check_shard`): it reads the shard again
-before it believes the receipt. Receipts are removed after the manifest is written.
+written when the shard is complete, but before the shard gets its name. So every published shard has a receipt. The
+receipt contains the shard's checksum. A resumed run reads each shard again, and compares it with its receipt
+(:func:`check_shard`). Receipts are removed after the manifest is written.
 
-:func:`run_post` runs the command, by a shell, on the machine that made the shard. ``{}`` becomes the shard's address,
-quoted for the shell. Without ``{}`` the address comes last, as with xargs. The command's output goes to standard error.
-A command that fails is an error, and no manifest is written.
+:func:`run_post` runs the command in a shell, on the machine that made the shard. The shard's address, quoted for the
+shell, replaces ``{}``. Without ``{}``, the address comes last. The command's output goes to standard error. If the
+command fails, this is an error, and no manifest is written.
 
 This module does not know how shards are made.
 """
@@ -49,7 +50,7 @@ _RECEIPT = {
     "shard": object,
     "stored?": str,
 }
-""":mod:`wdscli.schema` explains the table. The manifest's table has the shard."""
+"""See :mod:`wdscli.schema` for the form of this table. The manifest's table describes the field ``shard``."""
 
 
 def post_command(command: str, address: str) -> str:
@@ -63,7 +64,7 @@ def post_command(command: str, address: str) -> str:
     from shlex import quote
 
     name = local_path(address) if is_local(address) else address
-    # A file's name must not look like an option.
+    # The name of a file must not look like an option.
     name = quote(f"./{name}" if name.startswith("-") else name)
     return command.replace(STANDS_FOR_SHARD, name) if STANDS_FOR_SHARD in command else f"{command} {name}"
 
@@ -79,7 +80,7 @@ def run_post(command: str | None, address: str, shard: ShardInfo) -> ShardInfo:
     from wdscli.transform.commands import last_lines
 
     line = post_command(command, address)
-    # A file, not a pipe, because a process that the command leaves behind would keep a pipe open.
+    # Use a file, because a background process of the command could keep a pipe open.
     with TemporaryFile() as said:
         folder = local_path(".")
         status = subprocess.run(
@@ -109,14 +110,14 @@ def _pass_on(said: IO[bytes]) -> None:
 
 
 def after_hook(shard: ShardInfo, address: str) -> ShardInfo:
-    """A shard as its command left it, which may have changed or removed it."""
+    """Return the shard's facts after its command, which may have changed or removed the shard."""
     found = next(iter(current_versions([address])))
     return replace(shard, version="" if found == GONE else found)
 
 
 class Receipt(NamedTuple):
-    """A whole shard. ``index_seal`` is the XXH3-64 of its index's bytes, empty for none; ``posted`` means that its
-    ``--post`` command has run, or that there is none."""
+    """The receipt of a complete shard. ``index_seal`` is the XXH3-64 of the index's bytes, or empty without an index.
+    ``posted`` means that the ``--post`` command has run, or that there is no command."""
 
     mark: PlanMark
     task: int
@@ -139,13 +140,13 @@ class Receipt(NamedTuple):
         ).encode("ascii")
 
     def check(self, address: str, form: Form) -> CheckTask:
-        """The task that checks the shard at an address."""
+        """Return the task that checks the shard at an address."""
         return CheckTask(address, self.shard, self.index_seal, form)
 
 
 class ReceiptWriter(NamedTuple):
-    """Writes the receipt of one task's shard: the shard calls :meth:`leave`. With ``posted`` False a command follows
-    when the shard has its name; :meth:`done` records that it has run."""
+    """Writes the receipt for the shard of one task. The shard calls :meth:`leave` before it is published. If ``posted``
+    is false, a command runs after that, and :meth:`done` then records it."""
 
     mark: PlanMark
     task: int
@@ -162,8 +163,8 @@ class ReceiptWriter(NamedTuple):
 
 
 class ShardTask(NamedTuple):
-    """A worker's task for one shard: ``make`` makes it of ``given``, which has the shard's ``address`` and
-    ``settings``; the witness writes the receipt; and the command ``post`` runs when the shard has its name."""
+    """A worker's task for one shard. ``make`` makes the shard from ``given``, which has the shard's ``address`` and
+    ``settings``. ``witness`` writes the receipt. The command ``post`` runs after the shard is published."""
 
     given: Any
     make: Callable[[Any], PendingCommit[ShardInfo]]
@@ -172,10 +173,10 @@ class ShardTask(NamedTuple):
 
 
 def make_shard(task: ShardTask) -> ShardInfo | PendingCommit[ShardInfo]:
-    """Make one shard, once. A task may run twice: a scheduler may lose a worker, or an array job may start again. So an
-    existing shard is a success if an earlier attempt of the same plan made it. Else it is an error. Without a ``post``
-    command the commit may wait while other shards are made. Raises what ``make`` raises, and EngineError if the command
-    fails; the shard stays."""
+    """Make one shard. A task may run twice, because a scheduler may lose a worker, or an array job may start again. So
+    an existing shard is a success if an earlier attempt of the same plan made it; otherwise it is an error. Without a
+    ``post`` command, the commit may be delayed while other shards are made. Raises the errors of ``make``, and
+    EngineError if the command fails. The shard stays after a failed command."""
     try:
         ending = task.make(task.given)
     except OutputExistsError as error:
@@ -186,7 +187,7 @@ def make_shard(task: ShardTask) -> ShardInfo | PendingCommit[ShardInfo]:
 
 
 def _end(task: ShardTask, ending: PendingCommit[ShardInfo]) -> ShardInfo:
-    """Commit the shard and run the command after it."""
+    """Commit the shard, and then run its command."""
     try:
         return _post(task, ending)
     except OutputExistsError as error:
@@ -203,7 +204,7 @@ def _post(task: ShardTask, ending: PendingCommit[ShardInfo]) -> ShardInfo:
 
 
 def _made_before(task: ShardTask, error: OutputExistsError) -> ShardInfo:
-    """The existing shard, if an earlier attempt made it. Raises ``error`` otherwise."""
+    """Return the existing shard, if an earlier attempt made it. Otherwise raise ``error``."""
     address, settings = task.given.address, task.given.settings
     receipt = read_receipt(address)
     if receipt is None or not task.witness.mark.accepts(receipt.mark):
@@ -222,7 +223,7 @@ def _write(address: str, receipt: Receipt) -> None:
 
 
 def read_receipt(address: str) -> Receipt | None:
-    """The receipt of a shard; None if it is missing or damaged."""
+    """Return the receipt of a shard, or None if it is missing or damaged."""
     try:
         plain = json.loads(read_all(receipt_address(address)))
         check(plain, _RECEIPT)
@@ -235,8 +236,8 @@ def read_receipt(address: str) -> Receipt | None:
 
 
 class CheckTask(NamedTuple):
-    """An address and the shard expected there. ``index_seal`` as in :class:`Receipt`, None if it is unknown. With
-    ``by_size`` only the size is compared."""
+    """The task of checking the shard at an address against the expected shard. ``index_seal`` has the meaning of
+    :class:`Receipt`; it is None if unknown. With ``by_size``, only the size is compared."""
 
     address: str
     shard: ShardInfo
@@ -246,7 +247,8 @@ class CheckTask(NamedTuple):
 
 
 def check_shard(task: CheckTask) -> str:
-    """``whole``, ``unindexed`` (whole, but its index is missing or damaged), or ``other``. Raises InputError."""
+    """Return ``whole`` for the expected shard, ``unindexed`` if only its index is missing or damaged, or ``other``.
+    Raises InputError."""
     if not _is_there(task):
         return "other"
     if task.index_seal is None or not task.shard.index:
@@ -259,7 +261,8 @@ def check_shard(task: CheckTask) -> str:
 
 
 def _is_there(task: CheckTask) -> bool:
-    """Whether a shard is the expected one: by its version in the store, if that is known, else by its bytes or size."""
+    """Return whether the shard at the address is the expected shard. Compare its version in the store if known,
+    otherwise its bytes or size."""
     if task.shard.version and not is_local(task.address):
         found = next(iter(current_versions([task.address])))
         if found in (task.shard.version, GONE):

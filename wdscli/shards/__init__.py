@@ -1,6 +1,6 @@
 """This package reads and writes shard sets, with their indexes and manifests.
 
-The public names of this folder. Each is loaded at its first use, because some imports are slow.
+A public name of this package is loaded at its first use, because some imports are slow.
 """
 
 from __future__ import annotations

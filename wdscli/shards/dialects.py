@@ -1,9 +1,9 @@
-"""This module makes indexes for other programs from ours.
+"""This module makes indexes for other programs from the indexes of wdscli.
 
-This module has a table of dialects by name, and their common parts. A dialect takes each shard of a set with its index,
-in order, and returns files to write, some with each shard and some at the end. A dialect never opens a shard or an
-output, so that one pass serves several dialects, and the caller decides how files are replaced. Each class names the
-source of its format. This module does not know commands.
+A dialect is the format of one other program. A dialect gets each shard of a set with its index, in order. It returns
+files to write, with each shard or at the end. A dialect never opens a shard or an output. So one pass can serve several
+dialects, and the caller decides how files are replaced. Each class names the source of its format. This module does not
+know commands.
 """
 
 from __future__ import annotations
@@ -41,31 +41,33 @@ _NEW_KEYS = "give the samples new keys: wds cat --rekey '{shard}-{index:09d}' SH
 
 
 class SideFile(NamedTuple):
-    """A file to write: its address, and its bytes in pieces, which can be iterated once."""
+    """A file to write. It has an address, and the bytes in pieces, which can be iterated only once."""
 
     address: str
     pieces: Iterable[bytes]
 
 
 class ShardPlace(NamedTuple):
-    """One shard: ``address`` as given, ``name`` its path from the set's folder."""
+    """One shard. ``address`` is the address as given, and ``name`` is the path from the set's folder."""
 
     address: str
     name: str
 
 
 class SetPlace(NamedTuple):
-    """The set: ``folder`` is the address of the folder that holds all shards, with its trailing slash (empty: the
-    current one); ``prefix`` is the beginning of the shards' names, for files of the set."""
+    """The place of a set. ``folder`` is the address of the folder with all shards, with a trailing slash; if empty, it
+    is the current folder. ``prefix`` is the beginning of the shards' names; it is used in the names of files for the
+    whole set."""
 
     folder: str
     prefix: str
 
 
 class Dialect:
-    """The files for one other program. :meth:`add` is called for every shard in order, :meth:`finish` once.
+    """Makes the files for one other program. :meth:`add` is called for every shard, in order. :meth:`finish` is called
+    once, at the end.
 
-    Both raise DataError for sets that the other program could not read.
+    Both methods raise DataError for sets that the other program cannot read.
     """
 
     def __init__(self, place: SetPlace) -> None:
@@ -79,15 +81,15 @@ class Dialect:
 
 
 def make_dialect(name: str, place: SetPlace) -> Dialect:
-    """The dialect called ``name``. Raises UsageError for an unknown one."""
+    """Return the dialect with the name ``name``. Raises UsageError for an unknown name."""
     if name not in _KINDS:
         raise UsageError(f"unknown dialect {name!r}", hint="choose one of " + ", ".join(DIALECTS))
     return _KINDS[name](place)
 
 
 def utf8_name(shard: ShardPlace, name: bytes, start: int, why: str) -> str:
-    """A name as text. Raises DataError with the message ``why`` if it is not UTF-8; ``start`` is the first byte of
-    its member."""
+    """Return a member's name as text. Raises DataError with the message ``why`` if the name is not UTF-8. ``start`` is
+    the first byte of the member."""
     try:
         return name.decode()
     except UnicodeDecodeError:
@@ -97,13 +99,14 @@ def utf8_name(shard: ShardPlace, name: bytes, start: int, why: str) -> str:
 
 
 class Dali(Dialect):
-    """A ``.idx`` for each shard: NVIDIA DALI's index, version 1.2, for ``fn.readers.webdataset(index_paths=...)``.
+    """NVIDIA DALI's index, version 1.2: a file ``.idx`` for each shard, for ``fn.readers.webdataset(index_paths=...)``.
 
-    Format: tools/wds2idx.py of NVIDIA/DALI writes it, dali/operators/reader/loader/webdataset_loader.cc reads it.
-    Lines of text. The first is ``v1.2`` and the number of samples; then one line per sample: for each member its
-    field, the byte of its payload, the payload's bytes and its name, separated by single blanks. A name or field
-    with white space cannot be written, and DALI would read it wrong: refused. The file lies next to the shard,
-    under the shard's name up to its first dot, with ``.idx``, as wds2idx does.
+    In NVIDIA/DALI, tools/wds2idx.py writes this format, and dali/operators/reader/loader/webdataset_loader.cc reads it.
+    A file has lines of text. The first line is ``v1.2`` and the number of samples. Then each sample has one line. For
+    each member, the line has four values, separated by single blanks: the field, the offset of the payload, its size in
+    bytes, and the member's name. A name or field with white space is refused, because DALI would read it wrong. The
+    file is next to the shard. Its name is the shard's name up to the first dot, with ``.idx``, like the files of
+    wds2idx.
     """
 
     def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
@@ -117,9 +120,9 @@ class Dali(Dialect):
 
     @staticmethod
     def file_of(address: str) -> str:
-        """The address of a shard's index."""
+        """Return the address of a shard's index."""
         name = base_name(address)
-        # As in wds2idx, a leading dot does not end the name.
+        # A leading dot does not end the name; wds2idx has the same rule.
         dot = name.find(".", 1)
         stem = name if dot < 0 else name[:dot]
         return sibling(address, stem + ".idx")
@@ -148,16 +151,17 @@ class Dali(Dialect):
 
 
 class Energon(Dialect):
-    """Megatron-Energon's index: ``X.tar.idx`` next to each shard, and the folder ``.nv-meta`` in the set's folder.
+    """Megatron-Energon's index: a file ``X.tar.idx`` next to each shard, and the folder ``.nv-meta`` in the set's
+    folder.
 
-    Format: megatron-energon 7, flavors/webdataset: itar.py (``.tar.idx``: the byte of every sample's first header
-    and of the end of the last sample, unsigned 64-bit little-endian), prepare.py and structs.py (``.info.json``:
-    samples by shard, ``split.yaml``: shards by part), indexing.py (``index.sqlite``: places of all samples and
-    parts).
+    The source is megatron-energon 7, flavors/webdataset. ``.tar.idx`` (itar.py) has the offset of every sample's first
+    header and of the end of the last sample, as unsigned 64-bit little-endian numbers. ``.info.json`` has the number of
+    samples by shard, and ``split.yaml`` has the shards by part (prepare.py and structs.py). ``index.sqlite`` has the
+    places of all samples and members (indexing.py).
 
-    ``energon prepare`` asks a person for more: ``dataset.yaml``, which describes the samples, and the split of the
-    shards; here all shards are ``train``. An existing ``split.yaml`` or ``dataset.yaml`` is kept. ``index.uuid`` is
-    made from the indexes and not at random, so that the same set gives the same files. Energon needs keys that are
+    ``energon prepare`` also needs input from the user: ``dataset.yaml``, which describes the samples, and the split of
+    the shards. Here all shards are in the part ``train``. An existing ``split.yaml`` or ``dataset.yaml`` is kept.
+    ``index.uuid`` is computed from the indexes, so that the same set gives the same files. Energon needs keys that are
     UTF-8 and unique in the whole set. The database is built in a temporary file.
     """
 
@@ -187,7 +191,7 @@ class Energon(Dialect):
 
     @staticmethod
     def file_of(address: str) -> str:
-        """The address of the places of a shard's samples."""
+        """Return the address of the file with the places of a shard's samples."""
         return sibling(address, base_name(address) + ".idx")
 
     def finish(self) -> Iterator[SideFile]:
@@ -198,7 +202,7 @@ class Energon(Dialect):
             return
         info = {"energon_version": None, "shard_counts": self._counts}
         if not exists(self._meta + "split.yaml"):
-            # YAML is a superset of JSON, so a JSON string is a safe YAML one, braces and all.
+            # YAML is a superset of JSON, so a JSON string is a safe YAML string, even with braces.
             names = "".join(f"  - {json.dumps(name)}\n" for name in self._counts)
             split = f"split_parts:\n  train:\n{names}  val: []\n  test: []\nexclude: []\n"
             yield SideFile(self._meta + "split.yaml", [split.encode()])
@@ -209,7 +213,8 @@ class Energon(Dialect):
 
 
 class _Database:
-    """``index.sqlite`` in a temporary file, which is deleted when it is closed or dropped."""
+    """The database ``index.sqlite`` in a temporary file. The file is deleted when this object is closed or
+    garbage-collected."""
 
     _TABLES = """
 CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
@@ -231,7 +236,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 
         self._file: Any = NamedTemporaryFile(suffix=".sqlite")  # noqa: SIM115  # lives as long as this object
         self._connection: sqlite3.Connection = sqlite3.connect(self._file.name, isolation_level=None)
-        # The file need not survive a crash.
+        # The file does not have to survive a crash.
         self._connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + self._TABLES)
         self._connection.execute("BEGIN")
         self._shards = 0
@@ -284,12 +289,12 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 
 
 class Webshart(Dialect):
-    """``<shard name without .tar>.json`` next to each shard: webshart's metadata, random access by name.
+    """Webshart's metadata for random access by name: a file ``<shard name without .tar>.json`` next to each shard.
 
-    Format: README of bghira/webshart, "Creating New Indexed Datasets", and the output of its ``extract-metadata``.
-    A JSON file named after the tar: ``path`` and ``filesize`` of the tar, ``files`` a map from a member's name to
-    ``offset`` (byte of its payload) and ``length`` (payload bytes). Width, height and captions, which need the
-    payloads, are left to ``webshart extract-metadata``. Names that are not UTF-8 are refused.
+    The sources are the README of bghira/webshart, "Creating New Indexed Datasets", and the output of ``webshart
+    extract-metadata``. A JSON file has ``path`` and ``filesize`` of the tar. Its ``files`` maps a member's name to
+    ``offset`` (of the payload) and ``length`` (payload bytes). Width, height and captions are left out, because they
+    need the payloads; ``webshart extract-metadata`` can add them. Names that are not UTF-8 are refused.
     """
 
     _NOT_UTF8 = "webshart's JSON needs names in UTF-8"
@@ -299,7 +304,7 @@ class Webshart(Dialect):
 
     @staticmethod
     def file_of(address: str) -> str:
-        """The address of a shard's metadata."""
+        """Return the address of a shard's metadata."""
         return sibling(address, base_name(address).removesuffix(".tar") + ".json")
 
     def _document(self, shard: ShardPlace, index: Index) -> Iterator[bytes]:
@@ -321,12 +326,12 @@ class Webshart(Dialect):
 
 
 class Wids(Dialect):
-    """``<prefix>-wids.json`` in the set's folder: what webdataset's ``widsindex create`` writes.
+    """The index of webdataset's ``widsindex create``: a file ``<prefix>-wids.json`` in the set's folder.
 
-    Format: wids_specs.py and wids_index.py of the wids package. ``__kind__`` is ``wids-shard-index-v1``,
-    ``wids_version`` 1, ``shardlist`` a list of ``url`` (from the document's folder), ``nsamples`` and ``filesize``.
-    Our manifest is such a document too, with more facts. ``md5sum``, which no program checks, is left out: it would
-    cost a read of every payload.
+    The sources are wids_specs.py and wids_index.py of the wids package. ``__kind__`` is ``wids-shard-index-v1``, and
+    ``wids_version`` is 1. ``shardlist`` is a list of objects with ``url`` (relative to the document's folder),
+    ``nsamples`` and ``filesize``. A manifest of wdscli is also such a document, with more facts. ``md5sum`` is left
+    out, because no program checks it, and it would need a read of every payload.
     """
 
     def __init__(self, place: SetPlace) -> None:
@@ -351,12 +356,12 @@ class Wids(Dialect):
 
 
 class Parquet(Dialect):
-    """``<prefix>-index.parquet`` in the set's folder: the index of the whole set as a table, for queries.
+    """The index of the whole set as a table for queries: a file ``<prefix>-index.parquet`` in the set's folder.
 
-    One row per sample, in order: ``key``, ``shard`` (its path from the table's folder), ``index`` (place in the
-    shard, from 0), ``offset`` and ``length`` (of the sample in the shard, headers and padding included); then for
-    each field EXT ``size.EXT`` and ``offset.EXT`` of its payload, null in samples without the field. All in bytes.
-    Keys are strings, or binary if some are not UTF-8.
+    The table has one row per sample, in order. The columns are ``key``, ``shard`` (the path from the table's folder),
+    ``index`` (the place in the shard, from 0), and ``offset`` and ``length`` of the sample, headers and padding
+    included. For each field EXT, ``size.EXT`` and ``offset.EXT`` describe the payload; they are null in samples without
+    the field. Sizes and offsets are in bytes. Keys are strings, or binary if some keys are not UTF-8.
     """
 
     _LENGTH = Column(0, "length")

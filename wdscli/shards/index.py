@@ -1,16 +1,16 @@
 """This module has the index of a shard, ``.wds/<shard name>.wdx``: the place of every sample and every member.
 
-An index is one msgpack map of plain numbers, strings and packed little-endian arrays, so that loading is
-``frombuffer``, not parsing. wdscli-index(5) documents it. :class:`Index` is a loaded index. :class:`IndexBuilder`
-collects one while a shard is written or scanned, by sample, by batch or as arrays. An index takes about ninety bytes
-per small sample: all but the last few MB wait in a temporary file, so that a writer's memory does not grow with the
-samples.
+An index is one msgpack map of numbers, strings and packed little-endian arrays. So loading an array is a call of
+``frombuffer``, without parsing. wdscli-index(5) documents the format. :class:`Index` is a loaded index.
+:class:`IndexBuilder` collects an index while a shard is written or scanned. It takes samples, batches or arrays. An
+index has about ninety bytes per small sample. All but the last few MB are kept in a temporary file, so that a writer's
+memory does not grow with the number of samples.
 
-How it is verified: ``digest`` is an XXH3-64 over the packed columns, which hold what the headers say (names, places,
-sizes), so a scan of the shard gives the same digest or the index is stale. The last value, ``seal``, is an XXH3-64
-over every byte of the file before it, so that a truncated or changed file is refused. At every use,
-:func:`~wdscli.shards.reading.find_index` compares the shard's size, its version where the store has one, its age if
-both are local files, and some headers. The header of every payload is compared when the payload is read.
+An index is verified in several ways. ``digest`` is an XXH3-64 over the packed columns, which contain the facts of the
+headers: names, places, sizes. If a scan of the shard gives another digest, the index is stale. ``seal``, the last
+value, is an XXH3-64 over all earlier bytes of the file. So a truncated or changed file is refused. At every use,
+:func:`~wdscli.shards.reading.find_index` compares the shard's size, its version if the store has versions, its age if
+both are local files, and some headers. The header of a payload is compared when the payload is read.
 
 This module does not know where samples come from, how shards are written or which command runs.
 """
@@ -38,14 +38,15 @@ from wdscli.tar.writer import Places
 class Index:
     """A loaded index: columns as numpy arrays without copying.
 
-    ``key_ends starts lengths member_ends`` have one number a sample, ``member_fields member_offsets member_sizes``
-    one a member; sample ``i`` has the members ``member_ends[i - 1]`` (0 for the first) to ``member_ends[i]``, and its
-    key is ``keys[key_ends[i - 1]:key_ends[i]]``. All offsets and sizes are bytes.
+    ``key_ends starts lengths member_ends`` have one number per sample. ``member_fields member_offsets member_sizes``
+    have one number per member. Sample ``i`` has the members from ``member_ends[i - 1]`` to before ``member_ends[i]``,
+    and its key is ``keys[key_ends[i - 1]:key_ends[i]]``. For the first sample, both begin at 0. All offsets and sizes
+    are in bytes.
 
-    :attr:`values` are the stored values by name: expressions in their normal form
-    (:func:`wdscli.selection.values.value_names`). Each is an int64 or float64 array with one number a sample;
-    ``MISSING`` of :mod:`wdscli.selection.values` or NaN where a sample has none.
-    :func:`~wdscli.shards.reading.find_index` takes away values that may be those of other payloads.
+    :attr:`values` has the stored values by name. A name is an expression in its normal form
+    (:func:`wdscli.selection.values.value_names`). Each entry is an int64 or float64 array with one number per sample. A
+    missing number is ``MISSING`` of :mod:`wdscli.selection.values`, or NaN. :func:`~wdscli.shards.reading.find_index`
+    removes values that may belong to other payloads.
     """
 
     def __init__(self, raw: dict[str, Any], name: str) -> None:
@@ -77,12 +78,12 @@ class Index:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The stored values by name, as arrays with one number a sample."""
+        """The stored values by name, as arrays with one number per sample."""
         return {name: numbers.array for name, numbers in self.numbers.items()}
 
     @property
     def exact(self) -> dict[str, Numbers]:
-        """The stored values that replace a read of the payload."""
+        """The stored values that can be used instead of reading the payload."""
         return {name: numbers for name, numbers in self.numbers.items() if numbers.exact}
 
     def __getattr__(self, column: str) -> U64:
@@ -92,7 +93,7 @@ class Index:
             raise AttributeError(column) from None
 
     def key(self, row: int) -> bytes:
-        """The key of one sample."""
+        """Return the key of one sample."""
         return self.keys[int(self.key_ends[row - 1]) if row else 0 : int(self.key_ends[row])]
 
     @classmethod
@@ -105,7 +106,7 @@ class Index:
         keys: bytes,
         columns: Mapping[str, I64],
     ) -> Index:
-        """The index of a shard that has these columns."""
+        """Return the index of a shard with these columns."""
         raw: dict[str, Any] = {
             "shard": shard,
             "size": size,
@@ -124,7 +125,7 @@ class Index:
         return cls({**raw, "digest": digest_of(raw)}, shard)
 
     def has(self, first: int, samples: SampleArrays) -> bool:
-        """Whether these are the samples from number ``first`` on, by their keys, fields and sizes."""
+        """Return whether the samples from number ``first`` have these keys, fields and sizes."""
         end = first + len(samples.counts)
         low, high = ((int(self.member_ends[row - 1]) if row else 0) for row in (first, end))
         begin, key_ends = int(self.key_ends[first - 1]) if first else 0, self.key_ends.view("i8")[first:end]
@@ -139,14 +140,14 @@ class Index:
         )
 
     def renamed(self, shard: str) -> Index:
-        """The same index for a shard of this name, whose version is not known."""
+        """Return the same index for a shard with this name and an unknown version."""
         found = copy(self)
         found.name = found.shard = shard
         found.version = found.noted = found.checksum = found.seen = ""
         return found
 
     def part(self, rows: I64) -> Index:
-        """Some samples of the shard alone, without digest."""
+        """Return an index of only some samples, without digest."""
         found = copy(self)
         counts = steps(self.member_ends)[rows]
         before = numpy.cumsum(counts) - counts
@@ -167,11 +168,11 @@ class Index:
 
     @property
     def memory_bytes(self) -> int:
-        """Its approximate size in memory."""
+        """The approximate size of the index in memory."""
         return 64 * self.samples + 20 * self.members + len(self.keys)
 
     def batch(self, first: int = 0, end: int | None = None) -> SampleBatch:
-        """Samples ``first`` to ``end`` as the columns that a scan would give."""
+        """Return the samples ``first`` to ``end - 1`` as the columns that a scan would return."""
         end = self.samples if end is None else min(end, self.samples)
         key_at = [0 if first == 0 else int(self.key_ends[first - 1]), *self.key_ends[first:end].tolist()]
         low = 0 if first == 0 else int(self.member_ends[first - 1])
@@ -196,8 +197,8 @@ class Index:
         )
 
     def gaps(self) -> tuple[U64, U64]:
-        """(begins, ends) of the bytes that belong to no sample: before the first one, between two, and after the last
-        one, unless only the end of the archive is there."""
+        """Return (begins, ends) of the ranges that belong to no sample: before the first sample, between two samples,
+        and after the last sample. The end of the archive alone is not such a range."""
         begins: U64 = numpy.append(numpy.uint64(0), self.starts + self.lengths)
         ends: U64 = numpy.append(self.starts, numpy.uint64(self.size))
         some = ends > begins
@@ -205,7 +206,7 @@ class Index:
         return begins[some], ends[some]
 
     def totals(self) -> dict[str, FieldTotals]:
-        """Count and bytes of every field."""
+        """Return count and bytes of every field."""
         counts = numpy.bincount(self.member_fields, minlength=len(self.fields))
         found = {}
         for number, field in enumerate(self.fields):
@@ -215,15 +216,16 @@ class Index:
 
 
 def steps(ends: U64 | I64) -> I64:
-    """The distance of each end from the one before it, the first from 0. Faster than numpy.diff."""
+    """Return the difference between each end and the end before; the first end is compared with 0. This is faster than
+    numpy.diff."""
     found: I64 = ends.astype(numpy.int64)
     found[1:] = found[1:] - found[:-1]
     return found
 
 
 def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> bytes:
-    """Keys one after the other: from byte ``begins`` to ``ends`` of the text number ``owners``. Neighbours are taken
-    together."""
+    """Join keys. Each key is a slice, from ``begins`` to ``ends``, of the text with the number in ``owners``.
+    Neighbouring slices are taken together."""
     apart: Mask = (owners[1:] != owners[:-1]) | (begins[1:] != ends[:-1])
     firsts: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)[: len(owners)]
     lasts: I64 = numpy.append(firsts[1:], len(owners))[: len(firsts)] - 1
@@ -232,7 +234,7 @@ def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> 
 
 
 def parse_index(data: bytes, name: str) -> Index:
-    """An index from a file's bytes. Raises DataError ``stale-index`` for anything that is not a whole index."""
+    """Parse an index from a file's bytes. Raises DataError ``stale-index`` for bytes that are no complete index."""
     raw = unpack_index(data, name)
     try:
         index = Index(raw, name)
@@ -243,7 +245,7 @@ def parse_index(data: bytes, name: str) -> Index:
 
 
 def unpack_index(data: bytes, name: str) -> dict[str, Any]:
-    """The values of an index by name; its columns are packed. Raises DataError ``stale-index`` for a file that is
+    """Return the map of an index. Its columns stay packed. Raises DataError ``stale-index`` for a file that is
     truncated, changed or of another format."""
     import msgpack
     from xxhash import xxh3_64
@@ -266,9 +268,10 @@ def _not_whole(name: str, error: Exception) -> DataError:
 
 
 def _check_columns(index: Index) -> None:
-    """Raise ValueError unless every number points to a possible place; a file with a right seal may still be crafted.
+    """Raise ValueError unless every number points to a possible place. Even a file with a correct seal may be crafted.
 
-    Samples follow each other in the shard, members lie inside their sample, and keys and members are in order.
+    Samples must follow each other in the shard, members must be inside their sample, and keys and members must be in
+    order.
     """
     n, m, columns = index.samples, index.members, index._columns
     if any(len(columns[name]) != (m if name in _PER_MEMBER else n) for name in COLUMNS):
@@ -300,8 +303,8 @@ def _check_columns(index: Index) -> None:
 
 
 def _check_gaps(index: Index, starts: I64, ends: I64) -> None:
-    """Raise ValueError unless every gap can be a member that was counted as ignored. A pax global header makes a gap
-    too, but then the following sample is not canonical."""
+    """Raise ValueError unless every gap can be a member that was counted as ignored. A pax global header is also a gap,
+    but then the next sample is not canonical."""
     apart = starts != numpy.append(0, ends[:-1])
     gaps = int((apart & (index.marks == 0)).sum()) + int((index.marks & RAGGED != 0).sum())
     if gaps > sum(index.ignored.values()):
@@ -316,7 +319,7 @@ VERSION = 1
 FOLDER = ".wds"
 SUFFIX = ".wdx"
 
-#: column -> array typecode: Q u64, I u32, B u8; in the order in which the digest takes them
+#: column -> array typecode (Q u64, I u32, B u8), in the order in which the digest takes the columns
 COLUMNS = {
     "key_ends": "Q",
     "starts": "Q",
@@ -342,24 +345,25 @@ _FIELDS = {
     "digest": str,
     **dict.fromkeys(("fields", "keys", *COLUMNS), bytes),
 }
-""":mod:`wdscli.schema` explains the table."""
+"""See :mod:`wdscli.schema` for the form of this table."""
 _NOT_DIGESTED = {"marks"}
 SEAL = b"\xa4seal\xc4\x08"
-"""The bytes before the file's last eight: msgpack's key ``seal`` and the head of eight bytes."""
+"""The bytes before the last eight bytes of the file: msgpack's key ``seal``, and the head of a string of eight
+bytes."""
 _PENDING_SAMPLES = 512
 HELD_BYTES = 2 << 20
-"""Bytes of columns that are kept in memory."""
+"""How many bytes of columns are kept in memory."""
 
 
 def index_address(address: str) -> str:
-    """The address of a shard's index: ``.wds/<name>.wdx`` in the shard's folder."""
+    """Return the address of a shard's index: ``.wds/<name>.wdx`` in the shard's folder."""
     return sibling(address, f"{FOLDER}/{base_name(address)}{SUFFIX}")
 
 
 class SampleArrays(NamedTuple):
-    """Canonical samples as arrays. One number per sample: bytes of its key (``keys`` has the keys one after the
-    other), first byte, bytes, members. One number per member: number of its field in ``fields``, first byte and bytes
-    of the payload."""
+    """Canonical samples as arrays. ``keys`` has all keys, joined. Four arrays have one number per sample: the length of
+    its key, its first byte, its length, and its number of members. Three arrays have one number per member: the number
+    of its field in ``fields``, and the first byte and the length of its payload."""
 
     keys: bytes
     key_lengths: I64
@@ -375,8 +379,8 @@ class SampleArrays(NamedTuple):
 class IndexBuilder:
     """Collects the columns of one shard while it is written or scanned.
 
-    Single samples are kept as a batch of some hundreds, because packing whole columns is ten times faster than
-    packing single numbers.
+    Some hundred single samples are collected as a batch, because packing whole columns is ten times faster than packing
+    single numbers.
     """
 
     def __init__(self) -> None:
@@ -402,12 +406,12 @@ class IndexBuilder:
         return len(self._columns["member_fields"]) + len(self._pending.fields)
 
     def add_batch(self, batch: SampleBatch) -> None:
-        """Add whole samples with their places in this shard."""
+        """Add complete samples with their places in this shard."""
         self._settle()
         self._add(batch)
 
     def add_arrays(self, samples: SampleArrays, shift: int) -> None:
-        """Add samples as arrays, whose places count from byte ``shift`` of this shard."""
+        """Add samples as arrays. Their places count from byte ``shift`` of this shard."""
         self._settle()
         ids = self._ids_of(samples)
         added: dict[str, I64] = {
@@ -425,7 +429,7 @@ class IndexBuilder:
             held = self._columns[name].held
             held.frombytes(numbers.astype(f"u{held.itemsize}").tobytes())
         counts = numpy.bincount(ids)
-        # Exact: a float holds every whole number up to 2^53.
+        # This is exact, because a float can represent every whole number up to 2^53.
         totals = numpy.bincount(ids, samples.sizes)
         for number in numpy.flatnonzero(counts).tolist():
             self._counts[number] += int(counts[number])
@@ -433,7 +437,7 @@ class IndexBuilder:
         self._relieve()
 
     def _ids_of(self, samples: SampleArrays) -> I64:
-        """The number of each member's field. New fields are numbered in the order of their appearance."""
+        """Return the number of each member's field. New fields are numbered in the order of their first member."""
         codes, fields = samples.codes, samples.fields
         if any(field not in self._field_ids for field in fields):
             firsts = {code: numpy.argmax(codes == code) for code in range(len(fields))}
@@ -453,7 +457,7 @@ class IndexBuilder:
         self.end_sample(key, start)
 
     def end_sample(self, key: bytes, start: int) -> None:
-        """Add a sample of the members that were appended to :attr:`places` since the last sample."""
+        """Add a sample with the members that were appended to :attr:`places` since the last sample."""
         pending = self._pending
         pending.keys.append(key)
         pending.starts.append(start)
@@ -462,7 +466,7 @@ class IndexBuilder:
             self._settle()
 
     def _settle(self) -> None:
-        """Move single samples into the columns. Their ``starts`` have one number per sample."""
+        """Move collected single samples into the columns. ``starts`` has one number per sample."""
         pending = self._pending
         if pending.keys:
             self._begin_batch()
@@ -495,7 +499,8 @@ class IndexBuilder:
                 column.wait(self._scratch)
 
     def _add_fields(self, batch: SampleBatch, column: array[int]) -> None:
-        """Add the members' fields. Nearly always, all samples of a batch have the fields of the first in its order."""
+        """Add the members' fields. Nearly always, all samples of a batch have the same fields in the same order as the
+        first sample."""
         fields, sizes, count = batch.fields, batch.sizes, len(batch.keys)
         width = batch.firsts[1] if count else 0
         if count > 1 and fields[:width] * count == fields:
@@ -518,7 +523,7 @@ class IndexBuilder:
         column.fromlist(numbers)
 
     def _field_id(self, field: bytes) -> int:
-        """The number of a field; a new field gets the next one."""
+        """Return the number of a field. A new field gets the next number."""
         known = self._field_ids.get(field)
         if known is None:
             known = self._field_ids[field] = len(self._field_ids)
@@ -527,7 +532,7 @@ class IndexBuilder:
         return known
 
     def totals(self) -> dict[str, FieldTotals]:
-        """Count and bytes of every field, in order of first appearance."""
+        """Return count and bytes of every field, in the order of their first members."""
         self._settle()
         return {
             to_text(field): FieldTotals(self._counts[number], self._bytes[number])
@@ -535,18 +540,19 @@ class IndexBuilder:
         }
 
     def columns(self) -> dict[str, Buffer]:
-        """The packed columns, little-endian. They may be views: add nothing while you hold them."""
+        """Return the packed columns, little-endian. They may be views of memory, so add no samples while you use
+        them."""
         self._settle()
         columns = {name: column.whole() for name, column in self._columns.items()}
         return {"fields": b"\0".join(self._field_ids), **columns}
 
     def digest(self) -> str:
-        """See :func:`digest_of`."""
+        """Return the :func:`digest_of` of these columns."""
         self._settle()
         return digest_of({"fields": b"\0".join(self._field_ids), **self._columns})
 
     def to_bytes(self, **about: Any) -> bytes:
-        """The whole index file; see :meth:`pieces`."""
+        """Return the whole index file; see :meth:`pieces`."""
         return b"".join(self.pieces(**about))
 
     def pieces(
@@ -558,9 +564,9 @@ class IndexBuilder:
         ignored: dict[str, int] | None = None,
         version: str = "",
     ) -> Iterator[Buffer]:
-        """The index file in pieces, because it is large for many small samples. ``size`` is the shard's size in
-        bytes, ``shard`` its file name, ``version`` its version if the store has one. Raises DataError for a field with
-        a NUL."""
+        """Yield the index file in pieces, because it is large for many small samples. ``size`` is the shard's size in
+        bytes, and ``shard`` is its file name. ``version`` is its version, if the store has versions. Raises DataError
+        for a field with a NUL."""
         import msgpack
         from xxhash import xxh3_64
 
@@ -599,7 +605,7 @@ class IndexBuilder:
 
 
 def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[Buffer]:
-    """A map's head, its names and values, and the head of the seal, which comes last."""
+    """Yield a map's head, its names and values, and the head of the seal. The seal itself comes last."""
     yield packer.pack_map_header(len(whole) + 1)
     for name, value in whole.items():
         yield packer.pack(name)
@@ -612,7 +618,7 @@ def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[Buffer]:
 
 
 def _bin_head(length: int) -> bytes:
-    """msgpack's head of a byte string: bin 8, bin 16 or bin 32."""
+    """Return msgpack's head of a byte string: bin 8, bin 16 or bin 32."""
     if length < 1 << 8:
         return b"\xc4" + length.to_bytes(1, "big")
     if length < 1 << 16:
@@ -621,8 +627,8 @@ def _bin_head(length: int) -> bytes:
 
 
 def digest_of(columns: Mapping[str, Buffer | Column]) -> str:
-    """XXH3-64 (hexadecimal) over what the headers say: field names, keys and every packed column except ``marks``,
-    each preceded by its length as eight little-endian bytes."""
+    """Return the XXH3-64 (hexadecimal) over the facts of the headers: field names, keys, and every packed column except
+    ``marks``. Before each comes its length as eight little-endian bytes."""
     from xxhash import xxh3_64
 
     digest = xxh3_64()

@@ -1,8 +1,8 @@
 """This module finds the shards of a set, in order, from the user's inputs.
 
-:func:`open_set` expands addresses (:mod:`wdscli.storage`) and manifests (this folder). A manifest is a JSON file; its
-shards lie in its folder unless it has full addresses. :func:`whole_set` also compares the shards of folders and globs
-with the manifests there, on any store that can be listed. A set that a run is replacing is refused
+:func:`open_set` expands addresses (:mod:`wdscli.storage`) and manifests. A manifest is a JSON file. Its shards are in
+its folder unless it has full addresses. :func:`whole_set` also compares the shards of folders and globs with the
+manifests in the same folders, on any store that can be listed. A set that a run is replacing is refused
 (:func:`unfinished_sets`). This module opens no shard.
 """
 
@@ -38,7 +38,8 @@ _NAMED_AT_MOST = 5
 
 
 class Given(Words):
-    """The inputs and the folders of their shards: each folder is listed, and each manifest read, at most once."""
+    """The inputs and the folders of their shards. Each folder is listed at most once, and each manifest is read at most
+    once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,13 +47,13 @@ class Given(Words):
         """By address; None for a file that is no manifest."""
 
     def learn(self, other: Given) -> None:
-        """Add the listings and manifests of another set."""
+        """Add the listings and manifests that another set has read."""
         self.names.update(other.names)
         self.manifests.update(other.manifests)
 
 
 class Missing(NamedTuple):
-    """A shard that a manifest lists and that does not exist; ``samples`` is its number of samples, -1 when unknown."""
+    """A shard that a manifest lists but that does not exist. ``samples`` is its number of samples, or -1 if unknown."""
 
     address: str
     samples: int
@@ -60,10 +61,10 @@ class Missing(NamedTuple):
 
 
 class ShardSet(NamedTuple):
-    """Shards in order. ``manifest`` is the given manifest, if it was the only input. ``given`` are the folders and
-    globs among the inputs. ``missing`` are the shards that :func:`whole_set` skips. ``sets`` are the parts of this set,
-    if it has several. ``listed`` are the remote shards that a listing found. ``unfinished`` are the sets that a run has
-    not finished."""
+    """The shards of a set, in order. ``manifest`` is the given manifest, if it was the only input. ``given`` has the
+    folders and globs among the inputs. ``missing`` has the shards that :func:`whole_set` skips. If this set joins
+    several sets, they are in ``sets``. ``listed`` has the remote shards that a listing found. ``unfinished`` has the
+    sets that a run has not finished."""
 
     addresses: list[str]
     manifest: Manifest | None
@@ -76,8 +77,8 @@ class ShardSet(NamedTuple):
 
 
 class ShardStage:
-    """A progress stage in which this process reads shards one after the other. It counts bytes if the sizes are
-    known without a request, or there are few shards; otherwise shards."""
+    """A progress stage in which this process reads shards one after the other. It counts bytes if the sizes are known
+    without a request, or if there are few shards. Otherwise it counts shards."""
 
     def __init__(self, progress: Progress, what: str, addresses: Sequence[str]) -> None:
         self._progress, self._sizes = progress, known_sizes(addresses)
@@ -89,7 +90,7 @@ class ShardStage:
             progress.start(what, len(addresses), "shards")
 
     def at(self, position: int) -> None:
-        """The current shard has been read up to this byte (of the decompressed data)."""
+        """Report that the current shard was read up to this byte of the decompressed data."""
         if self._counts_bytes:
             if self._sizes is not None:
                 position = min(position, self._sizes[self._number])
@@ -97,7 +98,7 @@ class ShardStage:
             self._position = max(position, self._position)
 
     def next(self) -> None:
-        """The current shard has been read."""
+        """Report that the current shard was read."""
         if self._sizes is not None:
             self._progress.advance(max(0, self._sizes[self._number] - self._position))
         elif not self._counts_bytes:
@@ -112,13 +113,13 @@ def open_set(
     pipes: bool = True,
     takes_unfinished: bool = False,
 ) -> ShardSet:
-    """The shards that ``inputs`` name: paths, folders, globs, braces, ``@lists``, streams, URLs and manifests.
+    """Return the shards that ``inputs`` name: paths, folders, globs, braces, ``@lists``, streams, URLs and manifests.
 
-    Manifests and downloaded lists may name shards in and below their folder; with ``trust_addresses``, any.
-    Commands are accepted only from ``inputs`` and local lists; without ``pipes``, from nowhere. Raises InputError
-    for a name that matches nothing, for an address that may not be named, and for a set that a run is replacing or
-    appending to (with ``takes_unfinished`` the set is returned); UsageError for a command that is not accepted and
-    for standard input named twice; DataError for a file that is no manifest.
+    Manifests and downloaded lists may name shards in and below their folder; with ``trust_addresses``, any shards.
+    Commands are accepted only in ``inputs`` and local lists, and only if ``pipes`` is true. Raises InputError for a
+    name that matches nothing, and for an address that is not allowed. Also raises InputError for a set that a run is
+    replacing or extending, unless ``takes_unfinished`` is true. Raises UsageError for a command that is not accepted,
+    and for standard input named twice. Raises DataError for a file that is no manifest.
     """
     addresses: list[str] = []
     loose: list[str] = []
@@ -145,14 +146,14 @@ def open_set(
 
 
 def unfinished_sets(addresses: Sequence[str], given: Given) -> tuple[Unfinished, ...]:
-    """The unfinished sets to which these shards belong. A shard named alone is complete by itself. Folders of web
-    servers cannot be listed and count as finished."""
+    """Return the unfinished sets to which these shards belong. A shard that is named alone needs no set. Folders of web
+    servers cannot be listed, and count as finished."""
     folders: dict[str, list[str]] = {}
     for address in addresses:
         if has_folder(address):
             folders.setdefault(folder_of(address), []).append(address)
     sets = {folder: shards for folder, shards in folders.items() if len(shards) > 1 or given.cover(shards[0])}
-    # The state of a pattern with numbered folders is in the folder above them.
+    # If a pattern numbers folders, the state is in the folder above them.
     above = {folder_of(folder.rstrip("/")) for folder in sets} if len(sets) > 1 else set()
     found = (state for folder in {**sets, **dict.fromkeys(above)} for state in _states_in(folder, given))
     return tuple(one for one in found if any(any(map(one.covers, shards)) for shards in sets.values()))
@@ -167,8 +168,8 @@ def _states_in(folder: str, given: Given) -> Iterator[Unfinished]:
 
 
 def refuse_unfinished(found: Iterable[Unfinished]) -> None:
-    """Raise InputError for a set that a run began to replace or to append to. The finished shards of a
-    new set may be read."""
+    """Raise InputError for a set that a run began to replace or to extend. The finished shards of a new set may be
+    read."""
     for one in found:
         if one.change != "new":
             text, hint = one.describe()
@@ -182,21 +183,21 @@ def warn_unfinished(shards: ShardSet, warn: Callable[[str], object]) -> None:
 
 
 def is_manifest_name(address: str) -> bool:
-    """Whether an address names a manifest: it ends in ``.json`` and is no stream."""
+    """Return whether an address names a manifest: it ends in ``.json`` and is no stream."""
     return address.endswith(".json") and has_folder(address)
 
 
 def read_manifest(address: str) -> Manifest:
-    """The manifest at ``address``. Raises InputError, DataError ``manifest-mismatch``."""
-    # Imported here, because most calls have no manifest.
+    """Read the manifest at ``address``. Raises InputError, DataError ``manifest-mismatch``."""
+    # This import is here because most calls have no manifest.
     from wdscli.shards.manifest import parse_manifest
 
     return parse_manifest(read_all(address), address)
 
 
 def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresses: bool = False) -> list[str]:
-    """The addresses of a manifest's shards: full addresses, or files in its folder. Raises InputError for those
-    that an untrusted manifest may not name."""
+    """Return the addresses of a manifest's shards: full addresses, or files in its folder. Raises InputError for an
+    address that an untrusted manifest must not name."""
     if manifest.view is not None:
         from wdscli.shards.view_shards import opened
 
@@ -206,8 +207,8 @@ def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresse
 
 
 def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tuple[str, Manifest] | None:
-    """Address and content of the manifest in the shards' folder that lists exactly these shards, in any order; None
-    without one. An object store's folder that is not among ``given`` costs a listing."""
+    """Return address and content of the manifest in the shards' folder that lists exactly these shards, in any order.
+    Return None if there is none. A folder on an object store must be listed for this, unless it is in ``given``."""
     folders = {folder_of(address) for address in addresses}
     if len(folders) != 1 or not all(map(has_folder, addresses)):
         return None
@@ -221,8 +222,8 @@ def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tup
 def _manifests_in(
     folder: str, given: Given | None, *, strict: bool = False
 ) -> Iterator[tuple[str, Manifest]]:
-    """The manifests in a folder, each with its address. Other files of such a name are skipped; with ``strict``, a
-    manifest that contradicts itself is an error."""
+    """Return the manifests in a folder, each with its address. Other files with such names are skipped. With
+    ``strict``, a manifest that contradicts itself is an error."""
     from wdscli.shards.manifest import ContradictoryManifestError
 
     for name in names_in(folder, given):
@@ -244,15 +245,15 @@ def _manifests_in(
 
 
 def _manifests_beside(addresses: Iterable[str], given: Given | None) -> Iterator[tuple[str, Manifest]]:
-    """The manifests in the shards' folders, each with its folder."""
+    """Return the manifests in the shards' folders, each with its folder."""
     for folder in dict.fromkeys(folder_of(address) for address in addresses if has_folder(address)):
         for _, manifest in _manifests_in(folder, given):
             yield folder, manifest
 
 
 def names_in(folder: str, given: Given | None = None, keep: Callable[[str], bool] = bool) -> list[str]:
-    """The names in a folder for which ``keep`` is true; all calls with the same ``given`` list it once. Empty when the
-    folder cannot be listed, as on a web server."""
+    """Return the names in a folder for which ``keep`` returns true. With the same ``given``, a folder is listed only
+    once. If a folder cannot be listed, for example on a web server, return no names."""
     if given is not None and folder in given.names:
         return given.names[folder]
     if is_web(folder):
@@ -267,8 +268,8 @@ def names_in(folder: str, given: Given | None = None, keep: Callable[[str], bool
 
 
 def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses: bool = False) -> ShardSet:
-    """:func:`open_set` for a command that needs all of a set. Raises InputNotFoundError for missing shards
-    (:func:`missing_shards`); ``on_error="skip"`` continues without them and returns them as ``missing``."""
+    """Call :func:`open_set` for a command that needs the whole set. Raises InputNotFoundError for missing shards
+    (:func:`missing_shards`). With ``on_error="skip"``, the result has the missing shards in ``missing`` instead."""
     shards = open_set(inputs, trust_addresses=trust_addresses)
     gone = missing_shards(shards) or _missing_of(shards, on_error)
     if not gone:
@@ -282,9 +283,10 @@ def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses:
 
 
 def missing_shards(shards: ShardSet) -> list[Missing]:
-    """The shards that do not exist although a manifest next to others of the set lists them, and a given folder or
-    glob covers them. Shards named one by one are a complete choice, and a manifest that lists none of these shards
-    belongs to a different set. Raises DataError for a manifest that contradicts itself."""
+    """Return the missing shards of a set. A shard is missing if it does not exist, but a manifest next to other shards
+    of the set lists it, and a given folder or glob covers it. If shards are named one by one, none is missing. A
+    manifest that lists none of these shards belongs to a different set. Raises DataError for a manifest that
+    contradicts itself."""
     given = shards.given
     if given is None:
         return []
@@ -303,8 +305,8 @@ def missing_shards(shards: ShardSet) -> list[Missing]:
 
 
 def _missing_of(shards: ShardSet, on_error: str) -> list[Missing]:
-    """The missing shards of a given manifest, if its folder can be listed. An object store is not listed unless
-    missing shards are skipped, because opening a missing shard fails anyway."""
+    """Return the missing shards of a given manifest, if its folder can be listed. An object store is listed only if
+    missing shards are skipped. Otherwise the error comes when a missing shard is opened."""
     if shards.manifest is None or shards.manifest_address is None or shards.manifest.view is not None:
         return []
     if on_error != "skip" and not is_local(shards.manifest_address):
@@ -319,7 +321,7 @@ def _missing_of(shards: ShardSet, on_error: str) -> list[Missing]:
 
 
 def _beside(folder: str, manifest: Manifest) -> dict[str, int]:
-    """The addresses of the shards in the folder of their manifest, and their numbers of samples."""
+    """Return the addresses of a manifest's shards in its own folder, with their numbers of samples."""
     return {
         folder + shard.name: shard.samples
         for shard in manifest.shards
@@ -328,7 +330,7 @@ def _beside(folder: str, manifest: Manifest) -> dict[str, int]:
 
 
 def missing_error(gone: Sequence[Missing]) -> InputNotFoundError:
-    """The error of an incomplete set."""
+    """Return the error for an incomplete set."""
     return InputNotFoundError(
         say_missing(gone),
         hint="copy the set again; or use --on-error skip, or name only the existing shards",
@@ -336,7 +338,7 @@ def missing_error(gone: Sequence[Missing]) -> InputNotFoundError:
 
 
 def say_missing(gone: Sequence[Missing]) -> str:
-    """The missing shards and their manifests, in words."""
+    """Return a text that names the missing shards and their manifests."""
     names = ", ".join(base_name(shard.address) for shard in gone[:_NAMED_AT_MOST])
     more = f" and {len(gone) - _NAMED_AT_MOST} more" if len(gone) > _NAMED_AT_MOST else ""
     manifests = list(dict.fromkeys(shard.manifest for shard in gone))
@@ -348,17 +350,17 @@ def say_missing(gone: Sequence[Missing]) -> str:
 
 
 def missing_samples(gone: Sequence[Missing]) -> dict[str, int]:
-    """The number of samples in missing shards, under the reason that counts them."""
+    """Return the number of samples in missing shards, by the reason for counting them as skipped."""
     return {"missing-shard": sum(max(0, shard.samples) for shard in gone)} if gone else {}
 
 
 def known_samples(shards: ShardSet) -> dict[str, int]:
-    """The number of samples of each shard according to the given manifest, or to those in the shards' folders."""
+    """Return the number of samples in each shard, from the given manifest or the manifests in the shards' folders."""
     return {address: shard.samples for address, shard in listed_shards(shards).items()}
 
 
 def listed_shards(shards: ShardSet) -> dict[str, ShardInfo]:
-    """What manifests say of the shards: the given manifest, or those in the shards' folders."""
+    """Return the entries for the shards in the given manifest, or in the manifests of the shards' folders."""
     if shards.manifest is not None:
         return dict(zip(shards.addresses, shards.manifest.shards))
     known: dict[str, ShardInfo] = {}
@@ -368,8 +370,9 @@ def listed_shards(shards: ShardSet) -> dict[str, ShardInfo]:
 
 
 def without_index(shards: ShardSet) -> frozenset[str]:
-    """The shards of an object store that have no index, by a manifest and one listing per folder. So their indexes are
-    not requested one by one. Local shards, those of web servers, and folders that cannot be listed are left out."""
+    """Return the shards on object stores that have no index, from a manifest and one listing per folder. So their
+    indexes are not requested one by one. Local shards, shards of web servers, and folders that cannot be listed are
+    left out."""
     from wdscli.shards.index import index_address
 
     remote = [
@@ -402,8 +405,8 @@ def without_index(shards: ShardSet) -> frozenset[str]:
 
 
 def manifest_of(shards: ShardSet) -> Manifest | None:
-    """The manifest of the set: the given one, or one in the shards' folder that lists exactly them in this order.
-    The same shards in a different order are a different set."""
+    """Return the manifest of the set. It is the given manifest, or a manifest in the shards' folder that lists exactly
+    these shards in this order. The same shards in a different order are a different set."""
     if shards.manifest is not None:
         return shards.manifest
     found = manifest_beside(shards.addresses, shards.given)
@@ -412,14 +415,14 @@ def manifest_of(shards: ShardSet) -> Manifest | None:
 
 
 def fingerprint_of(shards: ShardSet) -> str | None:
-    """The fingerprint of the set, from its manifest; None without one."""
+    """Return the fingerprint of the set from its manifest, or None without a manifest."""
     manifest = manifest_of(shards)
     return None if manifest is None else manifest.fingerprint
 
 
 def parents_of(shards: ShardSet) -> list[tuple[str, Manifest | None]]:
-    """Each set that these shards, or some of them, belong to: the address of a shard, and the manifest. Shards without
-    a manifest are sets by their folders."""
+    """Return each set with some of these shards, as the address of a shard and the manifest. Shards without a manifest
+    form one set per folder."""
     found: dict[object, tuple[str, Manifest | None]] = {}
     for one in shards.sets or (shards,):
         for first in one.addresses[:1]:
@@ -433,8 +436,8 @@ def parents_of(shards: ShardSet) -> list[tuple[str, Manifest | None]]:
 
 
 def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | None:
-    """The classes of the numbers in ``cls``, according to the manifests of all shards; None when one has none, or
-    when they differ. Of ``joined`` sets some may have none. Nothing is requested from a store."""
+    """Return the class names for the numbers in ``cls`` from the manifests of all shards. Return None if a manifest has
+    no names, or if names differ. Some of the ``joined`` sets may have no names. No request is sent to a store."""
     if shards.manifest is not None:
         return shards.manifest.classes
     if shards.sets or shards.given is None:
@@ -455,8 +458,8 @@ def open_sets(
     *,
     trust_addresses: bool = False,
 ) -> tuple[ShardSet, list[int]]:
-    """The shards of all inputs, and for each shard the number of the input that named it. Raises InputNotFoundError if
-    shards of a manifest are missing; with ``on_error="skip"`` it warns, and ``missing`` lists them."""
+    """Return the shards of all inputs, and for each shard the number of its input. Raises InputNotFoundError if shards
+    of a manifest are missing. With ``on_error="skip"``, only warn, and list them in ``missing``."""
     each = [whole_set([text], on_error, trust_addresses=trust_addresses) for text in inputs]
     missing = tuple(gone for one in each for gone in one.missing)
     if missing:
@@ -473,7 +476,7 @@ def open_sets(
     given = Given()
     for one in each:
         given.learn(one.given or Given())
-    # The shell may have expanded a pattern into single shards.
+    # Perhaps the shell expanded a pattern into single shards.
     refuse_unfinished(
         unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
     )

@@ -1,11 +1,12 @@
-"""The layout of a view's shard: a tar file whose headers follow from an index, and whose payloads lie in other shards.
+"""The layout of a view's shard. Such a shard is a tar file that is not stored. Its headers are made from an index, and
+its payloads are in other shards, which are called bases.
 
-:func:`laid_out` makes a :class:`Layout` of samples from some base shards. :class:`ViewSource` has the bytes of such a
-shard as a :class:`~wdscli.storage.Source`. The layout is an index (:class:`~wdscli.shards.index.Index`) with one more
-pair of columns, the base and the first byte of each member. A member that its base holds in canonical form is read with
-its header, and neighbours are one run, read by one call. The headers of all other members are made from the index. So
-the bytes are those that a command would have written. This module does not know where a view is stored or what chose
-the samples.
+:func:`laid_out` makes a :class:`Layout` of samples from some base shards. :class:`ViewSource` reads the bytes of such a
+shard as a :class:`~wdscli.storage.Source`. The layout is an index (:class:`~wdscli.shards.index.Index`) with two more
+columns: the base and the first byte of each member. If a member has canonical form in its base, it is read together
+with its header. Neighbouring members of this kind are a run, which one call reads. The headers of all other members are
+made from the index. So the shard has the same bytes that a command would have written. This module does not know where
+a view is stored, or how samples were chosen.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 FEW_MEMBERS = 1 << 10
 BASES_OPEN = 64
-"""Local bases that a shard keeps open."""
+"""How many local bases a shard keeps open."""
 VIEWS_PER_READ = 512
-"""Places that one call of ``preadv`` fills; the kernel takes twice as many."""
+"""How many places one call of ``preadv`` fills. The kernel would allow twice as many."""
 
 
 Arrange: TypeAlias = "Callable[[dict[int, Shape]], Sequence[tuple[bytes, int, int]]]"
-"""From the fields that a sample has in each set to its members: name, set, and number there."""
+"""A function from a sample's fields in each set to its members. A member has a name, a set, and a number in the set."""
 Origins: TypeAlias = "tuple[I64, I64, I64, Mask]"
 Renamed: TypeAlias = "Mapping[int, bytes]"
-"""New keys, by the number of a sample."""
+"""New keys, by the sample's number."""
 
 
 class Layer:
-    """The samples that one base shard gives to a layout: an index of these samples alone, their numbers ``at`` in the
-    layout, rising (None for all), and the set (from 0) that the base belongs to. ``codes`` are the numbers of its
-    fields in the index of the layout, -1 for those that no sample has."""
+    """The samples of one base shard in a layout. ``index`` has only these samples. ``at`` has their numbers in the
+    layout, in rising order; None means all samples of the layout. ``of_set`` is the number of the base's set, from 0.
+    ``codes`` are the numbers of its fields in the layout's index, or -1 if no sample of the layout has the field."""
 
     def __init__(self, base: int, index: Index, at: I64 | None, of_set: int = 0) -> None:
         self.base = base
@@ -53,28 +54,29 @@ class Layer:
         self.of_set = of_set
         self.codes: list[int] = []
         self.members: Any = slice(None)
-        """The numbers of its members among those of all layers; if all samples have as many, a slice of each sample."""
+        """The numbers of this layer's members among the members of all layers. If all samples have equally many
+        members, this is a slice of each sample."""
         self.table: Any = None
         """The data that a reader of samples has computed from ``index``."""
 
     def is_like(self, other: Layer) -> bool:
-        """Whether both have all samples, and the same keys."""
+        """Return whether both layers have all samples of the layout, and the same keys."""
         one, its = self.index, other.index
         is_all = self.at is None and other.at is None and one.keys == its.keys
         return is_all and numpy.array_equal(one.key_ends, its.key_ends)
 
     @cached_property
     def samples(self) -> I64:
-        """The numbers of its samples in the layout."""
+        """The numbers of this layer's samples in the layout."""
         found: I64 = numpy.arange(self.index.samples) if self.at is None else self.at
         return found
 
 
 class Runs(NamedTuple):
-    """Ranges of bases. A run is one range of a base: members of one base in canonical form that lie side by side, or
-    one payload. ``begins`` and ``ends`` are bytes of the shard, ``shifts`` lead from them to bytes of the base.
-    ``made`` are members whose headers are made, from ``made_begins`` to ``made_ends``; their payloads end at
-    ``made_stops``. ``made_of`` are their numbers among the members of all layers."""
+    """Ranges of bases. A run is one range of a base: adjacent members in canonical form, or one payload. ``begins`` and
+    ``ends`` are offsets in the shard; adding ``shifts`` gives the offsets in the base. ``made`` are the members with
+    made headers. The headers go from ``made_begins`` to ``made_ends``, and the payloads end at ``made_stops``.
+    ``made_of`` are the numbers of these members among the members of all layers."""
 
     begins: I64
     ends: I64
@@ -88,10 +90,10 @@ class Runs(NamedTuple):
 
 
 class Layout:
-    """A shard of a view. ``index`` is its index; ``origins`` gives for each member its base, the first byte of its
-    payload there, its number among the members of all layers, and whether the base holds it with the same header and
-    padding. ``is_plain`` says that samples are
-    their parts as they are, one layer after the other; ``is_base``, that the shard has the bytes of its one base."""
+    """A shard of a view. ``index`` is its index. ``origins`` returns four arrays about the members: the base, the first
+    byte of the payload in the base, the number among the members of all layers, and whether the base has the same
+    header and padding. ``is_plain`` says that each sample is its unchanged parts, in the order of the layers.
+    ``is_base`` says that the shard has the same bytes as its only base."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class Layout:
 
     @cached_property
     def rows(self) -> list[tuple[list[int], list[int]]]:
-        """For each set the number of the layer of each sample, -1 for none, and its row in the index of the layer."""
+        """Return, for each set, the layer number of each sample, or -1, and the sample's row in the layer's index."""
         total, sets = self.index.samples, 1 + max((layer.of_set for layer in self.layers), default=-1)
         found: I64 = numpy.full((sets, 2, total), -1, dtype=numpy.int64)
         for number, layer in enumerate(self.layers):
@@ -146,16 +148,17 @@ class Layout:
 
     @property
     def memory_bytes(self) -> int:
-        """Its approximate size in memory, with its layers."""
+        """The approximate size in memory, with all layers."""
         indexes = (self.index, *(layer.index for layer in self.layers))
         return 24 * self.index.members + sum(index.memory_bytes for index in indexes)
 
     def base_of(self, member: int) -> int:
-        """The base of a member."""
+        """Return the base of a member."""
         return int(self._origins()[0][member])
 
     def expected(self, number: int) -> tuple[int, Expected]:
-        """The base of a member, by its number among the members of all layers, and the headers it has there."""
+        """Return the base of a member, and the member's headers in the base. ``member`` is the number among the members
+        of all layers."""
         for layer in self.layers:
             if number < layer.index.members:
                 return layer.base, _expected(layer.index, number)
@@ -163,7 +166,7 @@ class Layout:
         raise IndexError(number)
 
     def header(self, member: int) -> bytes:
-        """The header blocks of a member."""
+        """Return the header blocks of a member."""
         index = self.index
         row = int(numpy.searchsorted(index.member_ends, member, "right"))
         name = index.key(row) + b"." + index.fields[int(index.member_fields[member])]
@@ -178,8 +181,9 @@ def laid_out(
     arrange: Arrange | None = None,
     keys: Renamed | None = None,
 ) -> Layout:
-    """The shard ``name`` of ``total`` samples: some layers side by side, or with the fields that ``arrange`` says. A
-    sample has the key of its first part, or the one in ``keys``. Raises DataError if a base has changed."""
+    """Lay out the shard ``name`` with ``total`` samples. A sample has the members of all layers, or the members that
+    ``arrange`` returns. It has the key of its first part, or a new key from ``keys``. Raises DataError if a base has
+    changed."""
     keys = keys or {}
     is_plain = arrange is None and not keys
     if is_plain and len(layers) == 1 and layers[0].at is None and _is_base(layers[0].index):
@@ -232,7 +236,8 @@ def laid_out(
 
 
 def _values(layers: Sequence[Layer], total: int) -> dict[str, Numbers]:
-    """The stored values of the samples: of each set those that all of its layers have, if they have all samples."""
+    """Return the stored values of the samples. From each set come the values that all its layers have, if these layers
+    have all samples."""
     found: dict[str, Numbers] = {}
     for number in {layer.of_set for layer in layers}:
         some = [layer for layer in layers if layer.of_set == number]
@@ -250,7 +255,7 @@ def _values(layers: Sequence[Layer], total: int) -> dict[str, Numbers]:
 
 
 def _place_members(layers: Sequence[Layer], total: int) -> I64:
-    """The number of the sample of each member; each layer learns the numbers of its members."""
+    """Return the sample number of each member, and store the numbers of its members in each layer."""
     counts_of: list[I64] = [steps(layer.index.member_ends) for layer in layers]
     counts: I64 = numpy.zeros(total, dtype=numpy.int64)
     for layer, some in zip(layers, counts_of):
@@ -272,7 +277,7 @@ def _place_members(layers: Sequence[Layer], total: int) -> I64:
 
 
 def _column(layers: Sequence[Layer], values: Callable[[Layer], Any]) -> I64:
-    """A number for each member of all layers."""
+    """Return one number for each member of all layers."""
     found: I64 = numpy.empty(sum(layer.index.members for layer in layers), dtype=numpy.int64)
     for layer in layers:
         some = values(layer)
@@ -285,7 +290,7 @@ def _column(layers: Sequence[Layer], values: Callable[[Layer], Any]) -> I64:
 
 
 def _expected(index: Index, member: int) -> Expected:
-    """A member of a base, with the place of its headers."""
+    """Return a member of a base, with the place of its headers."""
     row = int(numpy.searchsorted(index.member_ends, member, "right"))
     head = int(index.starts[row])
     if member and (not row or member > int(index.member_ends[row - 1])):
@@ -297,7 +302,7 @@ def _expected(index: Index, member: int) -> Expected:
 def _origins(
     layers: Sequence[Layer], renamed: Renamed, chosen: I64 | None = None, has_name: Mask | None = None
 ) -> Origins:
-    """The origins of all members, or of some; those of other names have made headers."""
+    """Return the origins of all members, or of some members. A member with a new name has a made header."""
 
     def is_canonical(layer: Layer) -> Mask:
         found: Mask = layer.index.marks == 0
@@ -316,16 +321,18 @@ def _origins(
 
 
 def _is_base(index: Index) -> bool:
-    """Whether samples in this order, all in canonical form, and the end of an archive fill their base."""
+    """Return whether these samples, in this order and in canonical form, are the whole base, together with the end of
+    the archive."""
     ends = numpy.cumsum(index.lengths)
     is_full = int(ends[-1:].sum()) + len(END_OF_ARCHIVE) == index.size
     return is_full and not index.marks.any() and numpy.array_equal(index.starts, ends - index.lengths)
 
 
 def _by_appearance(fields: list[bytes], code: I64, layers: Sequence[Layer]) -> tuple[list[bytes], I64]:
-    """The fields in the order of their first members, as a writer numbers them, and the members' numbers among them."""
+    """Return the fields in the order of their first members, like a writer, and each member's field number in this
+    order."""
     firsts: I64 = numpy.full(len(fields), -1, dtype=numpy.int64)
-    # Usually all fields are in the first samples. The last of equal numbers counts.
+    # Usually all fields are in the first samples. If numbers repeat, the last assignment counts.
     for some in (code[:FEW_MEMBERS], code):
         if (firsts < 0).any():
             firsts[some[::-1]] = numpy.arange(len(some))[::-1]
@@ -338,11 +345,11 @@ def _by_appearance(fields: list[bytes], code: I64, layers: Sequence[Layer]) -> t
 
 
 def _names(layers: Sequence[Layer], total: int, renamed: Renamed) -> tuple[bytes, I64]:
-    """The keys of all samples, one after the other, and their lengths. Raises DataError if two parts of a sample have
+    """Return the joined keys of all samples, and their lengths. Raises DataError if two parts of a sample have
     different keys."""
     if not renamed and layers and all(map(layers[0].is_like, layers)):
         return layers[0].index.keys, steps(layers[0].index.key_ends)
-    # The layer whose keys are used, and where in them a key begins and ends.
+    # The number of the layer that gives the key, and where the key begins and ends in that layer's keys.
     keys: I64 = numpy.full((3, total), -1, dtype=numpy.int64)
     for number, layer in enumerate(layers):
         ends: I64 = layer.index.key_ends.astype(numpy.int64)
@@ -370,7 +377,7 @@ def _are_equal(layers: Sequence[Layer], one: I64, other: I64) -> bool:
 
 
 def _other_key(layers: Sequence[Layer], mine: I64, theirs: I64) -> DataError:
-    """The error of the first sample whose keys differ."""
+    """Return the error for the first sample with different keys."""
     row = next(
         row
         for row in range(mine.shape[1])
@@ -387,7 +394,7 @@ def _other_key(layers: Sequence[Layer], mine: I64, theirs: I64) -> DataError:
 def _arranged(
     sample: I64, code: I64, of_set: I64, fields: dict[bytes, int], arrange: Arrange
 ) -> tuple[I64, I64]:
-    """The members that each sample has by ``arrange``, in their order, and the numbers of their new fields."""
+    """Return the members of each sample that ``arrange`` chooses, in order, and the numbers of their new fields."""
     names, known = list(fields), dict[bytes, tuple[list[int], list[int]]]()
     both = numpy.stack((of_set, code), axis=1)
     bounds = [0, *(numpy.flatnonzero(sample[1:] != sample[:-1]) + 1).tolist(), len(sample)]
@@ -414,11 +421,11 @@ def _arranged(
 
 
 class ViewSource(Source):
-    """The bytes of a view's shard. ``layout`` gives its layout, ``open_base`` opens a base by its number, and
-    ``changed`` is the error of a base that was changed; ``is_remote`` says whether some base is on a store. Owns the
-    bases that it opens.
+    """Reads the bytes of a view's shard. ``layout`` returns the shard's layout. ``open_base`` opens a base by its
+    number, and ``changed`` returns the error for a changed base. ``is_remote`` says whether some base is on a store.
+    This source closes the bases that it opens.
 
-    The headers of a base are compared with the index before a payload is read under a made header. All other headers
+    Before a payload with a made header is read, the header in its base is compared with the index. All other headers
     are read from the bases, and a scan of this source compares them by :meth:`check_members`."""
 
     __slots__ = ("_changed", "_confirmed", "_layout", "_open", "_open_base", "is_remote")
@@ -446,12 +453,12 @@ class ViewSource(Source):
 
     @property
     def layout(self) -> Layout:
-        """The layout, from a cache of bounded size. Raises DataError."""
+        """The layout, from a cache of limited size. Raises DataError."""
         return self._layout()
 
     @property
     def is_of_files(self) -> bool:
-        """Whether all bases are plain local files, and so few that they stay open."""
+        """Whether all bases are uncompressed local files, and so few that they stay open."""
         bases = {layer.base for layer in self.layout.layers}
         return (
             not self.is_remote
@@ -460,7 +467,7 @@ class ViewSource(Source):
         )
 
     def base(self, number: int) -> Source:
-        """A base, open. Raises InputError, DataError."""
+        """Return a base, open. Raises InputError, DataError."""
         source = self._open.get(number)
         if source is None:
             if len(self._open) >= BASES_OPEN and not self.is_remote:
@@ -480,7 +487,7 @@ class ViewSource(Source):
         end = min(offset + len(view), self.size or 0)
         if end <= offset:
             return 0
-        # The bytes after the last payload, with the end of the archive; :meth:`scatter` fills all bytes before.
+        # Fill the bytes after the last payload, with the end of the archive. :meth:`scatter` fills all bytes before.
         ends = self.layout.runs.ends
         first = max(offset, int(ends[-1])) if len(ends) else offset
         if first < end:
@@ -489,13 +496,13 @@ class ViewSource(Source):
         return end - offset
 
     def _fill(self, view: memoryview, offset: int, end: int) -> None:
-        """Put the bytes from ``offset`` to ``end``, but the end of the archive, into a buffer."""
+        """Put the bytes from ``offset`` to ``end`` into a buffer. The end of the archive is left out."""
         first, last, place = numpy.array([[offset], [end], [0]])
         self.scatter(first, last, place, view)
 
     def scatter(self, offsets: I64, ends: I64, places: I64, view: memoryview) -> None:
-        """Put the bytes of some ranges of the shard, but the end of the archive, at ``places`` of a buffer. Raises
-        DataError, InputError."""
+        """Put the bytes of some ranges of the shard at ``places`` in a buffer. The end of the archive is left out.
+        Raises DataError, InputError."""
         made = zip(offsets.tolist(), ends.tolist(), places.tolist()) if len(self.layout.runs.made) else ()
         for offset, end, place in made:
             view[place : place + end - offset] = bytes(end - offset)
@@ -504,8 +511,8 @@ class ViewSource(Source):
             self._read(base, start, total, [view[low:high] for low, high in zip(lows, highs)])
 
     def _make_headers(self, view: memoryview, offset: int, end: int) -> None:
-        """Put the headers that no base has into a buffer, which begins with the byte ``offset``, after a comparison of
-        those that the bases have. Raises DataError."""
+        """Put made headers into a buffer, which begins with the byte ``offset``. Before that, compare the members'
+        headers in the bases with the index. Raises DataError."""
         layout, runs = self.layout, self.layout.runs
         for at in self._made(offset, end):
             self._confirm(layout, at)
@@ -517,7 +524,7 @@ class ViewSource(Source):
             view[low - offset : high - offset] = layout.header(member)[low - begin : high - begin]
 
     def _confirm(self, layout: Layout, at: int) -> None:
-        """Compare the headers that a base has for a member with a made header. Raises DataError."""
+        """Compare the headers that a member with a made header has in its base with the index. Raises DataError."""
         made_of = layout.runs.made_of
         if not self._confirmed:
             self._confirmed = bytearray(len(made_of))
@@ -531,13 +538,13 @@ class ViewSource(Source):
         self._confirmed[at] = 1
 
     def _made(self, offset: int, end: int) -> range:
-        """The members with made headers whose payloads have some of these bytes."""
+        """Return the members with made headers that have payload bytes in this range."""
         runs = self.layout.runs
         first = int(runs.made_stops.searchsorted(offset, "right"))
         return range(first, int(runs.made_ends.searchsorted(end)))
 
     def check_members(self, columns: Columns) -> None:
-        """Raise DataError unless members that a scan has found are those of the index."""
+        """Raise DataError unless the members that a scan has found are the members in the index."""
         if not columns.names:
             return
         index = self.layout.index
@@ -554,7 +561,8 @@ class ViewSource(Source):
             raise self._changed(self.layout.base_of(member), "its headers differ")
 
     def check_arrays(self, first: int, samples: SampleArrays) -> None:
-        """:meth:`check_members` for whole samples from number ``first`` on, by their keys, fields and sizes."""
+        """Do the work of :meth:`check_members` for complete samples from number ``first``, by their keys, fields and
+        sizes."""
         index = self.layout.index
         if not index.has(first, samples):
             member = int(index.member_ends[first - 1]) if first else 0
@@ -563,8 +571,8 @@ class ViewSource(Source):
     def _ranges(
         self, offsets: I64, ends: I64, places: I64
     ) -> Iterator[tuple[list[int], list[int], int, int, int]]:
-        """The ranges of bases that some ranges of the shard take: for each range of a base the first and the end byte
-        of its pieces in the buffer, the base, the first byte there, and the length."""
+        """Return the ranges of bases for some ranges of the shard. Each range has the first byte and the end of its
+        pieces in the buffer, the base, the first byte in the base, and the length."""
         runs = self.layout.runs
         firsts = runs.ends.searchsorted(offsets, "right")
         counts = runs.begins.searchsorted(ends) - firsts

@@ -1,20 +1,21 @@
-"""This module knows what marks an output while it is written: its lock, its state, and the leftovers of killed runs.
+"""This module has the files that mark an output while it is written: its lock, its state, and the remains of killed
+runs.
 
-:class:`OutputLock` is the lock of a run, and :class:`Ticket` is the check of each of its tasks. Of two runs with one
-output the second is refused, and a run notices when its folder is replaced. The file ``.wds/NAME.lock.tmp`` next to the
-shards is locked with ``flock``, which ends with the process, so a killed run holds nothing. Runs of one stored plan
-write the same bytes and share a lock by the plan's mark. The ticket is the folder's device and inode, which cannot
-change while the lock keeps the folder open. Where files cannot be locked (object stores, some network file systems),
-the only protection is the check of every shard before the manifest is written (:mod:`~wdscli.shards.writing`).
+:class:`OutputLock` is the lock of a run. Each task of the run checks a :class:`Ticket`. If two runs have the same
+output, the second run is refused. A run also notices if its folder is replaced. The file ``.wds/NAME.lock.tmp`` next to
+the shards is locked with ``flock``. Such a lock ends with the process, so a killed run leaves no lock. Runs of the same
+stored plan write the same bytes, and share a lock by the plan's mark. The ticket is the folder's device and inode,
+which cannot change while the lock keeps the folder open. Object stores and some network file systems have no locks.
+There, the only protection is a check of every shard before the manifest is written (:mod:`~wdscli.shards.writing`).
 
 :class:`Unfinished` is the state of a set: the contents of ``.NAME.unfinished``. A run writes this file before its first
-change, and removes it when the manifest is complete. So a killed run leaves it. The file is in the folder of the
-manifest. A listing of the shards shows it there, and readers need no request for each shard.
+change, and removes it when the manifest is complete. So the file remains after a killed run. It is in the folder of the
+manifest. A listing of the shards also shows this file, so readers need no request for each shard.
 
-A run that ended early also leaves receipts of whole shards (:func:`receipt_address`) and temporary files
+A run that ended early also leaves receipts of complete shards (:func:`receipt_address`) and temporary files
 (:func:`remove_temporaries`, :func:`remove_abandoned`). A temporary file is named ``.NAME.<12 hexadecimal digits>.tmp``.
-Only those of the caller's own names are removed, and none that is locked, because another process is writing it. This
-module does not know what is written or what receipts contain.
+A temporary file is removed only if NAME belongs to the caller, and the file is not locked. A locked file means that
+another process is writing it. This module does not know what is written or what receipts contain.
 """
 
 from __future__ import annotations
@@ -51,21 +52,22 @@ _PART = "{part}"
 _PATIENCE_SECONDS = 1.0
 """How long a killed process may take to exit."""
 _TOGETHER_SECONDS = 10.0
-"""How long runs that share a lock wait until the first of them has written its mark."""
+"""Runs that share a lock wait this long until the first run has written its mark."""
 _STEP_SECONDS = 0.02
 _LIVE: weakref.WeakValueDictionary[str, OutputLock] = weakref.WeakValueDictionary()
 """The locks of this process, by path."""
 
 
 class Ticket(NamedTuple):
-    """The folder that a run began with; small and picklable, for tasks in other processes of this machine."""
+    """The identity of the folder in which a run began. It is small and picklable, for tasks in other processes of this
+    machine."""
 
     folder: str
     device: int
     inode: int
 
     def check(self, address: str) -> None:
-        """Raise OutputError when the path leads to another folder now, or to none."""
+        """Raise OutputError if the path now leads to another folder, or to no folder."""
         try:
             found = os.stat(self.folder)
         except OSError:
@@ -78,7 +80,7 @@ class Ticket(NamedTuple):
 
 
 def lock_address(output: str) -> str | None:
-    """The address of the manifest whose lock covers the whole output; None where files cannot be locked.
+    """Return the manifest's address for the lock of the whole output, or None if files cannot be locked there.
 
     >>> lock_address("a/out-%06d.tar"), lock_address("a/{part}/%06d.tar"), lock_address("s3://b/%06d.tar")
     ('a/out-manifest.json', 'a/{part}-manifest.json', None)
@@ -96,8 +98,8 @@ def lock_address(output: str) -> str | None:
 
 
 class OutputLock:
-    """The lock of an output, until :meth:`release` or the end of a ``with`` block. Without a lock, ``ticket`` is
-    None."""
+    """The lock of an output. It is held until :meth:`release` or the end of a ``with`` block. ``ticket`` is None if
+    files cannot be locked."""
 
     def __init__(self) -> None:
         self.ticket: Ticket | None = None
@@ -111,9 +113,9 @@ class OutputLock:
 
     @classmethod
     def take(cls, address: str | None, mark: str = "") -> OutputLock:
-        """Lock the set whose manifest is, or would be, at ``address``: alone, or shared by runs with the same
-        ``mark``. Creates the folder. An earlier lock of this process is revoked. Raises OutputError when another
-        run is writing."""
+        """Lock the set with the manifest at ``address``, which need not exist. Runs with the same ``mark`` share the
+        lock. The folder is created. An earlier lock of this process is revoked. Raises OutputError if another run is
+        writing."""
         from wdscli.shards.index import FOLDER
 
         claim = cls()
@@ -137,7 +139,7 @@ class OutputLock:
                 with contextlib.suppress(OSError):
                     os.unlink(claim.path)
                 return claim
-            # Writing a shard will fail for the same reason, with a better message.
+            # Writing a shard will fail for the same reason, and give a better message.
             claim.release()
             return cls()
         except BaseException:
@@ -167,7 +169,7 @@ class OutputLock:
             time.sleep(_STEP_SECONDS)
 
     def _try_lock(self) -> bool:
-        """Try to take the lock. Raises OSError where files cannot be locked."""
+        """Try to take the lock. Raises OSError if files cannot be locked there."""
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
@@ -191,7 +193,7 @@ class OutputLock:
                 os.close(descriptor)
 
     def _has(self, descriptor: int, how: int) -> bool:
-        """Lock an open file; False if the file was removed meanwhile, because releasing a lock removes it."""
+        """Lock an open file. Return False if another run has removed the file, because releasing a lock removes it."""
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -206,7 +208,7 @@ class OutputLock:
         return json.dumps(told).encode("ascii")
 
     def check(self, address: str) -> None:
-        """Raise OutputError when this run no longer holds the output."""
+        """Raise OutputError if this run no longer holds the lock."""
         if self._revoked:
             raise OutputError(
                 f"cannot write {address}: another writer of this process has taken over the output"
@@ -215,17 +217,17 @@ class OutputLock:
             self.ticket.check(address)
 
     def revoke(self) -> None:
-        """Give the output to another lock of this process."""
+        """Give up this lock, because another lock of this process replaces it."""
         if self._process == os.getpid():
             self.release()
             self._revoked = True
 
     def release(self) -> None:
-        """Release the lock, and remove the files made for it. May be called twice."""
+        """Release the lock, and remove the files made for it. A second call does nothing."""
         path, self.path = self.path, ""
         lock, self._lock = self._lock, -1
         folder, self._folder = self._folder, -1
-        # A forked process has copies of these descriptors, but not the lock.
+        # A forked process has copies of these descriptors, but does not own the lock.
         if self._process == os.getpid() and path:
             _LIVE.pop(path, None)
             with contextlib.suppress(OSError):
@@ -250,7 +252,7 @@ class OutputLock:
 
 
 def _read(path: str) -> dict[str, str]:
-    """The holder of a lock; empty when it is not written (yet)."""
+    """Return a text that names the run with the lock. It is empty if the text is not written yet."""
     import json
 
     try:
@@ -264,18 +266,18 @@ def _read(path: str) -> dict[str, str]:
 RECEIPT = ".done"
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _CUT = 50
-"""Characters of a very long name that its temporary file keeps."""
+"""How many characters of a very long name are kept in the name of its temporary file."""
 
 
 def receipt_address(address: str) -> str:
-    """The address of a shard's receipt: ``.wds/<name>.done`` in the shard's folder."""
+    """Return the address of a shard's receipt: ``.wds/<name>.done`` in the shard's folder."""
     from wdscli.shards.index import FOLDER
 
     return sibling(address, f"{FOLDER}/{base_name(address)}{RECEIPT}")
 
 
 def _names_in(folder: str, end: str) -> list[str]:
-    """The names in a folder with this end; none if the folder cannot be listed."""
+    """Return the names in a folder with this ending. Return no names if the folder cannot be listed."""
     with contextlib.suppress(WdsError):
         if not is_web(folder):
             return list_folder(folder, lambda name: name.endswith(end))
@@ -283,15 +285,15 @@ def _names_in(folder: str, end: str) -> list[str]:
 
 
 def _temporaries_in(folder: str) -> Iterator[tuple[str, str]]:
-    """The temporary files in a folder, each with the name of its final file."""
+    """Return the temporary files in a folder, each with the name of its final file."""
     for found in _names_in(folder, ".tmp"):
         if match := _TEMPORARY.fullmatch(found):
             yield folder + found, match[1]
 
 
 def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
-    """Remove temporary files in a local folder, and in its ``.wds``, that no process is writing. ``is_own`` takes
-    names of shards and manifests."""
+    """Remove the temporary files in a local folder, and in its ``.wds``, that no process is writing. ``is_own`` says
+    whether the name of a shard or manifest belongs to the caller."""
     from wdscli.shards.index import FOLDER, SUFFIX
 
     for inside, ends in ((folder, ("",)), (f"{folder}{FOLDER}/", (SUFFIX, RECEIPT))):
@@ -301,8 +303,8 @@ def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
 
 
 def remove_temporaries(addresses: Iterable[str]) -> None:
-    """Remove temporary files of these shards (or other files), and of their indexes and receipts, even where a
-    writer cannot be detected."""
+    """Remove temporary files of these shards or other files, and of their indexes and receipts. This is done even if a
+    process that writes them cannot be detected."""
     from wdscli.shards.index import FOLDER, SUFFIX
 
     folders: dict[str, set[str]] = defaultdict(set)
@@ -320,8 +322,8 @@ def remove_temporaries(addresses: Iterable[str]) -> None:
 
 
 def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = lambda address: False) -> None:
-    """Remove the receipts of these shards, and those in the same folders of shards that are ``is_own``; then their
-    folders, if empty."""
+    """Remove the receipts of these shards, and receipts in the same folders for which ``is_own`` returns true. Then
+    remove empty folders."""
     from wdscli.shards.index import FOLDER
 
     folders: dict[str, set[str]] = defaultdict(set)
@@ -342,12 +344,12 @@ def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = la
 MANIFEST_SUFFIX = "manifest.json"
 STATE_SUFFIX = ".unfinished"
 LOCK = ".lock.tmp"
-"""How the name of a run's lock ends."""
+"""The ending of a lock file's name."""
 Change = Literal["new", "replace", "append"]
 
 
 def state_address(manifest: str) -> str:
-    """Where the state of the set of a manifest lies.
+    """Return the address of the state of a set, by the manifest's address.
 
     >>> state_address("out/train-manifest.json"), state_address("out/manifest.json")
     ('out/.train.unfinished', 'out/.unfinished')
@@ -357,15 +359,15 @@ def state_address(manifest: str) -> str:
 
 
 def is_state_name(name: str) -> bool:
-    """Whether a file of this name says that a set is unfinished."""
+    """Return whether a file with this name marks a set as unfinished."""
     return name.startswith(".") and name.endswith(STATE_SUFFIX)
 
 
 class Unfinished(NamedTuple):
-    """A set that is not finished. ``address`` is the address of the file that says so, ``shards`` the output pattern
-    relative to its folder; ``first`` is the number of the first shard that is appended. ``run`` identifies the plan of
-    a run that can resume, and is empty for others; ``lock`` is the path of the run's lock from the folder, empty where
-    there is none; ``options`` are what shapes the shards of a run that can resume."""
+    """The state of a set that is not finished. ``address`` is the address of the state's file, and ``shards`` is the
+    output pattern relative to its folder. ``first`` is the number of the first appended shard. ``run`` identifies the
+    plan if the run can resume; otherwise it is empty. ``lock`` is the path of the run's lock relative to the folder,
+    empty without a lock. ``options`` are the options that change the shards, if the run can resume."""
 
     address: str
     change: Change
@@ -376,7 +378,7 @@ class Unfinished(NamedTuple):
     options: Mapping[str, Any] = {}
 
     def write(self, *, fsync: bool = False) -> None:
-        """Store it. Raises OutputError."""
+        """Store this state. Raises OutputError."""
         import json
 
         plain = {"format": "wdscli-unfinished", "version": 1, **self._asdict()}
@@ -385,13 +387,13 @@ class Unfinished(NamedTuple):
             sink.write(json.dumps(plain).encode("ascii"))
 
     def covers(self, address: str) -> bool:
-        """Whether the run may have changed, or will change, the shard at an address."""
+        """Return whether the run may have changed, or may change, the shard at an address."""
         folder = folder_of(self.address)
         name = address.removeprefix(folder)
         if not address.startswith(folder) or not self.shards:
             return folder_of(address) == folder
         if "{" in self.shards:
-            # The names in braces may be millions, and those of {name} are not known.
+            # Braces may give millions of names, and the names for {name} are unknown.
             before, after = self.shards.partition("{")[0], self.shards.rpartition("}")[2]
             return name.startswith(before) and name.endswith(after)
         try:
@@ -401,7 +403,7 @@ class Unfinished(NamedTuple):
         return pattern.could_name(name) and (pattern.number_of(name) or 0) >= self.first
 
     def is_running(self) -> bool:
-        """Whether the run still holds its lock. False on object stores, which have no locks."""
+        """Return whether the run still holds its lock. Return False on object stores, which have no locks."""
         import fcntl
 
         folder = folder_of(self.address)
@@ -423,7 +425,7 @@ class Unfinished(NamedTuple):
         return False
 
     def describe(self) -> tuple[str, str]:
-        """A sentence that says what is unfinished, and a hint that says how to finish it."""
+        """Return a sentence about the unfinished set, and a hint how to finish it."""
         name = shown(folder_of(self.address) + (self.shards or "*.tar"))
         if self.is_running():
             doing = {"new": "written", "replace": "replaced", "append": "appended to"}[self.change]
@@ -441,8 +443,8 @@ class Unfinished(NamedTuple):
 
 
 def read_state(address: str) -> Unfinished | None:
-    """The state at an address; None where there is none. A file that cannot be parsed covers all shards beside it.
-    Raises InputError."""
+    """Return the state at an address, or None if there is none. A file that cannot be parsed covers all shards in its
+    folder. Raises InputError."""
     import json
 
     try:
@@ -459,7 +461,7 @@ def read_state(address: str) -> Unfinished | None:
 
 
 class StateFile:
-    """The state of one output while it is written; ``address`` is empty for a stream, which has none."""
+    """The state file of one output. ``address`` is empty for a stream, which has no state."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -468,12 +470,12 @@ class StateFile:
         self._made: list[str] = []
 
     def read(self) -> Unfinished | None:
-        """What is stored; None where the set is finished. Raises InputError."""
+        """Return the stored state, or None if the set is finished. Raises InputError."""
         return None if self._is_ended else read_state(self.address)
 
     def begin(self, state: Unfinished, *, fsync: bool) -> None:
-        """Store that a run has begun: ``state``, in which pattern and lock are as the run knows them. Raises
-        OutputError."""
+        """Store that a run has begun. Pattern and lock in ``state`` are the addresses of the run; the file stores them
+        relative to its folder. Raises OutputError."""
         if not self.address:
             return
         lock = state.lock
@@ -488,11 +490,11 @@ class StateFile:
 
     @property
     def is_of_new_shards(self) -> bool:
-        """Whether this run has stored it, and replaces no shard."""
+        """Whether this run has stored the state, and replaces no shard."""
         return self._state is not None and not self._is_ended and self._state.change != "replace"
 
     def end(self) -> None:
-        """Remove it. Raises OutputError."""
+        """Remove the stored state. Raises OutputError."""
         if not self._is_ended:
             self._is_ended = True
             remove(self.address)

@@ -1,11 +1,12 @@
 """This module has the manifest of a set, ``<prefix>-manifest.json``. It is written last, so only complete sets have it.
 
-A manifest is a JSON document that webdataset's ``wids`` reads (``wids-shard-index-v1``), with our own facts in each
-shard and under ``wdscli``. wdscli-manifest(5) documents it. A manifest has no time stamps and no absolute paths: the
-same set gives the same manifest anywhere. This module also finds the folder and prefix of a set that wdscli did not
-write (:func:`common_folder`, :func:`set_prefix`), and the names of shards in a manifest (:func:`name_from`).
+A manifest is a JSON document that webdataset's ``wids`` can read (``wids-shard-index-v1``). It has more facts for each
+shard, and for the set under ``wdscli``. wdscli-manifest(5) documents the format. A manifest has no time stamps and no
+absolute paths, so the same set has the same manifest everywhere. This module also finds the folder and prefix of a set
+that wdscli did not write (:func:`common_folder`, :func:`set_prefix`), and the names of shards in a manifest
+(:func:`name_from`).
 
-This module does not know how shards are made or which command runs, and opens nothing.
+This module does not know how shards are made or which command runs, and opens no files.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from wdscli.storage.addresses import local_path
 
 KIND = "wids-shard-index-v1"
 VIEW_KIND = "wdscli-view-v1: a set without payloads, for wdscli alone"
-"""The kind of a view, which wids names when it refuses the file."""
+"""The kind of a view. wids prints this text when it refuses the file."""
 VERSION = 1
 MANY_SHARDS = 1 << 10
-"""A view of so many shards is one line."""
+"""A view with at least this many shards is written as one line."""
 _NO_FIELDS: Mapping[str, FieldTotals] = {}
 _SHARD = {
     "url": str,
@@ -58,26 +59,27 @@ _MANIFEST = {
         None,
     ),
 }
-"""See :mod:`wdscli.schema`. Totals have no types, because they are compared with sums."""
+"""See :mod:`wdscli.schema` for the form of this table. Totals have no types here, because they are compared with sums
+later."""
 INDEX_FOLDER = ".wds"
-"""The folder next to each shard that holds ``<shard name>.wdx``."""
+"""The folder next to each shard with the index ``<shard name>.wdx``."""
 
 
 class Provenance(NamedTuple):
-    """How a set is made, for its manifest."""
+    """The record of how a set is made, for its manifest."""
 
     operation: str
     options: Mapping[str, Any] = {}
-    """Those that decide the bytes."""
+    """The options that decide the bytes."""
     seed: int | None = None
     inputs: Sequence[str | None] = ()
-    """The fingerprints of the input sets, None for one without a manifest."""
+    """The fingerprints of the input sets. A set without a manifest has None."""
     classes: Sequence[str] | None = None
-    """The names of ``cls`` numbers."""
+    """The class names for the numbers in ``cls``."""
     plan: str | None = None
     """The fingerprint of the plan, if shards are added to a set."""
     stamp: str | None = None
-    """The digest of everything read, for ``--if-changed``."""
+    """The digest of all inputs and options, for ``--if-changed``."""
     parts: Sequence[str] = ()
     """With ``stamp``, the names of the sets that are made together."""
 
@@ -86,8 +88,8 @@ class Provenance(NamedTuple):
 class Manifest:
     """A shard set as described by its manifest.
 
-    ``made`` describes how it was made: ``operation``, ``options``, ``seed``, ``inputs`` (fingerprints). ``classes``
-    is the list of names for the numbers in ``cls``, from ``create --label-from``.
+    ``made`` describes how the set was made: ``operation``, ``options``, ``seed``, ``inputs`` (fingerprints).
+    ``classes`` has the class names for the numbers in ``cls``, from ``create --label-from``.
     """
 
     name: str
@@ -95,7 +97,7 @@ class Manifest:
     made: Mapping[str, Any] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
     view: View | None = None
-    """Where the bytes are, if this set is a view."""
+    """The places of the bytes, if this set is a view."""
 
     @property
     def samples(self) -> int:
@@ -111,7 +113,7 @@ class Manifest:
 
     @property
     def fields(self) -> dict[str, FieldTotals]:
-        """Count and bytes of every field over all shards, sorted by name."""
+        """Return count and bytes of every field over all shards, sorted by name."""
         return sum_fields(shard.fields for shard in self.shards)
 
     @property
@@ -119,7 +121,8 @@ class Manifest:
         return fingerprint(self.shards) if self.view is None else self.view.root(self.shards)
 
     def to_json(self) -> str:
-        """The document, indented by two spaces unless it is a large view, with a newline at the end."""
+        """Return the JSON document with a newline at the end. It is indented by two spaces unless it is a large
+        view."""
         import json
 
         indent = None if self.view is not None and len(self.shards) >= MANY_SHARDS else 2
@@ -160,7 +163,7 @@ class Manifest:
 
 
 def plain_shard(shard: ShardInfo) -> dict[str, Any]:
-    """A shard as the manifest stores it; :func:`parse_shard` is the inverse."""
+    """Return a shard's entry in the manifest. :func:`parse_shard` is the inverse."""
     plain: dict[str, Any] = {
         "url": shard.name,
         "nsamples": shard.samples,
@@ -179,7 +182,7 @@ def _plain_fields(fields: Mapping[str, FieldTotals]) -> dict[str, Any]:
 
 
 def sum_fields(parts: Iterable[Mapping[str, FieldTotals]]) -> dict[str, FieldTotals]:
-    """Totals summed by field, sorted by name."""
+    """Sum totals by field, and sort them by name."""
     counts: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for part in parts:
@@ -190,9 +193,9 @@ def sum_fields(parts: Iterable[Mapping[str, FieldTotals]]) -> dict[str, FieldTot
 
 
 def fingerprint(shards: Sequence[ShardInfo]) -> str:
-    """``xxh3_128:hex`` over one line per shard: ``samples size headers checksum``. Shard names are left out, so that
-    a set keeps its fingerprint when it is moved or renamed. Any change of a sample's name, place, size or (unless
-    there is no checksum) bytes changes it."""
+    """Return the fingerprint ``xxh3_128:hex`` over one line per shard: ``samples size headers checksum``. Shard names
+    are left out, so that a set keeps its fingerprint if it is moved or renamed. A change of a sample's name, place or
+    size changes the fingerprint. If there are checksums, a change of its bytes does too."""
     from xxhash import xxh3_128
 
     digest = xxh3_128()
@@ -204,19 +207,19 @@ def fingerprint(shards: Sequence[ShardInfo]) -> str:
 
 
 class ContradictoryManifestError(DataError):
-    """A manifest whose totals differ from the sums over its shards. ``manifest`` has the shards as listed."""
+    """The totals of a manifest differ from the sums over its shards. ``manifest`` has the shards as listed."""
 
     manifest: Manifest
 
 
 def parse_manifest(text: str | bytes, address: str) -> Manifest:
-    """Parse a manifest of ours, or a plain wids document. Raises DataError ``manifest-mismatch`` for anything else,
-    ContradictoryManifestError when the totals differ from the list."""
+    """Parse a manifest of wdscli, or a plain wids document. Raises DataError ``manifest-mismatch`` for anything else,
+    and ContradictoryManifestError if the totals differ from the sums over the shards."""
     import json
 
     try:
         if isinstance(text, bytes):
-            # A view of 100,000 shards has 60 MB of text, which is in memory once.
+            # A view of 100,000 shards has 60 MB of text, so keep only one copy in memory.
             text = text.decode(json.detect_encoding(text), "surrogatepass")
         document = json.loads(text)
         del text
@@ -251,7 +254,8 @@ def _view(document: Mapping[str, Any], shards: Sequence[ShardInfo]) -> View:
 
 
 def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
-    """The first total that differs from the sum over the shards, in words. Facts that a shard lacks are not summed."""
+    """Describe the first total that differs from the sum over the shards. If a shard lacks a fact, that fact is not
+    summed."""
     shards = manifest.shards
     sums = {"shards": len(shards), "samples": manifest.samples}
     if all(shard.members >= 0 for shard in shards):
@@ -273,13 +277,14 @@ def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
 
 
 def parse_shard(entry: Any, has_index: bool) -> ShardInfo:
-    """A shard of a manifest. Facts that a plain wids document lacks are -1, empty or None. Raises ValueError."""
+    """Parse one shard of a manifest. Facts that a plain wids document lacks are -1, empty or None. Raises
+    ValueError."""
     check(entry, _SHARD)
     return _shard(entry, has_index)
 
 
 def _shards(entries: list[Any], has_index: bool) -> tuple[ShardInfo, ...]:
-    """The shards of a list, whose entries are freed one by one."""
+    """Parse the shards of a list, and free its entries one by one."""
     for at, entry in enumerate(entries):
         entries[at] = _shard(entry, has_index)
     return tuple(entries)
@@ -308,9 +313,10 @@ _JOINTS = "-_."
 
 
 def common_folder(addresses: Sequence[str]) -> str:
-    """The address of the deepest folder that holds all shards, with its trailing slash; empty for the current folder.
+    """Return the address of the deepest folder that contains all shards, with a trailing slash. The current folder is
+    an empty address.
 
-    Raises UsageError when there is none, for example for shards on two machines.
+    Raises UsageError if there is no such folder, for example for shards on two machines.
     """
     folders = {folder_of(address) for address in addresses}
     if len(folders) == 1:
@@ -330,8 +336,8 @@ def common_folder(addresses: Sequence[str]) -> str:
 
 
 def set_prefix(addresses: Sequence[str]) -> str:
-    """The common beginning of the shards' file names, without number and separator: ``train`` for
-    ``train-000000.tar`` and so on.
+    """Return the common beginning of the shards' file names, without number and separator. For ``train-000000.tar`` and
+    so on, it is ``train``.
 
     >>> set_prefix(["a/train-000000.tar", "a/train-000001.tar"]), set_prefix(["train-000007.tar"])
     ('train', 'train')
@@ -345,15 +351,15 @@ def set_prefix(addresses: Sequence[str]) -> str:
 
 
 def _shared(texts: Collection[str]) -> str:
-    """The common beginning of all texts."""
+    """Return the common beginning of all texts."""
     first, last = min(texts), max(texts)
     length = next((at for at, (one, other) in enumerate(zip(first, last)) if one != other), len(first))
     return first[:length]
 
 
 def name_from(folder: str, address: str) -> str:
-    """The path of the shard at ``address`` from ``folder``, both addresses; the address itself when no path leads
-    from one to the other. It is never an absolute local path, and never has a password. Raises UsageError.
+    """Return the path of the shard at ``address`` relative to the address ``folder``. If no relative path exists,
+    return the address itself. The result is never an absolute local path, and never has a password. Raises UsageError.
 
     >>> name_from("data/", "data/train-0.tar"), name_from("s3://b/", "s3://b/x/0.tar"), name_from("", "s3://b/0.tar")
     ('train-0.tar', 'x/0.tar', 's3://b/0.tar')
@@ -378,15 +384,15 @@ def name_from(folder: str, address: str) -> str:
 
 
 class Standing(NamedTuple):
-    """An existing set to append to; ``first`` is the number of the first new shard."""
+    """An existing set to which shards are appended. ``first`` is the number of the first new shard."""
 
     manifest: Manifest
     first: int
 
     @classmethod
     def of(cls, pattern: OutputPattern, manifest: Manifest, folder: str) -> Standing:
-        """The set of a manifest in a folder. Raises UsageError when the pattern does not match the names of its
-        shards."""
+        """Return the set of a manifest in a folder. Raises UsageError if the pattern does not match the names of the
+        set's shards."""
         numbers = [pattern.number_of(folder + shard.name) for shard in manifest.shards]
         for shard, number in zip(manifest.shards, numbers):
             if number is None:
@@ -397,7 +403,7 @@ class Standing(NamedTuple):
         return cls(manifest, 1 + max((number for number in numbers if number is not None), default=-1))
 
     def followed_by(self, added: Manifest, plan: str | None) -> Manifest:
-        """The manifest with the added shards; ``plan`` is the fingerprint of the plan that made them."""
+        """Return the manifest with the added shards. ``plan`` is the fingerprint of the plan that made them."""
         before = self.manifest
         made = {**added.made, "first": len(before.shards), "shards": len(added.shards), "plan": plan}
         return replace(
@@ -408,8 +414,8 @@ class Standing(NamedTuple):
         )
 
     def before_last(self) -> tuple[Standing, str] | None:
-        """The set before the last append, and the fingerprint of the plan of that append; None for a set without
-        appends."""
+        """Return the set before the last append, and the fingerprint of the plan for that append. Return None if no
+        shards were appended."""
         manifest, made = self.manifest, dict(self.manifest.made)
         try:
             *made[APPENDED], last = made[APPENDED]
@@ -423,4 +429,4 @@ class Standing(NamedTuple):
 
 
 APPENDED = "appended"
-"""The key of a manifest that lists the appends since the set was made."""
+"""The key in a manifest for the list of appends since the set was made."""

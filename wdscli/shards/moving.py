@@ -1,10 +1,10 @@
-"""Copies of whole shards without a transfer of payloads: by the store itself, or as hard links on one disc.
+"""This module copies whole shards without a transfer of payloads: a store makes the copy, or a disc gets a hard link.
 
-:func:`find_original` finds out whether a shard, written again, would keep its bytes. :func:`copied` has the store copy
-it, or links it. A view's shard that is a whole base counts as its base. The index proves that the bytes stay the same:
-every sample is canonical, and nothing lies between them. On a store, the index also names the version and its checksum,
-and the store copies that version and no other. If the store refuses, the shard is read and written like any other,
-which also reports what is wrong. This module does not know about commands or requests.
+:func:`find_original` checks whether a shard would have the same bytes if it were written again. :func:`copied` makes
+the store copy it, or links it. If a view's shard is a whole base, its base is copied. The index proves that the bytes
+stay the same: every sample is canonical, and there is nothing between samples. On a store, the index also names the
+version and its checksum, and the store copies exactly that version. If the store refuses, the shard is read and written
+like any other shard, and errors are reported then. This module does not know commands or requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wdscli.tar import END_OF_ARCHIVE
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A shard that another shard equals: its address, its index, which notes the version to copy, and its checksum."""
+    """A shard that can be copied unchanged: its address, its checksum, and its index, which has the version to copy."""
 
     address: str
     index: Index
@@ -35,8 +35,8 @@ class Original:
 
 
 def find_original(address: str, output: str, settings: ShardSettings) -> Original | None:
-    """The shard that a store can copy to ``output``, or that can be linked there, instead of the shard at an address;
-    None for a shard that has to be read and written in its canonical form."""
+    """Return the shard that a store can copy to ``output``, or that can be linked there. For a view's shard, this may
+    be its base. Return None if the shard at ``address`` must be read and written in canonical form."""
     base = whole_base(address)
     address = address if base is None else base[0]
     if is_local(address) != is_local(output) or (is_local(output) and not settings.links):
@@ -62,7 +62,8 @@ def _remote(address: str, settings: ShardSettings) -> Original | None:
 
 
 def _local(address: str, known: str | None, settings: ShardSettings) -> Original | None:
-    """A shard of this machine. Its checksum is the ``known`` one, unless the shard may have other payloads by now."""
+    """Return the original for a local shard. Its checksum is ``known``, unless the shard may have other payloads
+    now."""
     with suppress(WdsError), open_source(address) as source:
         index = find_index(address, source) if source.fd is not None else None
         if index is None:
@@ -76,7 +77,7 @@ def _local(address: str, known: str | None, settings: ShardSettings) -> Original
 
 
 def _is_canonical(index: Index, settings: ShardSettings) -> bool:
-    """Whether a shard consists of samples in the canonical form alone."""
+    """Return whether a shard has only samples in canonical form."""
     ends = index.starts + index.lengths
     is_whole = index.samples > 0 and int(ends[-1]) + len(END_OF_ARCHIVE) == index.size and not index.starts[0]
     has_others = index.ignored or index.marks.any() or (index.starts[1:] != ends[:-1]).any()
@@ -84,7 +85,7 @@ def _is_canonical(index: Index, settings: ShardSettings) -> bool:
 
 
 def copied(original: Original, output: str, settings: ShardSettings) -> ShardInfo | None:
-    """Copy or link the shard that :func:`find_original` returned to ``output``; None when that did not work. Raises
+    """Copy or link the shard from :func:`find_original` to ``output``. Return None if this is not possible. Raises
     OutputError."""
     with suppress(NotCopied), settings.open(output) as shard:
         return shard.commit_copy(original.address, original.index, original.checksum)

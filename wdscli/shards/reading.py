@@ -1,15 +1,15 @@
-"""This module reads one shard: by its index, after a check, or by a scan.
+"""This module reads one shard, by its index after a check, or by a scan.
 
-A :class:`ShardReader` gives samples, keys or members as records. :func:`find_index` and :func:`index_batches` are the
-only way to an index. An index is used under three conditions. The shard has the size that the index names, and its
-version if the store has versions. The headers of the first, middle and last sample match. Nothing between the samples
-belongs to a sample. A version that identifies the bytes (``tells_bytes``) is enough, and if a listing gave it, the
-shard is not even opened (:func:`open_by_index`). An index older than its local shard is compared with a scan. An index
-that fails is never used, and the caller gets the reason. A later change is found when a payload is read, because the
-header in front of it is compared (:mod:`wdscli.samples.reading`).
+A :class:`ShardReader` yields samples, keys or members as records. Indexes are read only by :func:`find_index` and
+:func:`index_batches`. An index is used under three conditions. The shard has the size in the index, and the version if
+the store has versions. The headers of the first, middle and last sample match. The bytes between samples belong to no
+sample. A version that identifies the bytes (``tells_bytes``) is enough. If a listing returned this version, the shard
+is not even opened (:func:`open_by_index`). An index that is older than its local shard is compared with a scan. If a
+check fails, the index is not used, and the caller gets the reason. A later change is found when a payload is read,
+because the header before the payload is compared (:mod:`wdscli.samples.reading`).
 
-:func:`values_of` gives one number for each sample of some shards, for callers that need all numbers before they read
-any sample. This module does not know commands, nor how an index or a number is used.
+:func:`values_of` returns one number for each sample of some shards, for callers that need all numbers before they read
+samples. This module does not know commands, or how an index or a number is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Digest(Protocol):
 
 
 def new_digest(algorithm: str) -> Digest | None:
-    """A new digest; None for ``none``. Raises UsageError for an unknown algorithm."""
+    """Return a new digest, or None for the algorithm ``none``. Raises UsageError for an unknown algorithm."""
     if algorithm == "xxh3_128":
         from xxhash import xxh3_128
 
@@ -60,8 +60,8 @@ def new_digest(algorithm: str) -> Digest | None:
 
 
 def checksum_of(source: Source, algorithm: str, tick: Callable[[int], object] | None = None) -> str | None:
-    """``algorithm:hex`` over all bytes of a source; None for ``none``. ``tick`` gets the number of bytes after each
-    read."""
+    """Return the checksum ``algorithm:hex`` of all bytes of a source, or None for the algorithm ``none``. ``tick`` is
+    called with the number of bytes after each read."""
     digest = new_digest(algorithm)
     if digest is not None:
         for data in source.pieces():
@@ -72,16 +72,16 @@ def checksum_of(source: Source, algorithm: str, tick: Callable[[int], object] | 
 
 
 def written(algorithm: str, digest: Digest | None) -> str | None:
-    """``algorithm:hex`` of a finished digest; None without one."""
+    """Return the checksum ``algorithm:hex`` of a finished digest, or None without a digest."""
     return None if digest is None else f"{algorithm}:{digest.hexdigest()}"
 
 
 class ShardReader:
-    """Reads one shard: a path, a URL, ``-`` or ``pipe:CMD``, compressed or not.
+    """Reads one shard. The address is a path, a URL, ``-`` or ``pipe:CMD``, compressed or not.
 
-    Iterate over it for samples: a file any number of times, a stream once. ``fields`` chooses the payloads to read.
-    Close it, or use it as a context manager. Raises InputError when the shard cannot be read, DataError when its
-    bytes are wrong.
+    Iterate over this object to get samples: a file any number of times, a stream only once. ``fields`` chooses the
+    payloads to read. Close this object, or use it as a context manager. Raises InputError if the shard cannot be read,
+    and DataError if its bytes are wrong.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -103,12 +103,12 @@ class ShardReader:
         return iter_samples(self._source, fields=self._fields)
 
     def keys(self) -> Iterator[str]:
-        """Yield the samples' keys; payloads are not read."""
+        """Yield the samples' keys. Payloads are not read."""
         for batch in iter_batches(self._source):
             yield from map(to_text, batch.keys)
 
     def members(self) -> Iterator[Member]:
-        """Yield every member of the archive, those of no sample included; payloads are not read."""
+        """Yield every member of the archive, also members that belong to no sample. Payloads are not read."""
         return members(self._source)
 
     def close(self) -> None:
@@ -122,9 +122,9 @@ class ShardReader:
 
 
 GAPS = 1 << 10
-"""Ranges between samples of a local shard that are checked before its index is used."""
+"""How many ranges between samples of a local shard are checked before its index is used."""
 REMOTE_GAPS = 4
-"""The same for a remote shard, where each check is a request."""
+"""How many such ranges are checked in a remote shard, where each check is a request."""
 
 
 def find_index(
@@ -135,12 +135,13 @@ def find_index(
     whole: bool = False,
     beside: Beside | None = None,
 ) -> Index | None:
-    """The index of the shard at ``address``, open as ``source``; None when there is none that can be used.
+    """Return the index of the shard at ``address``, which is open as ``source``. Return None if there is no index, or
+    if it must not be used.
 
-    An index keeps its stored values only if the shard surely has the payloads that they were made from. ``warn`` gets a
-    message for an index that is stale or damaged. With ``whole`` the index is compared with all
-    headers of the shard; a damaged shard then raises DataError. For streams, and for compressed shards without a
-    table of blocks, the storage is not read. ``beside`` is the index if it was read already.
+    The stored values are removed unless the shard surely has the payloads from which they were computed. ``warn`` is
+    called with a message for an index that is stale or damaged. With ``whole``, the index is compared with all headers
+    of the shard, and a damaged shard raises DataError. For streams, and for compressed shards without a table of
+    blocks, no index is read. ``beside`` is the index if it was already read.
     """
     if is_stream(address) or not source.seekable:
         return None
@@ -163,7 +164,7 @@ def find_index(
 
 
 class Beside(NamedTuple):
-    """The index of a shard that was read but not checked, or the reason why it is damaged."""
+    """An index that was read but not compared with its shard, or the reason why it is damaged."""
 
     found: Index | None
     reason: str | None = None
@@ -186,9 +187,9 @@ def read_index(address: str) -> Beside:
 
 
 def open_by_index(address: str, size: int, version: str) -> tuple[Source | None, Beside]:
-    """Open the shard at an address by its index, without a request: possible when a listing gave its size and
-    version, and the index is of that version; otherwise None. The caller closes the source, and passes the index to
-    :func:`find_index`."""
+    """Open the shard at an address without a request for it. This is possible if a listing returned its size and
+    version, and the index is for that version. Otherwise return None. The caller must close the source, and pass the
+    index to :func:`find_index`."""
     beside = read_index(address)
     if beside.found is not None and beside.found.size == size:
         source = open_pinned(address, size, version)
@@ -199,7 +200,7 @@ def open_by_index(address: str, size: int, version: str) -> tuple[Source | None,
 
 
 def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
-    """Whether the bytes at ``address`` are the bytes of ``shard``. This compares the checksum or, without a checksum,
+    """Return whether the bytes at ``address`` are the bytes of ``shard``. Compare the checksum, or without a checksum,
     size and headers. Raises InputError."""
     with open_source(address, decompress=False) as source:
         if source.size != shard.size_bytes:
@@ -214,7 +215,8 @@ def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
 
 
 def why_stale(index: Index, address: str, place: str, source: Source) -> str | None:
-    """Why ``index`` must not be used; None when it can be. ``place`` is the address of the index."""
+    """Return the reason why ``index`` must not be used, or None if it can be used. ``place`` is the address of the
+    index."""
     if source.size is not None and source.size != index.size:
         return f"the shard has {source.size} bytes, the index is for {index.size}"
     version = stored_version(address, source.version)
@@ -233,20 +235,20 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
 
 
 def has_these_payloads(index: Index, address: str, source: Source) -> bool:
-    """Whether the shard surely has the payloads that its index was made with. Equal headers do not show it: a local
-    shard must not be newer than its index, and a store must show the version."""
+    """Return whether the shard surely has the payloads from which its index was made. Equal headers are not enough. A
+    local shard must not be newer than its index, and a store must return the right version."""
     if is_local(address):
         return not _is_older(index_address(address), address)
     return _is_of_version(index, stored_version(address, source.version))
 
 
 def _is_of_version(index: Index, version: str) -> bool:
-    """Whether a version shows that the shard still has the bytes of the index."""
+    """Return whether a version proves that the shard still has the bytes described by the index."""
     return version in (index.version, index.noted) and tells_bytes(version)
 
 
 def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:
-    """Whether a scan of one sample's first header gives the name, place and size in the index."""
+    """Return whether a scan of one sample's first header gives the name, place and size in the index."""
     member = int(index.member_ends[row - 1]) if row else 0
     name = index.key(row) + b"." + index.fields[int(index.member_fields[member])]
     offset, size = int(index.member_offsets[member]), int(index.member_sizes[member])
@@ -254,20 +256,20 @@ def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:
 
 
 def _leaves_none_out(index: Index, source: Source) -> bool:
-    """Whether the gaps before, between and after the samples of an index belong to no sample, as far as some of them
-    show."""
+    """Return whether the gaps before, between and after the samples of an index belong to no sample. Only some gaps are
+    checked."""
     begins, ends = index.gaps()
     most = GAPS if source.fd is not None else REMOTE_GAPS
     count = len(begins)
     if count > most and not index.ignored:
         return False
-    # Evenly spread, with the first and the last.
+    # The checked gaps are evenly spread, and include the first and the last.
     chosen = range(count) if count <= most else sorted({at * (count - 1) // (most - 1) for at in range(most)})
     return all(holds_no_sample(source, int(begins[at]), int(ends[at])) for at in chosen)
 
 
 def _why_untrue(index: Index, source: ByteSource) -> str | None:
-    """How the headers of a shard differ from its index; None when they match."""
+    """Return how the headers of a shard differ from its index, or None if they match."""
     builder, ignored = scan_index(source, index.form)
     marks = bytes(builder.columns()["marks"])
     if (builder.digest(), marks, ignored) == (index.digest, index.marks.tobytes(), index.ignored):
@@ -276,7 +278,7 @@ def _why_untrue(index: Index, source: ByteSource) -> str | None:
 
 
 def _is_older(place: str, address: str) -> bool:
-    """Whether the index is older than the shard; only for local files."""
+    """Return whether the index is older than the shard. This is known only for local files."""
     if not (is_local(place) and is_local(address)):
         return False
     try:
@@ -286,7 +288,7 @@ def _is_older(place: str, address: str) -> bool:
 
 
 class BatchReader(Protocol):
-    """Takes the payloads of ``payload_fields`` of each batch of a scan."""
+    """An object that gets each batch of a scan, with the payloads of ``payload_fields``."""
 
     payload_fields: frozenset[bytes]
 
@@ -296,7 +298,8 @@ class BatchReader(Protocol):
 def scan_index(
     source: ByteSource, form: Form = CANONICAL, numbers: BatchReader | None = None
 ) -> tuple[IndexBuilder, dict[str, int]]:
-    """Scan the headers of a shard for the columns of its index and its ignored members; ``numbers`` gets each batch.
+    """Scan the headers of a shard. Return the columns of its index, and its ignored members. ``numbers`` gets each
+    batch.
 
     Raises DataError for a damaged shard.
     """
@@ -319,14 +322,15 @@ def index_for(
     warn: Callable[[str], None] | None = None,
     beside: Beside | None = None,
 ) -> Index | None:
-    """:func:`find_index`, but None for an index of another ``form``, because its marks depend on the form."""
+    """Call :func:`find_index`, but return None for an index with another ``form``, because its marks depend on the
+    form."""
     index = find_index(address, source, warn, beside=beside)
     return index if index is not None and index.form == form else None
 
 
 def index_of_base(address: str, source: Source, form: Form, *, by_headers: bool = False) -> Index:
-    """The index of a shard, if need be or with ``by_headers`` by a scan of its headers. Raises DataError for a damaged
-    shard."""
+    """Return the index of a shard. If there is none, or with ``by_headers``, make it by a scan of the headers. Raises
+    DataError for a damaged shard."""
     index = None if by_headers else index_for(address, source, form)
     if index is not None:
         return index
@@ -338,7 +342,7 @@ def index_of_base(address: str, source: Source, form: Form, *, by_headers: bool 
 
 
 def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[SampleBatch]:
-    """Yield the samples of an index as columns; its ignored members are counted."""
+    """Yield the samples of an index as columns, and count its ignored members."""
     if ignored is not None:
         for reason, count in index.ignored.items():
             ignored.add(reason, count)
@@ -358,20 +362,20 @@ def values_of(
     open_shard: Callable[[str], Source] = open_source,
     warn: Callable[[str], object] = lambda text: None,
 ) -> Any:
-    """One number for each sample of some shards, in the order of the shards and of the samples in them: an int64 array,
-    or a float64 array if one of the numbers is a fraction. A missing number is ``MISSING`` (-2^63) in an int64 array
+    """Return one number for each sample of some shards, in the order of shards and samples. The result is an int64
+    array, or a float64 array if some number is a fraction. A missing number is ``MISSING`` (-2^63) in an int64 array
     and NaN in a float64 array (:attr:`Numbers.missing <wdscli.selection.values.Numbers.missing>` finds both).
 
-    ``expression`` is one value as ``--values`` takes it: ``json.tokens``, ``len(txt)``, ``json.w / json.h``. The
-    numbers come from the file ``table`` if it is given (CSV, TSV, JSON Lines or Parquet with a column ``key``: see
-    :class:`~wdscli.selection.keyfiles.NumbersByKey`), else from the indexes of the shards. With a table the expression
-    can also be the name of a column. Shards whose index does not have them, or has those of other payloads, are read
-    once, after one call of ``warn``. ``index_of`` returns the index
-    of a shard by its number, and ``open_shard`` opens an address; the shards must be seekable. A second call of
-    ``warn`` tells how many samples have no number because of a damaged payload, or no row in ``table``.
+    ``expression`` is one value in the form of ``--values``: ``json.tokens``, ``len(txt)``, ``json.w / json.h``. If a
+    file ``table`` is given, the numbers come from it: CSV, TSV, JSON Lines or Parquet with a column ``key`` (see
+    :class:`~wdscli.selection.keyfiles.NumbersByKey`). The expression may then be the name of a column. Without a table,
+    the numbers come from the indexes of the shards. If an index does not have the numbers, or its payloads have
+    changed, the shard is read once, after one call of ``warn``. ``index_of`` returns the index of a shard by its
+    number, and ``open_shard`` opens an address. The shards must be seekable. A second call of ``warn`` reports how many
+    samples have no number, because a payload is damaged or ``table`` has no row for the sample.
 
-    Raises UsageError for an invalid expression, InputError for a broken table, DataError for a damaged shard and if no
-    sample has a number.
+    Raises UsageError for an invalid expression, and InputError for a broken table. Raises DataError for a damaged
+    shard, and if no sample has a number.
     """
     from wdscli.selection.keyfiles import NumbersByKey
 
@@ -409,7 +413,7 @@ def values_of(
 
 
 def value_name(expression: str, table: str | None = None) -> str:
-    """The normal form of one value; with a table also the name of a column. Raises UsageError."""
+    """Return the normal form of one value. With a table, the name of a column is also allowed. Raises UsageError."""
     try:
         names = value_names(expression, "values")
     except UsageError:
@@ -429,7 +433,7 @@ def _index_of(address: str, open_shard: Callable[[str], Source]) -> Index:
 
 
 def _read_all(source: Source, index: Index, numbers: SampleNumbers) -> None:
-    """Add the numbers of all samples of a shard, by its index."""
+    """Add the numbers of all samples of a shard. Its index gives their places."""
     payloads = Payloads(source, numbers.payload_fields, by_index=True)
     for batch in expecting(source, index_batches(index), Selection(), payloads, numbers.payload_fields):
         payloads.batch = batch

@@ -1,15 +1,16 @@
-"""This module writes rows to a table: one file of CSV, TSV or Parquet.
+"""This module writes rows to a table, which is one file of CSV, TSV or Parquet.
 
 :class:`Rows` takes cells and returns chunks of columns. :class:`Spool` keeps chunks in a temporary file until all
-columns and their types are known. :func:`encoded` gives the bytes of the table. Names and types of columns come from
-the data, and a table begins with them, so rows wait on disc: one pass over the data, one over the temporary file, and
-memory for one chunk and one row group. A caller that knows all columns needs no spool. Columns are sorted by group; in
-a group they keep the order of their first appearance.
+columns and their types are known. :func:`encoded` yields the bytes of the table. A table begins with the names and
+types of its columns, but these are known only after the last row. So there is one pass over the data, and one pass over
+the temporary file. Only one chunk and one row group are in memory. A caller that already knows all columns needs no
+spool. Columns are sorted by group. In a group, they keep the order in which they were first seen.
 
-A cell is None, a bool, an int, a float, text, bytes, or, for a list or an object, its JSON text as a tuple of one.
-A column of Parquet has the common type of its cells: int64 (or uint64), double (also for whole numbers that it
-holds exactly), boolean, string, binary (text that is partly not UTF-8); cells without a common type are written as
-JSON text. CSV has no types: cells are written as they are, a missing one as nothing, an empty text as ``""``.
+A cell is None, a bool, an int, a float, text or bytes. The cell of a list or an object is a tuple with its JSON text. A
+column of Parquet has the common type of its cells: int64 or uint64, double, boolean, string or binary. Double is also
+used for whole numbers that it represents exactly, and binary if some text is not UTF-8. Cells without a common type are
+written as JSON text. CSV has no types, so cells are written as they are. A missing cell is empty, and an empty text is
+``""``.
 
 This module does not know samples or where the bytes go.
 """
@@ -31,7 +32,7 @@ Cell = None | bool | int | float | str | bytes | tuple[str]
 
 MAX_COLUMNS = 1000
 CHUNK_BYTES = 1 << 22
-"""Bytes of text and payloads in a chunk."""
+"""The most bytes of text and payloads in a chunk."""
 CHUNK_CELLS = 1 << 17
 ROW_GROUP_BYTES = 1 << 25
 ROW_GROUP_ROWS = 1 << 17
@@ -39,12 +40,13 @@ _EXACT_IN_DOUBLE = 1 << 53
 _SEPARATORS = {"csv": b",", "tsv": b"\t"}
 FORMATS = (*_SEPARATORS, "parquet")
 METADATA = "wdscli"
-"""The key of our metadata in Parquet: a JSON object, in which ``classes`` has the names of the numbers in ``cls``."""
+"""The key of wdscli's metadata in Parquet. The value is a JSON object; its ``classes`` has the class names for the
+numbers in ``cls``."""
 
 
 class Column(NamedTuple):
-    """A column: its group, its name, and the prefix of its name if another column has that name. In a column of
-    ``text``, numbers are written as text when another cell is text."""
+    """A column has a group and a name. The prefix is added to the name if another column has the same name. In a
+    ``text`` column, numbers are written as text if another cell is text."""
 
     group: int
     name: str
@@ -53,7 +55,7 @@ class Column(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some rows, as columns of that length."""
+    """Some rows as columns. Each column has one cell per row."""
 
     rows: int
     columns: dict[Column, list[Any]]
@@ -61,13 +63,13 @@ class Chunk(NamedTuple):
 
 @lru_cache(1 << 12)
 def field_column(group: int, prefix: str, field: bytes) -> Column:
-    """The column of a field."""
+    """Return the column of a field."""
     return Column(group, prefix + to_text(field), "field")
 
 
 def column_of_field(field: bytes) -> str:
-    """The column of a field in a table of payloads: UTF-8, and never the key's column. :func:`field_of_column` is
-    the inverse.
+    """Return the name of a field's column in a table of payloads. It is UTF-8, and never the name of the key's column.
+    :func:`field_of_column` is the inverse.
 
     >>> column_of_field(b"jpg"), column_of_field(b"key"), field_of_column("field.key")
     ('jpg', 'field.key', b'key')
@@ -77,7 +79,7 @@ def column_of_field(field: bytes) -> str:
 
 
 def field_of_column(column: str) -> bytes:
-    """The field of a column of payloads."""
+    """Return the field of a column of payloads."""
     name = column.removeprefix("field.") if re.fullmatch(r"(field\.)+key", column) else column
     return to_bytes(re.sub(r"\\u(005c|dc[89a-f][0-9a-f])", lambda found: chr(int(found[1], 16)), name))
 
@@ -86,19 +88,21 @@ KEY = Column(0, "key")
 SHARD = Column(0, "shard")
 INDEX = Column(0, "index")
 OFFSET = Column(0, "offset")
-"""A sample's place: its shard, its number there (from 0), the byte of its first header."""
+"""The columns for a sample's place: its shard, its number in the shard (from 0), and the offset of its first header."""
 PLACES = {KEY: "string", SHARD: "string", INDEX: "int64", OFFSET: "int64"}
 
 
 class Rows:
-    """Cells to chunks: :meth:`add` a row; :meth:`take` all rows at the end and whenever :attr:`is_full`."""
+    """Turns rows of cells into chunks of columns. Call :meth:`add` for each row, and :meth:`take` if :attr:`is_full`
+    and at the end."""
 
     def __init__(self) -> None:
         self._columns: dict[Column, list[Any]] = {}
         self._rows = self._bytes = 0
 
     def add(self, cells: Iterable[tuple[Column, Cell]]) -> None:
-        """Add a row. Of two cells of one column the first counts. Raises DataError for too many columns."""
+        """Add a row. If a row has two cells for the same column, the first counts. Raises DataError for too many
+        columns."""
         columns, rows = self._columns, self._rows
         for column, value in cells:
             values = columns.get(column)
@@ -122,7 +126,7 @@ class Rows:
         return self._bytes >= CHUNK_BYTES or self._rows * len(self._columns) >= CHUNK_CELLS
 
     def take(self) -> Chunk:
-        """Return all rows so far."""
+        """Return all rows since the last call."""
         for values in self._columns.values():
             values.extend([None] * (self._rows - len(values)))
         chunk = Chunk(self._rows, self._columns)
@@ -131,7 +135,7 @@ class Rows:
 
 
 class _Seen:
-    """The types of a column's cells, and the range of its whole numbers."""
+    """The types of a column's cells so far, and the range of its whole numbers."""
 
     def __init__(self) -> None:
         self.types: set[type] = set()
@@ -171,7 +175,7 @@ class _Seen:
 
 
 def _escape(values: list[Any]) -> None:
-    """Replace text that UTF-8 cannot encode (half of a surrogate pair) by JSON text, in place."""
+    """Replace, in place, text that UTF-8 cannot encode (half of a surrogate pair) by JSON text."""
     try:
         "".join([value for value in values if type(value) is str]).encode()
     except UnicodeEncodeError:
@@ -189,7 +193,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON, in UTF-8 if possible."""
+    """Return a value as JSON, in UTF-8 if possible."""
     from json import dumps
 
     text = dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -197,8 +201,8 @@ def json_text(value: Any) -> str:
 
 
 class Spool:
-    """Chunks in a temporary file, with the types of all columns. ``columns`` always exist, with these types by
-    default."""
+    """Chunks in a temporary file, with the types of all columns. The table always has the columns ``columns``; if such
+    a column has no cells, it has the given type."""
 
     def __init__(self, columns: Mapping[Column, str]) -> None:
         self._file = Scratch()
@@ -209,7 +213,7 @@ class Spool:
         self.rows = 0
 
     def put(self, chunk: Chunk) -> None:
-        """Add rows. Raises OutputError when the temporary file cannot be written, DataError for too many columns."""
+        """Add rows. Raises OutputError if the temporary file cannot be written, and DataError for too many columns."""
         for column, values in chunk.columns.items():
             if column not in self._seen:
                 self._numbers[column] = len(self._seen)
@@ -222,7 +226,7 @@ class Spool:
         self.rows += chunk.rows
 
     def schema(self) -> dict[Column, str]:
-        """All columns in order, and their types."""
+        """Return all columns in order, and their types."""
         schema = {}
         for column in sorted(self._seen, key=lambda column: column.group):
             seen = self._seen[column]
@@ -246,7 +250,7 @@ def _too_many() -> DataError:
 
 
 def text_of(raw: bytes) -> str | bytes:
-    """Bytes as text, if they are UTF-8."""
+    """Decode bytes to text if they are UTF-8; otherwise return them unchanged."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -254,7 +258,7 @@ def text_of(raw: bytes) -> str | bytes:
 
 
 def column_names(columns: Iterable[Column]) -> list[str]:
-    """The names of columns in the table: their own, or if that name is taken, with the prefix of their owner.
+    """Return the names of columns in the table. If an earlier column has the same name, the prefix is added.
 
     >>> column_names([Column(0, "key"), Column(1, "key", "json"), Column(1, "w", "json")])
     ['key', 'json.key', 'w']
@@ -269,7 +273,7 @@ def column_names(columns: Iterable[Column]) -> list[str]:
 
 
 def check_format(form: str) -> None:
-    """Raise UsageError for Parquet when its package is missing."""
+    """Raise UsageError for Parquet if its package is missing."""
     if form == "parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -280,7 +284,7 @@ def check_format(form: str) -> None:
 def encoded(
     form: str, schema: Mapping[Column, str], chunks: Iterable[Chunk], classes: Sequence[str] | None = None
 ) -> Iterator[bytes]:
-    """Yield the table in the format ``form``. Parquet keeps the names of ``classes`` in its metadata."""
+    """Yield the table in the format ``form``. Parquet stores the class names ``classes`` in its metadata."""
     names = column_names(schema)
     if form == "parquet":
         return _parquet(schema, names, chunks, classes)
@@ -317,7 +321,7 @@ def _delimited(
 
 
 class _Pieces(io.RawIOBase):
-    """A write-only file whose bytes are taken out as they come."""
+    """A write-only file. The written bytes can be taken out at any time."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
@@ -354,7 +358,7 @@ def _parquet(
     fields = pyarrow.schema(list(zip(names, types)))
     if classes is not None:
         fields = fields.with_metadata({METADATA: json_text({"classes": list(classes)})})
-    # Dictionaries and statistics of payloads would be as large as the payloads themselves.
+    # For payloads, dictionaries and statistics would be as large as the payloads themselves.
     plain = [name for name, kind in zip(names, schema.values()) if kind != "binary"]
     out = _Pieces()
     writer = ParquetWriter(out, fields, use_dictionary=plain, write_statistics=plain)
@@ -380,7 +384,7 @@ def _parquet(
 
 
 def _as_kind(values: list[Any], kind: str) -> list[Any]:
-    """Cells in their column's type."""
+    """Convert cells to their column's type."""
     if kind == "double":
         return [None if value is None else float(value) for value in values]
     if kind == "string":

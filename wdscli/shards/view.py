@@ -1,9 +1,9 @@
-"""What a view says: its bases, and the samples that each of its shards takes from them.
+"""The contents of a view: its bases, and the samples that each of its shards takes from them.
 
-:class:`View` is the part of a manifest that makes it a view, and its form in JSON, which wdscli-manifest(5) documents.
-A shard lists, for each set that it joins, runs of samples: the base shard, the first sample and how many. If these
-would be many, the base and the place of each sample are in the file ``VIEW.rows`` beside. This module does not know how
-bytes are read.
+:class:`View` is the part of a manifest that makes it a view. wdscli-manifest(5) documents its form in JSON. For each
+joined set, a shard lists runs of samples: the base shard, the first sample and the number of samples. If there would be
+too many runs, the file ``VIEW.rows`` next to the view has the base and the place of each sample. This module does not
+know how bytes are read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
 
 MISSING = -1
-"""The base of samples that have no part in a set."""
+"""The base number for a sample without a part in a set."""
 
 
 _RULE = {
@@ -31,11 +31,11 @@ _RULE = {
     "policies": [("error", "left", "right", "suffix"), ...],
     "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
 }
-"""See :mod:`wdscli.schema`; each part is such an object again."""
+"""See :mod:`wdscli.schema` for the form of this table. Each part is again an object of this form."""
 
 
 class Run(NamedTuple):
-    """Samples of a base shard that follow each other: the base's number, the first sample, and how many."""
+    """Adjacent samples of a base shard: the base's number, the first sample, and the number of samples."""
 
     base: int
     first: int
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Numbers in ``VIEW.rows``: the first byte, the bytes, and their XXH3-64."""
+    """The place of numbers in ``VIEW.rows``: the first byte, the length in bytes, and the XXH3-64 of the bytes."""
 
     start: int
     length: int
@@ -51,9 +51,9 @@ class Stored(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How the fields of a sample follow from those of its parts. Each part gives its fields, a set as they are (None)
-    or by a rule of its own; ``fields`` chooses and renames those of each part; then they are laid side by side, with a
-    policy for each part."""
+    """The rule by which the fields of a sample are made from the fields of its parts. A part is a sample of a set
+    (None), or is itself made by another rule. ``fields`` chooses and renames the fields of each part. The fields of all
+    parts are then combined, with a policy for each part about fields that already exist."""
 
     parts: tuple[Rule | None, ...]
     policies: tuple[OnConflict, ...]
@@ -66,14 +66,15 @@ class Rule(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a sample is its unchanged parts, one after the other."""
+        """Whether a sample is just its unchanged parts, one after the other."""
         return (
             self.fields is None and all(part is None for part in self.parts) and {*self.policies} <= {"error"}
         )
 
     def slots(self, shapes: Mapping[int, Shape], first: int = 0) -> list[tuple[bytes, int, int]]:
-        """The members of a sample: the name of each, its set, and its number there. ``shapes`` has the fields of the
-        sample in each set; the sets of this rule are counted from ``first``. Raises DataError for a conflict."""
+        """Return the members of a sample, each with its name, its set, and its number in the set. ``shapes`` has the
+        sample's fields in each set. The sets of this rule have numbers from ``first``. Raises DataError for a
+        conflict."""
         members: list[list[tuple[bytes, int, int]]] = []
         for part in self.parts:
             if part is None:
@@ -91,7 +92,7 @@ class Rule(NamedTuple):
         ]
 
     def plain(self) -> dict[str, Any]:
-        """The rule in the form of JSON."""
+        """Return the rule as an object for JSON."""
         return {
             "parts": [None if part is None else part.plain() for part in self.parts],
             "policies": list(self.policies),
@@ -100,16 +101,17 @@ class Rule(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Rule:
-        """The inverse of :meth:`plain`. Raises ValueError."""
+        """Parse a rule; this is the inverse of :meth:`plain`. Raises ValueError."""
         check(plain, _RULE)
         parts = tuple(None if part is None else cls.from_plain(part) for part in plain["parts"])
         return cls(parts, tuple(plain["policies"]), FieldRule.from_plain(plain["fields"]))
 
 
 class ViewShard(NamedTuple):
-    """The samples of a shard: for each set its runs, or all as stored numbers: for each set the base of each sample,
-    then the place of each, as little-endian u32. ``keys`` are the stored new keys: how many, the numbers of their
-    samples, their lengths, and the keys. ``digest`` identifies samples and keys, whatever the numbers of the bases."""
+    """The samples of a shard. Each set has runs, or ``rows`` has stored little-endian u32 numbers: for each set the
+    base of every sample, then the place of every sample. ``keys`` are stored new keys: their number, the numbers of
+    their samples, their lengths, and the keys themselves. ``digest`` identifies samples and keys. It does not depend on
+    the numbering of bases."""
 
     digest: str
     runs: tuple[tuple[Run, ...], ...] | None
@@ -118,8 +120,8 @@ class ViewShard(NamedTuple):
 
 
 class Ancestor(NamedTuple):
-    """A set that a view was made from: its name, its fingerprint if it has a manifest, and the numbers of the sets that
-    it was made from itself, if it is a view."""
+    """A set from which a view was made: its name, and its fingerprint if it has a manifest. If it is a view itself,
+    ``parents`` are the numbers of the sets from which it was made."""
 
     name: str
     fingerprint: str | None
@@ -127,8 +129,9 @@ class Ancestor(NamedTuple):
 
 
 class View(NamedTuple):
-    """The bases of a view, its shards, and how the fields of its samples follow from those of the bases. ``ancestors``
-    are the sets that it was made from, each after its own parents; ``parents`` are the numbers of the last ones."""
+    """The bases of a view, its shards, and the rule for the fields of its samples. ``ancestors`` are all sets from
+    which the view was made, directly or indirectly, each after its own parents. ``parents`` are the numbers of the
+    direct ancestors."""
 
     bases: tuple[ShardInfo, ...]
     shards: tuple[ViewShard, ...]
@@ -138,8 +141,9 @@ class View(NamedTuple):
     parents: tuple[int, ...] = ()
 
     def descent(self, name: str) -> Iterator[list[str]]:
-        """The line of descent of the view, which has this name: a set, its parent, the parent of that, and so on. A
-        set with several parents ends a line, and its parents begin lines of their own if they have parents.
+        """Yield the lines of descent of the view, which has this name. A line is a set, its parent, the parent's
+        parent, and so on. A set with several parents ends a line. Its parents then begin new lines, if they have
+        parents themselves.
 
         >>> sets = Ancestor("photos", None), Ancestor("captions", None), Ancestor("v2", None, (0,))
         >>> [*View((), (), Rule((), ()), Form(), sets, (2, 1)).descent("v3")]
@@ -160,8 +164,9 @@ class View(NamedTuple):
                 yield line
 
     def root(self, shards: Sequence[ShardInfo]) -> str:
-        """The fingerprint of the set, as wdscli-manifest(5) defines it: equal for equal views, however they were made.
-        A shard that is a whole base counts as in the manifest of its base."""
+        """Return the fingerprint of the set, as defined in wdscli-manifest(5). Equal views have equal fingerprints,
+        even if they were made in different ways. A shard that is a whole base counts like in the manifest of its
+        base."""
         import json
 
         from xxhash import xxh3_128, xxh3_128_hexdigest
@@ -175,7 +180,7 @@ class View(NamedTuple):
 
 
 def to_json(view: View) -> dict[str, Any]:
-    """A view as its manifest stores it, without the bases; :func:`from_json` is the inverse."""
+    """Return a view as an object for its manifest, without the bases. :func:`from_json` is the inverse."""
     return {
         "mtime": view.form.mtime,
         "long_names": view.form.long_names,
@@ -220,7 +225,7 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
 
 
 def _check_runs(runs: Sequence[Run], bases: Sequence[ShardInfo], info: ShardInfo) -> None:
-    """Raise ValueError for runs that the bases do not have."""
+    """Raise ValueError for runs that are not in the bases."""
     for base, first, samples in runs:
         if base != MISSING and not (base < len(bases) and 0 < samples <= bases[base].samples - first):
             raise ValueError(f"{info.name} takes samples that no base has")
@@ -229,7 +234,7 @@ def _check_runs(runs: Sequence[Run], bases: Sequence[ShardInfo], info: ShardInfo
 
 
 def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:
-    """Samples as runs; None if there are more than ``most``."""
+    """Return samples as runs, or None if there are more than ``most`` runs."""
     if not len(bases):
         return ()
     step = numpy.where(bases[1:] == MISSING, 0, 1)
@@ -255,12 +260,12 @@ def places_of(runs: Sequence[Run]) -> I64:
 
 
 def is_view(output: str) -> bool:
-    """Whether an output is a view instead of shards."""
+    """Return whether an output is a view and not shards."""
     return output.endswith(VIEW_SUFFIX) and not is_stream(output)
 
 
 def refuse_view(output: str) -> None:
-    """Raise UsageError for the name of a view, from a command that makes new bytes."""
+    """Raise UsageError if the output of a command that makes new bytes has the name of a view."""
     if is_view(output):
         raise UsageError(
             f"{output} is the name of a view, and this command writes new bytes",
@@ -269,12 +274,12 @@ def refuse_view(output: str) -> None:
 
 
 def view_address(pattern: str) -> str:
-    """The address of the view whose shards have the names of a pattern, ``VIEW.json/NAME``."""
+    """Return the address of the view in a shard pattern ``VIEW.json/NAME``."""
     return pattern[: pattern.rindex(VIEW_SUFFIX + "/") + len(VIEW_SUFFIX)]
 
 
 def shards_of_view(output: str, *, keeps_shards: bool) -> str:
-    """The pattern of the shards of a view: the names of the input's shards, or numbers.
+    """Return the pattern for the shards of a view. Shards have the names of the input's shards, or numbers.
 
     >>> shards_of_view("sets/{part}.json", keeps_shards=False)
     'sets/{part}.json/{part}-%06d.tar'

@@ -1,9 +1,10 @@
-"""The shards of views, opened: tar files that lie in no file.
+"""This module opens the shards of views, which are tar files that are not stored.
 
-:func:`open_view_shard` is a shard of a view as a :class:`~wdscli.storage.Source`. :class:`OpenView` is the open view. A
-view is a JSON file, and its shard NAME has the address ``VIEW.json/NAME``, which every reader opens as any other. The
-index of a base says where its samples lie; without one its headers are scanned. A base whose size or headers are not
-those that the view was made from is an error. This module does not know what chose the samples.
+:func:`open_view_shard` opens a shard of a view as a :class:`~wdscli.storage.Source`. :class:`OpenView` is the open
+view. A view is a JSON file. Its shard NAME has the address ``VIEW.json/NAME``, which every reader can open like other
+addresses. The index of a base has the places of its samples; without an index, the headers are scanned. A base with
+another size or other headers than when the view was made is an error. This module does not know how samples were
+chosen.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from wdscli.threads import Recent
 ROWS_SUFFIX = ".rows"
 _NO_BASE = 0xFFFFFFFF
 INDEX_CACHE_BYTES = 256 << 20
-"""The most memory for the indexes of bases that a process keeps for the next shard."""
+"""The most memory for indexes of bases that a process keeps for the next shard, in bytes."""
 VIEWS_KEPT = 16
 LAYOUT_CACHE_BYTES = 256 << 20
-"""The most memory for the layouts of a view that a process keeps."""
+"""The most memory for layouts of a view that a process keeps, in bytes."""
 
 
 class OpenView:
-    """A view that was read: its manifest, and the addresses of its bases."""
+    """An open view: its manifest, and the addresses of its bases."""
 
     def __init__(self, address: str, trusted: bool, manifest: Manifest | None = None) -> None:
         self.address = address
@@ -56,7 +57,7 @@ class OpenView:
         )
 
     def layout(self, number: int, by_headers: bool | None = None) -> Layout:
-        """The layout of a shard. Raises DataError if a base has changed."""
+        """Return the layout of a shard. Raises DataError if a base has changed."""
         by_headers = _by_headers.get() if by_headers is None else by_headers
         return self._layouts.used((number, by_headers)) or self._new_layout(number, by_headers)
 
@@ -65,7 +66,7 @@ class OpenView:
         layers = [
             self._layer(base, numpy.flatnonzero(bases == base), places, of_set, by_headers)
             for of_set, (bases, places) in enumerate(self.samples_of(number))
-            # numpy.unique() imports numpy.ma, which takes as long as reading some hundred samples.
+            # numpy.unique() is avoided: it imports numpy.ma, which takes as long as reading some hundred samples.
             for base in numpy.flatnonzero(numpy.bincount(bases[bases != MISSING])).tolist()
         ]
         arrange = None if rule.is_plain else rule.slots
@@ -74,14 +75,14 @@ class OpenView:
         return self._layouts.keep((number, by_headers), found)
 
     def _layer(self, base: int, at: I64, places: I64, of_set: int, by_headers: bool) -> Layer:
-        """The samples ``at`` of a shard, which lie in a base at ``places``."""
+        """Return the layer for the samples ``at`` of a shard. They are at ``places`` in a base."""
         index, rows = self.index(base, by_headers), places[at]
         if not numpy.array_equal(rows, numpy.arange(index.samples)):
             index = index.part(rows)
         return Layer(base, index, None if len(at) == len(places) else at, of_set)
 
     def samples_of(self, number: int) -> list[tuple[I64, I64]]:
-        """For each set the base and the place of each sample of a shard; :data:`MISSING` for a missing part."""
+        """Return, for each set, the base and the place of each sample of a shard. A missing part is :data:`MISSING`."""
         shard = self.view.shards[number]
         if shard.runs is not None:
             return [(bases_of(runs), places_of(runs)) for runs in shard.runs]
@@ -100,7 +101,8 @@ class OpenView:
         return pairs
 
     def new_keys(self, number: int) -> dict[int, bytes]:
-        """The keys of samples of a shard that do not have those of their bases, by the number of the sample."""
+        """Return the new keys of a shard's samples, by sample number. A sample without a new key has the key from its
+        base."""
         place = self.view.shards[number].keys
         if place is None:
             return {}
@@ -140,7 +142,7 @@ class OpenView:
             )
 
     def index(self, number: int, by_headers: bool = False) -> Index:
-        """The index of a base, compared with what the view was made from. Raises DataError."""
+        """Return the index of a base. Raises DataError if the base is not the same as when the view was made."""
         address, base = self.bases[number], self.view.bases[number]
         key = (os.getcwd() if is_local(address) else "", address, base.headers, by_headers)
         found = _INDEXES.used(key)
@@ -153,7 +155,7 @@ class OpenView:
         return found
 
     def open_base(self, number: int) -> Source:
-        """The bytes of a base. Raises DataError if it has another size than the view says."""
+        """Open the bytes of a base. Raises DataError if it has another size than in the view."""
         base = self.view.bases[number]
         source = open_source(self.bases[number])
         if source.size != base.size_bytes:
@@ -164,7 +166,7 @@ class OpenView:
         return source
 
     def changed(self, number: int, why: str) -> DataError:
-        """The error of a base that is not the one that the view was made from."""
+        """Return the error for a base that has changed since the view was made."""
         return DataError(
             f"the shard was changed after {self.address} was made: {why}",
             code="changed",
@@ -182,7 +184,7 @@ _by_headers: ContextVar[bool] = ContextVar("by_headers", default=False)
 
 @contextmanager
 def by_headers() -> Iterator[None]:
-    """In the block, shards of views are read by the headers of their bases, not by indexes."""
+    """In the block, read shards of views by the headers of their bases, not by indexes."""
     before = _by_headers.set(True)
     try:
         yield
@@ -191,7 +193,7 @@ def by_headers() -> Iterator[None]:
 
 
 def rows_address(view: str) -> str:
-    """The address of the rows of a view.
+    """Return the address of the rows of a view.
 
     >>> rows_address("sets/train.json")
     'sets/train.rows'
@@ -200,8 +202,9 @@ def rows_address(view: str) -> str:
 
 
 def opened(address: str, *, trusted: bool | None = None, manifest: Manifest | None = None) -> OpenView:
-    """The view at an address. A local file is read again after a change; a remote one if ``trusted`` is given, as it is
-    when its set is opened. ``manifest`` is the view's, if it was just read."""
+    """Return the view at an address, from a cache if possible. A local file is read again after a change. A remote file
+    is read again if ``trusted`` is not None, which is so when its set is opened. ``manifest`` is the view's manifest,
+    if it was just read."""
     if trusted is not None:
         (TRUSTED.add if trusted else TRUSTED.discard)(address)
     version: object = address in TRUSTED
@@ -221,8 +224,8 @@ def opened(address: str, *, trusted: bool | None = None, manifest: Manifest | No
 
 
 def shard_of(address: str) -> tuple[OpenView, int]:
-    """The view and the number of the shard at ``VIEW.json/NAME``. Raises InputError for a name that the view does not
-    have."""
+    """Return the view and the number of the shard at ``VIEW.json/NAME``. Raises InputError for a name that the view
+    does not have."""
     place = view_of(address)
     assert place is not None
     view = opened(place[0])
@@ -235,8 +238,8 @@ def shard_of(address: str) -> tuple[OpenView, int]:
 
 
 def whole_base(address: str) -> tuple[str, ShardInfo] | None:
-    """The address of a base, and what the view says of it, if the shard at ``VIEW.json/NAME`` is this base as it is;
-    else None."""
+    """If the shard at ``VIEW.json/NAME`` is an unchanged base, return the base's address and its entry in the view.
+    Otherwise return None."""
     place = view_of(address)
     if place is None:
         return None
@@ -255,7 +258,7 @@ def whole_base(address: str) -> tuple[str, ShardInfo] | None:
 
 
 def open_view_shard(address: str) -> Source:
-    """The bytes of a view's shard. Raises InputError, DataError."""
+    """Open the bytes of a view's shard. Raises InputError, DataError."""
     view, number = shard_of(address)
     layout = partial(view.layout, number, _by_headers.get())
     is_remote = not all(is_local(view.bases[layer.base]) for layer in layout().layers)
@@ -263,7 +266,7 @@ def open_view_shard(address: str) -> Source:
 
 
 def size_of(address: str) -> int | None:
-    """The size of a view's shard in bytes, by the view alone; None if it has no such shard."""
+    """Return the size of a view's shard in bytes. Only the view is read. Return None if the view has no such shard."""
     place = view_of(address)
     if place is None:
         return None
@@ -273,6 +276,6 @@ def size_of(address: str) -> int | None:
 
 
 def forget() -> None:
-    """Read all views and indexes again when they are needed next."""
+    """Forget all views and indexes, so that they are read again at the next use."""
     _VIEWS.clear()
     _INDEXES.clear()

@@ -2,7 +2,7 @@
 
 :class:`SampleWriter` starts new shards as needed, and :class:`ShardWriter` writes shards, indexes and a manifest. The
 loader has other subclasses. One :class:`~wdscli.shards.writing.ShardFile` is open at a time. The exact length of a
-sample in tar bytes decides whether it still fits. This module does not know where samples come from.
+sample in tar bytes decides whether it fits in the open shard. This module does not know where samples come from.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 1024, 1024
 _PLAIN_KEY = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{,99}(?:/[A-Za-z0-9_-]{1,100}){,9}")
-"""Keys that are valid with every field that is valid with some key."""
+"""Matches keys that are valid together with every valid field."""
 _MEMBER_BYTES = 4096
 """The most bytes of headers and padding of a member, unless its name is extraordinarily long."""
 Writer = TypeVar("Writer", bound="SampleWriter")
 
 
 class SampleWriter:
-    """Writes samples to shards, one after the other: checks names, refuses a repeated key in a shard, and keeps each
-    shard within the limits. ``output`` is the set of the shards, or None; ``name`` appears in errors.
+    """Writes samples to shards, one after the other. It checks names, refuses a repeated key in a shard, and keeps each
+    shard within the limits. ``output`` is the set of the shards, or None. ``name`` is used in errors.
 
-    Subclasses open shards, and may end them.
+    Subclasses define how shards are opened, and may define how they end.
     """
 
     manifest: Manifest
-    """The manifest; it exists once the writer is closed."""
+    """The manifest. It exists after the writer is closed."""
 
     def __init__(
         self,
@@ -74,8 +74,9 @@ class SampleWriter:
     def _members(
         self, text: str, key: bytes, fields: Mapping[str, bytes | bytearray | memoryview]
     ) -> list[tuple[bytes, Payload]]:
-        """Field names and payloads of a sample, checked. A field that is valid with one key is valid with every valid
-        key; but whether a name is of the form ``__a.b__``, which readers skip, depends on both."""
+        """Check and return the fields and payloads of a sample. A field that is valid with one key is valid with every
+        valid key. There is one exception: a name of the form ``__a.b__``, which readers skip, depends on both key and
+        field."""
         known, must_check = self._fields, _PLAIN_KEY.fullmatch(text) is None
         members: list[tuple[bytes, Payload]] = []
         for field, data in fields.items():
@@ -90,7 +91,7 @@ class SampleWriter:
         return members
 
     def _room_for(self, key: bytes, members: list[tuple[bytes, Payload]]) -> ShardFile:
-        """The shard for one more sample: the open one, or the next."""
+        """Return the shard for one more sample: the open shard, or the next."""
         if self._closed:
             raise UsageError(f"{self._name} is closed and cannot be written")
         if self._shard is not None and self._is_full(self._shard, key, members):
@@ -143,7 +144,7 @@ class SampleWriter:
         self._finish()
 
     def discard(self) -> None:
-        """Remove the unfinished shard; finished shards stay, without a manifest."""
+        """Remove the unfinished shard. Finished shards stay, without a manifest."""
         self._closed = True
         if self._shard is not None:
             self._shard.discard()
@@ -164,11 +165,11 @@ class SampleWriter:
 class ShardWriter(SampleWriter):
     """Writes samples to ``pattern`` (``out-%06d.tar``, one file, ``-``, ``pipe:CMD``, any writable address).
 
-    A new shard begins when the next sample would make the shard hold more than ``max_count`` samples or more than
-    ``max_size`` bytes (headers, padding and end of archive included). A larger sample gets a shard of its own. Use it
-    as a context manager: each shard gets its name when it is whole, the manifest comes last and only on success, and
-    an exception leaves no partial shard. ``values`` are numbers of each sample that the indexes store, as for ``wds
-    index --values``: ``"json.tokens,len(txt)"``.
+    A shard has at most ``max_count`` samples and at most ``max_size`` bytes, headers, padding and end of archive
+    included. A new shard begins when the next sample would exceed these limits. A sample larger than ``max_size`` gets
+    its own shard. Use this object as a context manager. Each shard gets its name when it is complete. The manifest is
+    written last, and only without an error. An exception leaves no partial shard. ``values`` are numbers of each sample
+    that the indexes store, in the form of ``wds index --values``: ``"json.tokens,len(txt)"``.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardWriter(str(folder / "train-%06d.tar"), max_count=2) as writer:
@@ -205,10 +206,11 @@ class ShardWriter(SampleWriter):
         self, sample: Sample | str, fields: Mapping[str, bytes | bytearray | memoryview] | None = None
     ) -> None:
         """Write one sample: ``write(sample)``, or ``write(key, {field: payload})``. Fields are written in the given
-        order; payloads are bytes and may be changed afterwards.
+        order. Payloads are bytes, and may be changed after the call.
 
-        Raises UsageError for names that are unsafe or would not read back, and for payloads that are not bytes;
-        DataError for a key that the shard already has. The sample is then not written, and the writer can continue.
+        Raises UsageError for names that are unsafe or that readers would parse differently, and for payloads that are
+        not bytes. Raises DataError for a key that the shard already has. After these errors, the sample is not written,
+        and the writer can continue.
         """
         if isinstance(sample, Sample):
             self._put(sample.key, sample.fields)
@@ -230,7 +232,7 @@ class ShardWriter(SampleWriter):
 
 
 def _payload(key: str, field: str, data: object) -> bytes:
-    """``data`` as immutable bytes: buffers are copied, because small payloads are written later."""
+    """Return ``data`` as immutable bytes. Buffers are copied, because small payloads are written later."""
     if isinstance(data, bytes):
         return data
     if isinstance(data, (bytearray, memoryview)):

@@ -1,12 +1,13 @@
-"""This module writes the output of a command: one shard after the other, the manifest at the end.
+"""This module writes the output of a command: first the shards, one after the other, and last the manifest.
 
-:class:`ShardFile` writes one shard; :class:`OutputSet` knows the names and rules of a whole set.
+:class:`ShardFile` writes one shard. :class:`OutputSet` knows the names and rules of a whole set.
 
-All bytes of a shard pass through one method that hashes and writes them while they are in the processor's cache. The
-index of a compressed shard describes the tar inside. :meth:`ShardFile.commit` publishes the shard, then its index. An
-old set's manifest is removed first, so that no manifest ever lists shards of two runs. At the end all shards are
-checked to be those of this run, then the manifest is written, then unused shards of the old set are removed. Until then
-a file next to the shards marks the set as unfinished (:mod:`~wdscli.shards.locks`). Samples come from elsewhere.
+One method hashes and writes all bytes of a shard while they are in the processor's cache. The index of a compressed
+shard describes the decompressed tar. :meth:`ShardFile.commit` publishes the shard, then its index. If an old set is
+replaced, its manifest is removed first, so that no manifest ever lists shards of two runs. At the end, a check proves
+that all shards are from this run. Then the manifest is written, and unused shards of the old set are removed. Until
+then, a file next to the shards marks the set as unfinished (:mod:`~wdscli.shards.locks`). This module does not know
+where samples come from.
 """
 
 from __future__ import annotations
@@ -60,14 +61,15 @@ from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
 Payload = bytes | bytearray | memoryview
 MemberData = tuple[bytes, bytes | None, int, Iterable[Payload]]
 Witness = Callable[[str, ShardInfo, str], None]
-"""Called with the address, the facts and the index's XXH3-64 ("" without an index) of a whole shard, before it gets
-its name."""
+"""A function that is called for each complete shard, before it gets its name. Its arguments are the address, the facts,
+and the XXH3-64 of the index ("" without an index)."""
 
 
 class ShardSettings(NamedTuple):
-    """How shards are written, for tasks in other processes. ``with_index`` writes the ``.wdx`` and ``witness`` is
-    called for each shard, both except for ``-``, ``pipe:`` and devices. ``ticket`` names the folder of the run.
-    ``values`` are the normal names of values that indexes store. ``links`` allows hard links to unchanged files."""
+    """The settings for writing shards, which are sent to tasks in other processes. With ``with_index``, each shard gets
+    an index. ``witness`` is called for each shard. The outputs ``-``, ``pipe:`` and devices have neither. ``ticket``
+    identifies the folder of the run. ``values`` are the normal names of the values stored in indexes. ``links`` allows
+    hard links to unchanged files."""
 
     form: Form = CANONICAL
     checksum: str = "xxh3_128"
@@ -85,7 +87,7 @@ class ShardSettings(NamedTuple):
             self.ticket.check(address)
 
     def open(self, address: str) -> ShardFile:
-        """A new shard at ``address``."""
+        """Open a new shard at ``address``."""
         return ShardFile(address, self)
 
 
@@ -103,11 +105,11 @@ class _Through:
 
 
 class ShardFile:
-    """Writes one shard to ``address``. Call :meth:`commit` or :meth:`end` last. As a context manager it removes an
-    unfinished shard.
+    """Writes one shard to ``address``. Call :meth:`commit` or :meth:`end` last. If it is used as a context manager, an
+    unfinished shard is removed.
 
-    With ``sink`` the bytes go there, compressed as ``kind`` says, and ``address`` is only a name. Raises OutputError,
-    OutputExistsError.
+    If ``sink`` is given, the bytes are written to it, with the compression ``kind``, and ``address`` is only a name.
+    Raises OutputError, OutputExistsError.
 
     >>> folder = getfixture("tmp_path")
     >>> with ShardFile(str(folder / "a.tar")) as shard:
@@ -139,7 +141,7 @@ class ShardFile:
             force=settings.force,
             fsync=settings.fsync,
             packed=kind is not None,
-            at_leisure=settings.witness is not None,  # a run looks at all names before it begins
+            at_leisure=settings.witness is not None,  # a run checks all names before it begins
         )
         self._through = _Through(self._sink, digest)
         try:
@@ -155,7 +157,7 @@ class ShardFile:
 
     @property
     def position(self) -> int:
-        """Bytes of the shard so far, without the end of archive."""
+        """The number of bytes of the shard so far, without the end of archive."""
         return self._tar.position
 
     @property
@@ -163,8 +165,8 @@ class ShardFile:
         return self.index.samples
 
     def write(self, key: bytes, fields: Sequence[tuple[bytes, Payload]]) -> None:
-        """Write one sample. The caller has checked ``key`` and field names (:func:`~wdscli.samples.check_name`). Raises
-        DataError, before it is written, for a payload whose values cannot be computed."""
+        """Write one sample. The caller must have checked ``key`` and field names (:func:`~wdscli.samples.check_name`).
+        If a value of the sample cannot be computed, raises DataError before the sample is written."""
         if self.numbers.names:
             self.numbers.add_fields(key, fields, self.address)
         start = self._tar.position
@@ -172,19 +174,19 @@ class ShardFile:
         self.index.end_sample(key, start)
 
     def write_arrays(self, data: Payload, samples: SampleArrays) -> None:
-        """Write whole canonical samples; their places count from the first byte of ``data``."""
+        """Write complete canonical samples. Their places count from the first byte of ``data``."""
         shift = self._tar.position
         self._tar.raw(data)
         self.index.add_arrays(samples, shift)
 
     def write_pieces(self, key: bytes, fields: Iterable[tuple[bytes, int, Iterable[Payload]]]) -> None:
-        """Write one sample whose payloads come in pieces: (field, bytes, pieces). Raises DataError when a payload has
+        """Write one sample with payloads in pieces: (field, length in bytes, pieces). Raises DataError if a payload has
         another length."""
         self.write_kept(key, ((field, None, size, pieces) for field, size, pieces in fields))
 
     def write_kept(self, key: bytes, members: Iterable[MemberData]) -> None:
-        """Write one sample whose members may have headers of their own: (field, header blocks or None, payload bytes,
-        pieces of the payload). Raises DataError like :meth:`write_pieces`."""
+        """Write one sample with given headers: (field, header blocks or None, payload length in bytes, pieces of the
+        payload). Without header blocks, a canonical header is written. Raises DataError like :meth:`write_pieces`."""
         tar, start, mark = self._tar, self._tar.position, 0
         batch = new_batch()
         for field, header, size, pieces in members:
@@ -216,11 +218,12 @@ class ShardFile:
         self.index.add_batch(batch)
 
     def write_blocks(self, data: Payload) -> None:
-        """Write a part of samples; :meth:`announce` then adds them to the index."""
+        """Write blocks of samples. :meth:`announce` adds these samples to the index later."""
         self._tar.raw(data)
 
     def announce(self, batch: SampleBatch, payload_of: PayloadOf | None = None) -> None:
-        """Add samples to the index that were written by :meth:`write_blocks`. Raises DataError as :meth:`write`."""
+        """Add the samples that were written by :meth:`write_blocks` to the index. Raises DataError like
+        :meth:`write`."""
         self.index.add_batch(batch)
         if self.numbers.names and payload_of is not None:
             self.numbers.add_batch(batch, self.address, payload_of)
@@ -239,7 +242,7 @@ class ShardFile:
         return self.end().result()
 
     def end(self) -> PendingCommit[ShardInfo]:
-        """End the archive. The returned commit publishes it; without that nothing remains."""
+        """End the archive. A call of the returned commit publishes it; without the call, nothing remains."""
         with self._in_folder():
             self._tar.close()
             if self._packer is not None:
@@ -252,12 +255,12 @@ class ShardFile:
         try:
             yield
         except OutputError:
-            self._settings.check_folder(self.address)  # It has a better message for a folder that is gone.
+            self._settings.check_folder(self.address)  # this check has a better message for a removed folder
             raise
 
     def commit_copy(self, address: str, index: Index, checksum: str | None) -> ShardInfo:
-        """Publish a copy of the shard at ``address``, by the store, or a link. Raises NotCopied: then nothing is
-        published, and this shard cannot be used."""
+        """Let the store publish a copy of the shard at ``address``, or publish a link. After NotCopied, nothing is
+        published, and this object cannot be used."""
         self._sink.copy_of(address, index.noted, index.size)
         for batch in index_batches(index):
             self.index.add_batch(batch)
@@ -268,7 +271,7 @@ class ShardFile:
     def _ending(self, info: ShardInfo) -> PendingCommit[ShardInfo]:
         index, seal = None, ""
         if self._with_index:
-            # The index of a shard that a user deleted may still exist; existing shards are checked elsewhere.
+            # If a user deleted a shard, its index may still exist. Existing shards are checked elsewhere.
             index = open_sink(index_address(self.address), force=True, fsync=self._settings.fsync)
             try:
                 seal = self._write_index(index, info.tar_bytes)
@@ -294,20 +297,20 @@ class ShardFile:
         return PendingCommit(commit, discard, self._sink.waits, sum(sink.held_bytes for sink in sinks))
 
     def _take_name(self, info: ShardInfo, index_seal: str, index: Sink | None = None) -> None:
-        """Publish the shard after the witness was called, then its index. Independent requests run at the same time."""
+        """Call the witness, publish the shard, and then its index. Independent requests run at the same time."""
         self._sink.check_free()
         witness = self._settings.witness if self._has_place else None
         before: list[Callable[[], None]] = []
         if witness is not None:
             before.append(partial(witness, self.address, info, index_seal))
         if self._settings.force and self._has_place:
-            # The index of the replaced shard, which would be stale.
+            # Remove the index of the replaced shard, because it would be stale.
             before.append(partial(remove, index_address(self.address)))
         do_together(self.address, before)
         self._sink.commit()
         after: list[Callable[[], None]] = []
         if witness is not None and self._sink.version and not is_local(self.address):
-            # The version identifies it later without a read.
+            # Later, the version identifies the shard without reading it.
             known = replace(info, version=self._sink.version)
             after.append(partial(witness, self.address, known, index_seal))
         if index is not None:
@@ -317,7 +320,7 @@ class ShardFile:
         do_together(self.address, after)
 
     def _write_index(self, sink: Sink, size: int) -> str:
-        """Write the index in pieces, because it may be large; returns the XXH3-64 of its bytes."""
+        """Write the index in pieces, because it may be large. Return the XXH3-64 of its bytes."""
         from xxhash import xxh3_64
 
         seal = xxh3_64()
@@ -343,7 +346,7 @@ class ShardFile:
         )
 
     def discard(self) -> None:
-        """Remove an unfinished shard; a no-op after :meth:`commit` and :meth:`end`."""
+        """Remove an unfinished shard. Do nothing after :meth:`commit` and :meth:`end`."""
         if not self._is_ended:
             self._sink.discard()
 
@@ -355,12 +358,13 @@ class ShardFile:
 
 
 class OutputSet:
-    """The output of one command, by its pattern, in which ``{name}`` takes each of ``names`` if given. ``settings``
-    apply to every shard. With ``standing`` the shards are appended to an existing set. ``part`` is the name of this
-    part of an output. Raises UsageError for an invalid pattern or checksum.
+    """The output of one command, with a pattern for its shards. If ``names`` is given, each of them replaces ``{name}``
+    in turn. ``settings`` apply to every shard. With ``standing``, the shards are appended to an existing set. ``part``
+    is the name of this part of an output. Raises UsageError for an invalid pattern or checksum.
 
-    Call :meth:`begin` once before the first shard and :meth:`finish` once after the last commit, both under the
-    output lock: :meth:`claimed` takes the lock and calls :meth:`begin`; :meth:`hold` uses a lock of several sets.
+    Call :meth:`begin` once before the first shard, and :meth:`finish` once after the last commit. The output lock must
+    be held during both. :meth:`claimed` takes the lock and calls :meth:`begin`. :meth:`hold` uses a lock that covers
+    several sets.
     """
 
     def __init__(
@@ -390,8 +394,8 @@ class OutputSet:
 
     @contextmanager
     def claimed(self, inputs: Iterable[str] = ()) -> Iterator[None]:
-        """Hold the output lock until the block ends. Raises the errors of :meth:`begin`, and OutputError when another
-        run holds it."""
+        """Hold the output lock until the block ends. Raises the errors of :meth:`begin`, and OutputError if another run
+        holds the lock."""
         self.claim(inputs)
         try:
             yield
@@ -399,8 +403,8 @@ class OutputSet:
             self.release()
 
     def claim(self, inputs: Iterable[str] = ()) -> None:
-        """The first half of :meth:`claimed`, for callers without a ``with`` block; :meth:`release` is the second
-        half."""
+        """Take the lock like :meth:`claimed`, for callers without a ``with`` block. :meth:`release` releases the
+        lock."""
         self.hold(OutputLock.take(lock_address(self.pattern.text)))
         try:
             self.begin(inputs)
@@ -409,35 +413,35 @@ class OutputSet:
             raise
 
     def hold(self, claim: OutputLock) -> None:
-        """Write under a lock that the caller releases."""
+        """Use a lock that the caller holds and releases."""
         self._claim = claim
         self.settings = self.settings._replace(ticket=claim.ticket)
 
     def check_claim(self, address: str) -> None:
-        """Raise OutputError when this run no longer holds the output."""
+        """Raise OutputError if this run no longer holds the output lock."""
         self._claim.check(address)
 
     def release(self) -> None:
-        """Release the output lock. May be called twice."""
+        """Release the output lock. A second call does nothing."""
         self.withdraw()
         self._claim.release()
 
     @property
     def manifest_address(self) -> str | None:
-        """The address of the manifest; None for ``-`` and commands."""
+        """The address of the manifest. It is None for ``-`` and commands."""
         return None if self.pattern.is_stream else self.pattern.prefix_address(MANIFEST_SUFFIX)
 
     def check(self, inputs: Iterable[str] = (), *, may_exist: bool = False) -> None:
-        """Raise OutputExistsError when a shard or manifest of this name exists and may not be replaced, UsageError
-        when an output is also an input. Writes nothing. ``may_exist`` permits existing output, for a run that
-        resumes."""
+        """Raise OutputExistsError if a shard or manifest with these names exists and must not be replaced. Raise
+        UsageError if an output is also an input. Nothing is written. ``may_exist`` allows existing output, because the
+        run may resume."""
         if self.pattern.is_stream:
             return
         check_place(self._manifest())
         self.there = self.existing()
         self.has_manifest = self.standing is None and exists(self._manifest())
         there = [*self.there, *([self._manifest()] if self.has_manifest else [])]
-        # A single name without a number may be a folder, which check_place explains.
+        # A single name without a number may be a folder. Then check_place gives the better error.
         if there and is_local(there[0]) and self.pattern.number_of(there[0]) is None:
             check_place(there[0])
         self.pattern.check_name()
@@ -452,7 +456,8 @@ class OutputSet:
             raise OutputExistsError(f"output exists: {there[0]}{more}", hint=self._way_out())
 
     def existing(self) -> list[str]:
-        """The existing shards under names of this output, except those of the set that is appended to."""
+        """Return the existing shards with names of this output. If shards are appended to a set, the old shards are
+        left out."""
         there = self.pattern.existing()
         if self.standing is not None:
             first = self.standing.first
@@ -460,7 +465,7 @@ class OutputSet:
         return there
 
     def _way_out(self) -> str:
-        """The hint for existing output; an interrupted run may have left it."""
+        """Return the hint for existing output, which an interrupted run may have left."""
         if (state := self.state.read()) is not None and state.run:
             return "an unfinished run left it: continue with --resume, or replace it with --force"
         if self.standing is not None:
@@ -470,7 +475,7 @@ class OutputSet:
     def begin(
         self, inputs: Iterable[str] = (), run: str = "", options: Mapping[str, Any] | None = None
     ) -> None:
-        """:meth:`check`, then remove the manifest of a replaced set and the leftovers of killed runs."""
+        """Call :meth:`check`, then remove the manifest of a replaced set and the remains of killed runs."""
         self.check(inputs)
         self.declare(run, options)
         if self.settings.force and not self.pattern.is_stream:
@@ -483,10 +488,10 @@ class OutputSet:
     def declare(
         self, run: str = "", options: Mapping[str, Any] | None = None, *, replaces: bool = False
     ) -> None:
-        """Mark the set as unfinished. ``replaces`` means that shards will be replaced without ``force``. ``run``
-        identifies a run that can resume, with ``options``."""
+        """Mark the set as unfinished. ``replaces`` means that shards will be replaced without ``force``. If the run can
+        resume, ``run`` identifies it, and ``options`` are its options."""
         if self.pattern.single and not run:
-            self.state = StateFile("")  # One file is replaced at once, and its run cannot resume.
+            self.state = StateFile("")  # a single file is replaced atomically, and its run cannot resume
         change: Change = "new"
         first = 0 if self.standing is None else self.standing.first
         if self.standing is not None:
@@ -497,13 +502,14 @@ class OutputSet:
         self.state.begin(Unfinished(self.state.address, change, *how), fsync=self.settings.fsync)
 
     def withdraw(self) -> None:
-        """After a failed run: remove the mark of a new set that got no shard."""
+        """After a failed run, remove the mark of a new set without shards."""
         is_ours = self._claim.path or not is_local(self.state.address)
         if self.state.is_of_new_shards and is_ours and not self.existing():
             self.state.end()
 
     def tidy(self, addresses: Sequence[str]) -> None:
-        """Remove what only an unfinished set of these shards needs, as :meth:`finish` does after the manifest."""
+        """Remove the files that only an unfinished set of these shards needs. :meth:`finish` does this after the
+        manifest is written."""
         if (state := self.state.read()) is not None:
             if state.change == "replace":
                 self._remove_leftovers(len(addresses))
@@ -511,14 +517,14 @@ class OutputSet:
         remove_receipts([*addresses, self._manifest()], self._is_own)
 
     def remove_abandoned(self) -> None:
-        """Remove temporary files of this output that killed runs have left."""
+        """Remove temporary files of this output that remain from killed runs."""
         if self.pattern.is_stream or not is_local(self._manifest()):
             return
         folder = folder_of(self._manifest())
         remove_abandoned(folder, lambda name: self._is_own(folder + name))
 
     def _is_own(self, address: str) -> bool:
-        """Whether an address belongs to this set: manifest, state, shard or index."""
+        """Return whether an address is the manifest, the state, a shard or an index of this set."""
         folder, name = folder_of(address), base_name(address)
         if folder.endswith(f"{FOLDER}/") and name.endswith(SUFFIX):
             address = folder.removesuffix(f"{FOLDER}/") + name.removesuffix(SUFFIX)
@@ -526,15 +532,15 @@ class OutputSet:
         return address in (manifest, state_address(manifest)) or self.pattern.could_name(address)
 
     def address(self, index: int) -> str:
-        """The address of shard ``index``."""
+        """Return the address of shard ``index``."""
         return self.pattern.address(index + (0 if self.standing is None else self.standing.first))
 
     def _manifest(self) -> str:
         return self.pattern.prefix_address(MANIFEST_SUFFIX)
 
     def finish(self, shards: Sequence[ShardInfo], **made: Any) -> Manifest:
-        """Write :meth:`manifest_of` the shards, then remove the rest of a replaced set. Raises OutputError when
-        another program has replaced or removed a shard."""
+        """Write :meth:`manifest_of` the shards, then remove the rest of a replaced set. Raises OutputError if another
+        program has replaced or removed a shard."""
         manifest = self.manifest_of(shards, Provenance(**made))
         if not self.pattern.is_stream:
             self._check_own(shards)
@@ -549,7 +555,7 @@ class OutputSet:
         return manifest
 
     def _check_standing(self) -> None:
-        """Raise OutputError when the set was changed while shards were appended to it."""
+        """Raise OutputError if the set was changed while shards were appended to it."""
         if self.standing is None:
             return
         try:
@@ -563,8 +569,8 @@ class OutputSet:
             )
 
     def _check_own(self, shards: Sequence[ShardInfo]) -> None:
-        """Raise OutputError unless every shard has the bytes that this run wrote. A shard that was replaced is read
-        and compared, because two runs of one plan write the same bytes."""
+        """Raise OutputError unless every shard has the bytes that this run wrote. A replaced shard is read and
+        compared, because another run of the same plan writes the same bytes."""
         self.check_claim(self._manifest())
         known = [(self.address(at), shard) for at, shard in enumerate(shards) if shard.version]
         others = []
@@ -581,7 +587,7 @@ class OutputSet:
         )
 
     def _remove_lies(self, ours: set[str]) -> None:
-        """Remove a manifest of another run that lists shards of this run."""
+        """Remove another run's manifest if it lists shards of this run."""
         if self.standing is not None:
             return
         try:
@@ -599,7 +605,7 @@ class OutputSet:
         return False
 
     def manifest_of(self, shards: Sequence[ShardInfo], made: Provenance) -> Manifest:
-        """The manifest of these shards."""
+        """Return the manifest of these shards."""
         facts: dict[str, Any] = {"operation": made.operation, "options": shown_in(dict(made.options))}
         facts["inputs"] = list(made.inputs)
         if made.seed is not None:
@@ -617,13 +623,13 @@ class OutputSet:
         return base_name(self._manifest())[: -len(MANIFEST_SUFFIX)].rstrip("-")
 
     def _named(self, index: int, shard: ShardInfo) -> ShardInfo:
-        """The shard under its path from the manifest's folder, because the pattern may number folders."""
+        """Return the shard with its path relative to the manifest's folder, because the pattern may number folders."""
         if self.pattern.is_stream:
             return shard
         return replace(shard, name=self.address(index).removeprefix(folder_of(self._manifest())))
 
     def _remove_leftovers(self, count: int) -> None:
-        """Remove shards of the replaced set that the new one does not have, and their indexes."""
+        """Remove the shards of the replaced set that are not in the new set, and their indexes."""
         kept = {self.address(index) for index in range(count)}
         for address in self.there or ():
             if address not in kept:
@@ -632,5 +638,5 @@ class OutputSet:
 
 
 def _place(address: str) -> str:
-    """An address that is equal for two names of one file: local symlinks are resolved."""
+    """Return an address that is equal for all names of the same file. Local symlinks are resolved."""
     return os.path.realpath(local_path(address)) if is_local(address) else address

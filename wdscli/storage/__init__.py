@@ -1,8 +1,7 @@
-"""This package has every way to read and to write bytes.
+"""This package reads and writes all bytes: local files, streams and remote objects.
 
-Everything above works on a :class:`Source` or a :class:`Sink` and never asks where the bytes are. This
-package is the only importer of fsspec, s3fs, obstore and braceexpand, and imports them, like whatever else costs time,
-when an address needs them.
+Other packages use only a :class:`Source` or a :class:`Sink`, and do not know where the bytes are. Only this package
+imports fsspec, s3fs, obstore and braceexpand. Modules that are slow to import are imported when an address needs them.
 """
 
 from wdscli.storage.addresses import OPENERS as OPENERS

@@ -1,18 +1,19 @@
 """This module knows the syntax of addresses, and which addresses a document may name.
 
-An address is a path, ``-``, ``pipe:CMD`` or ``scheme://...``. This module knows these kinds, their file names and their
-siblings. It works by text alone and one regular expression, without ``urllib``, because every command imports it.
+An address is a path, ``-``, ``pipe:CMD`` or ``scheme://...``. This module knows these kinds, the file name in an
+address, and the addresses of other files in the same folder. It uses only text and one regular expression, without
+``urllib``, because every command imports it.
 
-It also has the rule for addresses in documents. :func:`shard_address` checks the shards of a manifest,
-:func:`listed_address` the lines of a list and the cells of a table, :func:`check_pipe` commands:
+It also has the rules for addresses in documents. :func:`shard_address` checks the shards of a manifest.
+:func:`listed_address` checks the lines of a list and the cells of a table. :func:`check_pipe` checks commands:
 
-- A downloaded manifest or list may name files next to and below it, and URLs of its own scheme and host. Other names (a
-  path of this machine, ``..``, standard input, another host) are refused unless the caller trusts the document.
-  Commands are always refused.
-- A local manifest may also use ``..`` and URLs, as `wds index -o` writes them, but no absolute path, standard input or
-  command.
-- A local list is trusted like words of the command line.
-- A local table is data: it may name any file and URL, but a command only if the caller trusts it.
+- A downloaded manifest or list may name files in and below its folder, and URLs of its own scheme and host. Other names
+are refused unless the caller trusts the document: a path of this machine, ``..``, standard input, another host.
+Commands are always refused.
+- A local manifest may also use ``..`` and URLs, because `wds index -o` writes them. It must not use an absolute path,
+standard input or a command.
+- A local list is trusted like the command line.
+- A local table is data. It may name any file and URL, but it may name a command only if the caller trusts it.
 
 This module opens nothing.
 """
@@ -34,13 +35,13 @@ STREAM = "-"
 PIPE = "pipe:"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _DIGITS = re.compile(r"([0-9]+)")
-# Two numbers with something between them, and at least one bracket.
+# Matches two numbers with other characters between them, and at least one bracket.
 _RANGE = re.compile(r"(?:([{(\[])\s*)?([0-9]+)\s*(?:\.{1,3}|-|:|,|\u2026|to)\s*([0-9]+)(?:\s*([)}\]]))?")
 _HALF_RANGE = re.compile(r"\{(?:[0-9]+\.\.|\.\.[0-9]+)\}")
 
 
 def scheme(address: str) -> str:
-    """The part before ``://`` in lower case; ``file`` for a path, and ``-`` or ``pipe`` for a stream."""
+    """Return the part before ``://`` in lower case. A path gives ``file``, and a stream gives ``-`` or ``pipe``."""
     if address == STREAM:
         return STREAM
     if address.startswith(PIPE):
@@ -50,32 +51,33 @@ def scheme(address: str) -> str:
 
 
 OPENERS: dict[str, Callable[[str], Any]] = {}
-"""A program's own functions that open addresses, by scheme. Each returns a file object, which is read once."""
+"""Functions of the calling program that open addresses, by scheme. Each returns a file object, which is read once."""
 
 
 def is_local(address: str) -> bool:
-    """Whether ``address`` names a file of this machine (a path or ``file://``)."""
+    """Return whether ``address`` names a file of this machine (a path or ``file://``)."""
     return scheme(address) in ("file", "local")
 
 
 def is_stream(address: str) -> bool:
-    """Whether ``address`` is ``-`` or ``pipe:CMD``, which have no folder and are read or written once."""
+    """Return whether ``address`` is ``-`` or ``pipe:CMD``. Streams have no folder, and can be read or written only
+    once."""
     return address == STREAM or address.startswith(PIPE)
 
 
 def has_folder(address: str) -> bool:
-    """Whether an input can have other files next to it. It cannot if it is a stream, or if one of the :data:`OPENERS`
-    opens it."""
+    """Return whether an input can have other files in its folder. A stream, and an address that :data:`OPENERS` open,
+    cannot."""
     return not is_stream(address) and scheme(address) not in OPENERS
 
 
 def is_web(address: str) -> bool:
-    """Whether ``address`` is on a web server, which can be read but neither listed nor written."""
+    """Return whether ``address`` is on a web server. Web servers can be read, but not listed or written."""
     return scheme(address) in ("http", "https")
 
 
 def local_path(address: str) -> str:
-    """The path of a local address."""
+    """Return the path of a local address."""
     match = _SCHEME.match(address)
     path = address[match.end() :] if match else address
     folder = _folder.get()
@@ -87,7 +89,8 @@ _folder: ContextVar[str] = ContextVar("folder", default="")
 
 @contextmanager
 def relative_to(folder: str) -> Iterator[None]:
-    """In the block, relative paths begin at ``folder`` instead of the current folder. Addresses keep their text.
+    """In the block, resolve relative paths from ``folder`` instead of the current folder. The text of addresses does
+    not change.
 
     This is for tasks on other machines. Several of them may run in one process, so a task cannot change the process's
     current folder.
@@ -100,7 +103,8 @@ def relative_to(folder: str) -> Iterator[None]:
 
 
 def split_folder(address: str) -> tuple[str, str]:
-    """The address up to and including its last slash, and the file name. A web address loses its query."""
+    """Split an address into the part up to its last slash, slash included, and the file name. The query of a web
+    address is removed."""
     if is_web(address):
         address = re.split("[?#]", address, maxsplit=1)[0]
     cut = address.rfind("/") + 1
@@ -108,7 +112,7 @@ def split_folder(address: str) -> tuple[str, str]:
 
 
 def sibling(address: str, name: str) -> str:
-    """The address of the file ``name`` (which may have slashes of its own) in the same folder.
+    """Return the address of the file ``name``, which may contain slashes, in the same folder.
 
     >>> sibling("s3://bucket/train-000000.tar", ".wds/train-000000.tar.wdx")
     's3://bucket/.wds/train-000000.tar.wdx'
@@ -119,8 +123,8 @@ def sibling(address: str, name: str) -> str:
 
 
 class Held:
-    """Bytes in memory. While this object exists, every reader of this process finds the bytes at their address. If the
-    object is pickled, the other process holds the bytes too."""
+    """Bytes in memory with an address. While this object exists, every reader in this process finds the bytes at this
+    address. If the object is pickled, the other process gets the bytes too."""
 
     def __init__(self, address: str, data: bytes) -> None:
         self.address, self.data = address, data
@@ -133,7 +137,8 @@ HELD: WeakValueDictionary[str, Held] = WeakValueDictionary()
 
 
 def hold(address: str, data: bytes) -> Held:
-    """Hold bytes at an address that contains their digest. The caller keeps the result."""
+    """Make bytes readable at an address that contains their digest. The caller must keep the result while they are
+    needed."""
     found = HELD.get(address)
     if found is None:
         found = HELD[address] = Held(address, data)
@@ -141,13 +146,13 @@ def hold(address: str, data: bytes) -> Held:
 
 
 TRUSTED: set[str] = set()
-"""The views whose bases may have any address. Tasks pass these views to their workers."""
+"""The trusted views, whose bases may have any address. Tasks send these views to their workers."""
 VIEW_SUFFIX = ".json"
 
 
 def view_of(address: str) -> tuple[str, str] | None:
-    """The address of a view and the name of its shard, for the address ``VIEW.json/NAME`` of a view's shard; None for
-    any other address. A local folder may have such a name too."""
+    """Split the address ``VIEW.json/NAME`` of a view's shard into the view's address and the shard's name. Return None
+    for any other address. A local folder may also have such a name."""
     if f"{VIEW_SUFFIX}/" not in address or is_stream(address):
         return None
     view, _, name = address.partition(f"{VIEW_SUFFIX}/")
@@ -158,8 +163,8 @@ def view_of(address: str) -> tuple[str, str] | None:
 
 
 def base_name(address: str, *, output: bool = False) -> str:
-    """The file name; ``stdin`` (``stdout`` with ``output``) for ``-``, and for a pipe a short name that stays
-    the same.
+    """Return the file name in an address. The name of ``-`` is ``stdin``, or ``stdout`` with ``output``. A pipe has a
+    short name that is always the same.
 
     >>> base_name("https://example.org/a/train-000000.tar?token=7")
     'train-000000.tar'
@@ -174,14 +179,15 @@ def base_name(address: str, *, output: bool = False) -> str:
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """A sort key that puts ``img2`` before ``img10``. If two keys are equal, the texts themselves decide."""
+    """Return a sort key that puts ``img2`` before ``img10``. If the keys of two texts are equal, the texts themselves
+    decide."""
     parts: list[str | int] = list(_DIGITS.split(name))
     parts[1::2] = [whole_number(digits) for digits in _DIGITS.findall(name)]
     return parts, name
 
 
 def addresses_of(given: str | Sequence[str] | None, option: str) -> tuple[str, ...]:
-    """The address or addresses that an option names. Raises UsageError if standard input is named twice."""
+    """Return the address or addresses in an option. Raises UsageError if standard input is named twice."""
     found = () if given is None else (given,) if isinstance(given, str) else tuple(given)
     if found.count(STREAM) > 1:
         raise UsageError(f"{option} names standard input twice", hint=f"{option} FILE")
@@ -189,7 +195,7 @@ def addresses_of(given: str | Sequence[str] | None, option: str) -> tuple[str, .
 
 
 def same_file(one: str, other: str) -> bool:
-    """Whether two addresses name the same existing file; remote addresses are compared as text."""
+    """Return whether two addresses name the same existing file. Remote addresses are compared as text."""
     if is_local(one) and is_local(other):
         try:
             return os.path.samefile(local_path(one), local_path(other))
@@ -199,7 +205,8 @@ def same_file(one: str, other: str) -> bool:
 
 
 def range_hint(address: str) -> str | None:
-    """A hint for a missing address that looks like a mistyped range of numbers: ``{0.4}``, ``{0-4}``, ``{0..4``."""
+    """Return a hint for a missing address that looks like a mistyped range of numbers: ``{0.4}``, ``{0-4}``,
+    ``{0..4``."""
     if _HALF_RANGE.search(address):
         return "a range in braces has two ends: {00000..00041}"
     meant = _RANGE.sub(lambda m: f"{{{m[2]}..{m[3]}}}" if m[1] or m[4] else m[0], address)
@@ -213,8 +220,8 @@ _HINT = "if you trust it: --trust-addresses, or trust_addresses=True in code"
 
 
 def shard_address(manifest: str, name: str, *, trusted: bool = False) -> str:
-    """The address of the shard that the manifest at ``manifest`` calls ``name``. Raises InputError for a name that is
-    not allowed."""
+    """Return the address of the shard with the name ``name`` in the manifest at ``manifest``. Raises InputError for a
+    name that is not allowed."""
     if name.startswith(PIPE):
         raise _refused(
             manifest,
@@ -230,11 +237,11 @@ def shard_address(manifest: str, name: str, *, trusted: bool = False) -> str:
 
 
 def listed_address(document: str, name: str, *, trusted: bool = False, is_cell: bool = False) -> str:
-    """The address that a line, or with ``is_cell`` a cell, of the document at ``document`` names. Raises InputError for
-    a name that is not allowed.
+    """Return the address that a line of the document at ``document`` names, or with ``is_cell``, a cell of a table.
+    Raises InputError for a name that is not allowed.
 
-    A relative name in a downloaded document is relative to the document; in a local one it is relative to the current
-    folder. A document from standard input or a command may name anything but commands.
+    A relative name in a downloaded document is relative to the document. A relative name in a local document is
+    relative to the current folder. A document from standard input or a command may name anything except commands.
     """
     here = is_local(document)
     if not (here or is_stream(document)):
@@ -245,7 +252,8 @@ def listed_address(document: str, name: str, *, trusted: bool = False, is_cell: 
 
 
 def check_pipe(address: str, *, pipes: bool = True) -> None:
-    """Raise UsageError for a command if ``pipes=False`` or WDSCLI_NO_PIPE in the environment forbids commands."""
+    """Raise UsageError for a command if commands are forbidden by ``pipes=False`` or by WDSCLI_NO_PIPE in the
+    environment."""
     if not address.startswith(PIPE):
         return
     if not pipes:
@@ -259,15 +267,15 @@ def check_pipe(address: str, *, pipes: bool = True) -> None:
 
 
 def _why_not(document: str, name: str, is_path: bool, is_absolute: bool) -> str:
-    """Why a name is not allowed; empty if it is."""
+    """Return the reason why a name is not allowed. It is empty if the name is allowed."""
     if name == "-":
         return "standard input"
     if is_path and is_absolute:
         return "a path of this machine"
-    # fsspec reads a::b as one address inside another.
+    # fsspec reads a::b as an address inside another address.
     if "::" in name:
         return "one address inside another"
-    # `wds index -o` writes manifests in other folders than their shards, with such names.
+    # `wds index -o` writes such names if the manifest is in another folder than its shards.
     if is_local(document):
         return ""
     plain = name
@@ -283,11 +291,11 @@ def _why_not(document: str, name: str, is_path: bool, is_absolute: bool) -> str:
 
 
 def _origin(address: str) -> tuple[str, str]:
-    """The scheme and the host (for a store: the bucket), without login and default port."""
+    """Return the scheme and the host, or for a store the bucket, without login and default port."""
     found = _AUTHORITY.match(address)
     kind = scheme(address)
     host = found[1] if found else ""
-    # Some programs read a backslash as a slash, so the host is uncertain: compare the whole address.
+    # Some programs read a backslash as a slash, so the host is uncertain. Return the whole address instead.
     host = host.rpartition("@")[2].lower() if "\\" not in host else address
     return kind, host.removesuffix(_PORTS.get(kind, "\0"))
 

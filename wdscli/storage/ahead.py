@@ -1,14 +1,14 @@
-"""This module reads ahead in one remote object. It is the only scheduler of range requests.
+"""This module reads ahead in one remote object. All range requests are scheduled here.
 
 A reader announces the ranges that it wants (:meth:`Ahead.expect`). :class:`Ahead` joins ranges with a short gap between
 them into one request, and cuts long ranges into requests of some MiB. The number of bytes in flight or in memory is
-bounded at any time. Reads are served from these blocks. The least recently used block is dropped first, so that headers
-and payloads that are read alternately come from one request.
+always limited. The answers are kept as blocks, and reads take their bytes from these blocks. The least recently used
+block is dropped first. So one request can serve headers and payloads that are read alternately.
 
-A gap is read if that is cheaper than another request. Another request costs latency times bandwidth, and both are
-measured (:class:`Line`).
+A gap is read if that is faster than another request. Another request costs as much time as reading latency times
+bandwidth in bytes. Both are measured (:class:`Line`).
 
-This module does not know its readers, nor how a request is made.
+This module does not know its readers, or how a request is made.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from wdscli.storage.retry import ReceivedBytes
 REQUEST_BYTES = LARGE_BYTES
 """The size limit of one request."""
 READ_AHEAD_BYTES = 64 << 20
-"""The default limit of bytes in flight or held, for all objects that a process reads."""
+"""The default limit for bytes in flight or in memory, for all objects that a process reads."""
 LEAST_SHARE_BYTES = 1 << 20
 """The smallest share of the read-ahead limit for one object."""
 FIRST_GAP_BYTES = 1 << 20
-"""The longest gap that is read if the speed of the line is still unknown."""
+"""The longest gap that is read while the speed of the line is unknown."""
 LEAST_GAP_BYTES, MOST_GAP_BYTES = 1 << 16, REQUEST_BYTES
 _USUAL_LATENCY_SECONDS = 0.02
 _AT_ONCE = READ_AHEAD_BYTES // REQUEST_BYTES
 """The most requests in flight at the same time."""
 _LATENCY_BYTES = 1 << 17
-"""Shorter answers measure the latency of a line, and longer answers measure its bandwidth."""
+"""Answers with fewer bytes measure the latency of a line, and longer answers measure its bandwidth."""
 
 _BUSY: WeakSet[Ahead] = WeakSet()
-"""The readers that expect ranges, which share the limit."""
+"""The readers that expect ranges. They share the limit."""
 
 END = 1 << 62
-"""More bytes than any object has."""
+"""A number larger than the size of any object."""
 
 Range = tuple[int, int]
 """A range: its first byte, and the byte after its last byte."""
 Block = bytes | ReceivedBytes
-"""The bytes of one request."""
+"""The received bytes of one request."""
 
 
 def copy(data: Block, begin: int, view: memoryview) -> None:
-    """Fill ``view`` with the bytes from byte ``begin`` of ``data`` on."""
+    """Fill ``view`` with the bytes of ``data`` from byte ``begin``."""
     if isinstance(data, ReceivedBytes):
         data.copy(begin, view)
     else:
@@ -60,7 +60,7 @@ def copy(data: Block, begin: int, view: memoryview) -> None:
 
 
 class Line:
-    """The measured speed of the line to a store: the least latency, and a moving average of the bandwidth."""
+    """The measured speed of the line to a store: the smallest latency, and a moving average of the bandwidth."""
 
     def __init__(self) -> None:
         self._latency_seconds = self._bytes_per_second = 0.0
@@ -77,21 +77,22 @@ class Line:
 
     @property
     def gap_bytes(self) -> int:
-        """The longest gap that is cheaper to read than to skip."""
+        """The longest gap that is faster to read than to skip, in bytes."""
         if not (self._latency_seconds and self._bytes_per_second):
             return FIRST_GAP_BYTES
         worth = int(self._latency_seconds * self._bytes_per_second)
         return max(LEAST_GAP_BYTES, min(worth, MOST_GAP_BYTES))
 
     def seconds(self, requests: int, size_bytes: int) -> float:
-        """The estimated time of so many requests for so many bytes in total, several in flight at a time."""
+        """Return the estimated time for this many requests with this many bytes in total. Several requests are in
+        flight at the same time."""
         latency = self._latency_seconds or _USUAL_LATENCY_SECONDS
         rate = self._bytes_per_second or FIRST_GAP_BYTES / _USUAL_LATENCY_SECONDS
         return requests * latency / _AT_ONCE + size_bytes / rate
 
 
 _LINES: dict[str, Line] = {}
-"""By scheme and host or bucket."""
+"""The measured lines, by scheme and host or bucket."""
 
 
 def line_to(address: str) -> Line:
@@ -100,8 +101,8 @@ def line_to(address: str) -> Line:
 
 
 def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD_BYTES) -> list[Range]:
-    """Sort ranges, and join those with a gap of less than ``gap_bytes`` between them. The shortest gaps come first, and
-    the total stays within ``most_bytes``.
+    """Sort ranges, and join those with a gap of less than ``gap_bytes`` between them. The shortest gaps are closed
+    first, as long as the total is at most ``most_bytes``.
 
     >>> joined([(30, 40), (0, 10), (12, 20)], 8), joined([(0, 10), (12, 20), (30, 40)], 16, 30)
     ([(0, 20), (30, 40)], [(0, 20), (30, 40)])
@@ -115,7 +116,7 @@ def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD
     gaps = sorted(gap for gap in (begin - end for (_, end), (begin, _) in pairwise(apart)) if gap < gap_bytes)
     room = most_bytes - sum(end - begin for begin, end in apart)
     fitting = bisect_right(list(accumulate(gaps)), room)
-    # Gaps as long as the first one that does not fit are all skipped.
+    # If a gap does not fit, all gaps of the same length are skipped too.
     limit = gaps[fitting] if fitting < len(gaps) else gap_bytes
     found: list[Range] = []
     for begin, end in apart:
@@ -127,8 +128,8 @@ def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD
 
 
 def _requests(ranges: Iterable[Range], step: int, known: list[Range]) -> Iterator[Range]:
-    """Cut ``ranges`` into requests of ``step`` bytes. The ``known`` requests, in flight or answered, are reused as they
-    are, even if they reach beyond a range.
+    """Cut ``ranges`` into requests of ``step`` bytes. The ``known`` requests, which are in flight or answered, are
+    reused unchanged, even if they reach beyond a range.
 
     >>> list(_requests([(0, 25), (40, 45)], 10, [(5, 8), (22, 42)]))
     [(0, 5), (5, 8), (8, 18), (18, 22), (22, 42), (42, 45)]
@@ -146,9 +147,9 @@ def _requests(ranges: Iterable[Range], step: int, known: list[Range]) -> Iterato
 
 
 class Ahead:
-    """The blocks of one object, for one thread. ``fetch(begin, end)`` starts a request and returns its future;
-    ``result`` waits for it and raises its error; ``line`` records its speed. ``read_ahead_bytes`` is the limit that all
-    objects share (None: the default)."""
+    """The blocks of one object, for one thread. ``fetch(begin, end)`` starts a request and returns its future.
+    ``result`` waits for a future, and raises its error. ``line`` records the speed of requests. ``read_ahead_bytes`` is
+    the limit that all objects share (None: the default)."""
 
     def __init__(
         self,
@@ -171,26 +172,28 @@ class Ahead:
         self._goes_back = True
 
     def _share(self) -> int:
-        """The limit of bytes in flight or held for this object."""
+        """The limit for bytes in flight or in memory for this object."""
         most = READ_AHEAD_BYTES if self._read_ahead_bytes is None else self._read_ahead_bytes
         return max(most // max(len(_BUSY), 1), min(LEAST_SHARE_BYTES, most))
 
     def will_be_used(self, size_bytes: int) -> None:
-        """Read ahead as if ``size_bytes`` had already been used, because the reader will continue and not go back."""
+        """Read ahead as if ``size_bytes`` had already been used. Call this if the reader will continue, and never go
+        back."""
         self._used_bytes = max(self._used_bytes, size_bytes)
         self._goes_back = False
 
     def expect(self, ranges: Iterable[Range], gap_bytes: int | None = None, *, keep: bool = False) -> None:
-        """Announce the ranges that will be read next, in any order. Forget earlier ones; with ``keep`` only when their
-        room is needed, because the reader will read all of it. Gaps of ``gap_bytes`` or more are skipped; None: as the
-        line's speed suggests, within the limit."""
+        """Announce the ranges that will be read next, in any order. Forget earlier ranges. With ``keep``, keep their
+        blocks until the memory is needed, because the reader will read the whole object. Gaps of ``gap_bytes`` or more
+        are skipped. If ``gap_bytes`` is None, the line's speed and the limit decide."""
         most, is_chosen = END, gap_bytes is not None
         known = {self._blocks[number]: future for number, future in self._held.items()}
         _BUSY.add(self)
         share = self._share()
         if gap_bytes is None:
             gap_bytes, most = self._line.gap_bytes, share
-        # A small share is divided too, so that several requests are in flight. Chosen ranges are several already.
+        # Divide a small share too, so that several requests are in flight. With a chosen gap there are already several
+        # ranges.
         self._step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
         longest = REQUEST_BYTES if is_chosen else self._step
         self._blocks = list(_requests(joined(ranges, gap_bytes, most), longest, sorted(known)))
@@ -214,14 +217,14 @@ class Ahead:
         self._go_on(next((at for at in range(len(self._blocks)) if at not in self._kept), len(self._blocks)))
 
     def read(self, begin: int, end: int) -> bytes | None:
-        """Some bytes; None if not all of them were expected. Raises what ``result`` raises."""
+        """Return some bytes, or None if not all of them were expected. Raises the errors of ``result``."""
         parts: list[bytes] = []
         if not self._each(begin, end, lambda data, first, stop: parts.append(data[first:stop])):
             return None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, begin: int, view: memoryview) -> bool:
-        """:meth:`read` into a buffer; False if not all of the bytes were expected."""
+        """Do the work of :meth:`read` into a buffer. Return False if not all of the bytes were expected."""
         at = 0
 
         def take(data: Block, first: int, stop: int) -> None:
@@ -232,8 +235,8 @@ class Ahead:
         return self._each(begin, begin + len(view), take)
 
     def _each(self, begin: int, end: int, take: Callable[[Block, int, int], None]) -> bool:
-        """Pass the parts of blocks that hold some bytes to ``take``, as far as they were expected. Return whether all
-        were."""
+        """Pass the parts of blocks with some bytes to ``take``, if the bytes were expected. Return whether all bytes
+        were expected."""
         number = bisect_right(self._begins, begin) - 1
         if number < 0 or begin >= self._blocks[number][1]:
             return False
@@ -253,8 +256,9 @@ class Ahead:
         return True
 
     def _go_on(self, number: int) -> None:
-        """Start the requests from block ``number`` on that fit into the limit, that block in any case. The more was
-        used, the more is started, because a reader that expects a whole object may read only its beginning."""
+        """Start the requests from block ``number`` that fit into the limit, and always the request for this block. More
+        requests are started after more bytes were used, because a reader that expects a whole object may read only its
+        beginning."""
         at, ahead = number, 0
         room = self._share() // 2 if self._goes_back else self._share() - self._step
         most = min(max(REQUEST_BYTES, 2 * self._used_bytes), room)
@@ -272,7 +276,7 @@ class Ahead:
             at += 1
 
     def _make_room(self, size: int, first: int, end: int) -> None:
-        """Drop the blocks that were used longest ago, but none from block ``first`` up to ``end``."""
+        """Drop the least recently used blocks, but keep the blocks ``first`` to ``end - 1``."""
         share = self._share()
         for number in list(self._held):
             if self._held_bytes + size <= share:

@@ -1,18 +1,18 @@
-"""This module compresses shards in blocks. Each block can be read alone, so a shard can be read from any place.
+"""This module compresses shards in blocks. Each block can be decompressed alone, so a shard can be read from any place.
 
-:func:`packer_for` compresses an output according to its name. :func:`open_blocks` opens a source that decompresses only
-the blocks that are read.
+:func:`packer_for` returns the compressor for an output's name. :func:`open_blocks` opens a source that decompresses
+only the blocks that are read.
 
-- A zstd shard is a row of frames of 4 MiB, each with its checksum, followed by the table of zstd's seekable format.
-- A gzip shard is one member, because streaming readers (tarfile's ``r|*``, which webdataset uses) stop after the first.
-  Its compressor is reset every 256 KiB (a full flush). The table, with a CRC of each block, is in the extra fields of
-  empty members at the end. zlib always writes gzip, because isal writes other bytes.
+- A zstd shard is a sequence of frames of 4 MiB, each with its checksum. The table of zstd's seekable format follows.
+- A gzip shard is one member, because streaming readers, such as tarfile's ``r|*`` in webdataset, stop after the first
+member. The compressor is reset every 256 KiB by a full flush. The table, with a CRC of each block, is in the extra
+fields of empty members at the end. gzip is always written by zlib, because isal writes other bytes.
 - bzip2, xz and lz4 shards are one stream without blocks.
 
-No name, time or system is written: the same version of a compressor gives the same bytes everywhere.
+No name, time or system is written, so the same version of a compressor gives the same bytes everywhere.
 
-A table is checked against the file: its sizes must add up, and each block must have the size and checksum of its entry.
-A process keeps 32 MiB of decompressed blocks. This module does not know tar.
+A table is compared with the file. Its sizes must add up to the file's size, and each block must have the size and
+checksum of its entry. A process keeps 32 MiB of decompressed blocks. This module does not know tar.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ from wdscli.storage.ends import PIECE_BYTES, SMALL_BYTES, Data, Source
 from wdscli.threads import Recent
 
 ZSTD_FRAME_BYTES = 4 << 20
-"""With frames of 1 MiB, text is about 5 % larger than with one frame; with frames of 4 MiB, it is 1.5 % larger.
-Pictures do not become larger."""
+"""Size of a frame. With frames of 1 MiB, text is about 5 % larger than with one frame; with frames of 4 MiB, it is 1.5
+% larger. Pictures do not become larger."""
 GZIP_BLOCK_BYTES = 256 << 10
-"""With blocks of this size, text is 0.4 to 0.7 % larger than with one block."""
+"""Size of a gzip block. With blocks of this size, text is 0.4 to 0.7 % larger than with one block."""
 MOST_BLOCK_BYTES = 64 << 20
 """A file with larger blocks is read as a stream."""
 HELD_BYTES = 32 << 20
 _ZSTD_LEVEL, _GZIP_LEVEL, _BZIP2_LEVEL, _XZ_PRESET = 3, 6, 9, 6
-"""The default levels of the programs of these names."""
+"""The default levels of the command-line programs for these formats."""
 
 # RFC 1952, 2.3: magic, deflate, flags, no time, no extra flags, unknown system.
 _GZIP_HEAD = b"\x1f\x8b\x08%c\0\0\0\0\0\xff"
 _EXTRA = 4
 _EMPTY_DEFLATE = b"\x03\0" + bytes(8)
 _ENTRY = struct.Struct("<III")
-"""A gzip block: compressed bytes, bytes, CRC-32."""
+"""A gzip block in the table: compressed size, size, CRC-32."""
 _FIELD = struct.Struct("<H2sH")
-"""The length of all extra fields, the name of the only one, and its length."""
+"""The length of all extra fields, then the name and the length of the only field."""
 _FOOTER = struct.Struct("<8sQQ")
-"""The mark, the number of blocks, and the bytes of the members that hold the table."""
+"""The mark, the number of blocks, and the size of the members with the table."""
 _FOOTER_MARK = b"wdsblock"
 _FOOTER_MEMBER_BYTES = len(_GZIP_HEAD % 0) + _FIELD.size + _FOOTER.size + len(_EMPTY_DEFLATE)
 _ENTRIES_PER_MEMBER = (0xFFFF - 4) // _ENTRY.size
-# zstd's seekable format, 0.1.0: a skippable frame of entries, then number of frames, descriptor, magic number.
+# zstd's seekable format, 0.1.0: a skippable frame with the entries, the number of frames, a descriptor and a magic
+# number.
 _SEEK_HEAD = struct.Struct("<II")
 _SEEK_MAGIC = 0x184D2A5E
 _SEEK_FOOTER = struct.Struct("<IBI")
@@ -63,7 +64,7 @@ Put = Callable[[Data], object]
 
 
 def kind_of_name(address: str) -> str | None:
-    """The compression that an output's name asks for; None for a plain name and for a command.
+    """Return the compression that an output's name requests. Return None for an uncompressed name and for a command.
 
     >>> kind_of_name("train-000000.tar.zst"), kind_of_name("a.tgz"), kind_of_name("a.tar")
     ('zstd', 'gzip', None)
@@ -78,13 +79,13 @@ _KINDS = {
 
 
 FILLER = b"\xff"
-"""The filler for lost bytes. Neither a header nor the end of an archive begins with this byte."""
+"""The byte that replaces lost bytes. Neither a header nor the end of an archive begins with this byte."""
 WITH_BLOCKS = ("gzip", "zstd")
 """Formats that are written in blocks and can be read at any offset."""
 
 
 def packer_for(kind: str, put: Put) -> Packer:
-    """A compressor that writes to ``put``. Raises UsageError with the install command if it is not installed."""
+    """Return a compressor that writes to ``put``. Raises UsageError with the install command if it is not installed."""
     try:
         if kind == "gzip":
             return _GzipPacker(put)
@@ -96,13 +97,14 @@ def packer_for(kind: str, put: Put) -> Packer:
 
 
 def how_to_install(kind: str) -> str:
-    """The hint for a missing compressor."""
+    """Return the hint for a missing compressor."""
     return "pip install 'wdscli[zstd]'" if kind in ("zstd", "lz4") else "this Python was built without it"
 
 
 class Packer:
-    """A compressor: :meth:`write` takes bytes, whose buffer may be reused; :meth:`finish` ends the stream. It is fed
-    pieces of ``piece_bytes``, the last one shorter, because some compressors' output depends on the pieces."""
+    """A compressor. :meth:`write` takes bytes, and the caller may reuse their buffer. :meth:`finish` ends the stream.
+    The output of some compressors depends on the pieces that they get. So they always get pieces of ``piece_bytes``;
+    only the last piece is shorter."""
 
     piece_bytes: int
 
@@ -113,7 +115,7 @@ class Packer:
     def write(self, data: Data, /) -> None:
         view = memoryview(data).cast("B")
         while len(view):
-            # A full piece waits for another byte, which shows that it is not the last piece.
+            # Keep a full piece until another byte shows that it is not the last piece.
             if len(self._piece) == self.piece_bytes:
                 self._pack(bytes(self._piece), is_last=False)
                 self._piece = bytearray()
@@ -129,11 +131,11 @@ class Packer:
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Write what follows the last piece."""
+        """Write the bytes after the last piece."""
 
 
 class _StreamPacker(Packer):
-    """A format without blocks."""
+    """The compressor for a format without blocks."""
 
     piece_bytes = PIECE_BYTES
 
@@ -161,7 +163,7 @@ class _StreamPacker(Packer):
 
 
 class _ZstdPacker(Packer):
-    """Frames with content checksums, then a table for seeking."""
+    """Writes frames with content checksums, then a table for seeking."""
 
     piece_bytes = ZSTD_FRAME_BYTES
 
@@ -187,7 +189,7 @@ class _ZstdPacker(Packer):
 
 
 class _GzipPacker(Packer):
-    """One member, flushed after each block, then the table in empty members."""
+    """Writes one member with a flush after each block, then the table in empty members."""
 
     piece_bytes = GZIP_BLOCK_BYTES
 
@@ -216,12 +218,12 @@ class _GzipPacker(Packer):
 
 
 def _empty_member(name: bytes, data: bytes) -> bytes:
-    """An empty gzip member that holds ``data`` in its extra field (RFC 1952, 2.3.1.1)."""
+    """Return an empty gzip member with ``data`` in its extra field (RFC 1952, 2.3.1.1)."""
     return _GZIP_HEAD % _EXTRA + _FIELD.pack(4 + len(data), name, len(data)) + data + _EMPTY_DEFLATE
 
 
 class Block(NamedTuple):
-    """An entry of a table. ``checksum`` is None if the block has its own."""
+    """An entry of a table. ``checksum`` is None if the block contains its own checksum."""
 
     begin: int
     packed_bytes: int
@@ -230,12 +232,12 @@ class Block(NamedTuple):
 
 
 def open_blocks(source: Source, kind: str) -> Source | None:
-    """Open ``source``, a compressed file with a table of blocks, so that its contents can be read at any offset. None
-    without a table. Raises the errors of ``source``."""
+    """Open ``source``, a compressed file with a table of blocks, so that its contents can be read at any offset. Return
+    None if there is no table. Raises the errors of ``source``."""
     size = source.size
     if not source.seekable or size is None or kind not in WITH_BLOCKS:
         return None
-    # The end of a file holds the table of most shards.
+    # For most shards, this read of the file's end contains the whole table.
     tail = source.read_at(max(0, size - SMALL_BYTES), SMALL_BYTES)
     blocks = (_gzip_blocks if kind == "gzip" else _zstd_blocks)(source, size, tail)
     if not blocks or max(block.size_bytes for block in blocks) > MOST_BLOCK_BYTES:
@@ -244,7 +246,7 @@ def open_blocks(source: Source, kind: str) -> Source | None:
 
 
 def _end_of(source: Source, size: int, tail: bytes, length: int) -> bytes:
-    """The last ``length`` bytes of a file, whose last bytes ``tail`` are known."""
+    """Return the last ``length`` bytes of a file. ``tail`` has its last bytes, which are already known."""
     return tail[-length:] if length <= len(tail) else source.read_at(size - length, length)
 
 
@@ -280,7 +282,7 @@ def _gzip_blocks(source: Source, size: int, tail: bytes) -> list[Block]:
 
 
 def _extra_fields(table: bytes) -> Iterator[bytes]:
-    """The data in the members of a table."""
+    """Yield the data in the members of a table."""
     head, at = len(_GZIP_HEAD % 0), 0
     while at + head + _FIELD.size <= len(table):
         _, _, length = _FIELD.unpack(table[at + head : at + head + _FIELD.size])
@@ -290,8 +292,8 @@ def _extra_fields(table: bytes) -> Iterator[bytes]:
 
 
 def _placed(begin: int, end: int, entries: Iterable[tuple[int, ...]]) -> list[Block]:
-    """The blocks of a table. None if they do not fill the file from ``begin`` to ``end``: in a concatenation of files
-    the table describes only the last."""
+    """Return the blocks of a table with their places. Return None if they do not fill the file from ``begin`` to
+    ``end``. If files were concatenated, the table describes only the last file."""
     blocks = []
     for packed_bytes, size_bytes, *checksum in entries:
         blocks.append(Block(begin, packed_bytes, size_bytes, checksum[0] if checksum else None))
@@ -300,7 +302,7 @@ def _placed(begin: int, end: int, entries: Iterable[tuple[int, ...]]) -> list[Bl
 
 
 class BlockSource(Source):
-    """The contents of a compressed file with blocks. Owns ``stored``, the file."""
+    """The contents of a compressed file with blocks. ``stored`` is the file, which this source closes."""
 
     __slots__ = (
         "_blocks",
@@ -327,12 +329,12 @@ class BlockSource(Source):
         self._broken: set[int] = set()
 
     def go_on(self, report: Callable[[DataError], None]) -> None:
-        """Read damaged blocks as :data:`FILLER`, and pass each error to ``report`` once. This is for a reader that
-        searches for all damage and uses no payload."""
+        """From now on, read damaged blocks as :data:`FILLER`, and call ``report`` once with each error. This is for a
+        reader that searches for all damage, and does not use payloads."""
         self._report = report
 
     def is_lost(self, offset: int) -> bool:
-        """Whether a byte is filler."""
+        """Return whether a byte is in a damaged block."""
         return 0 <= offset < self._starts[-1] and self._number(offset) in self._broken
 
     @property
@@ -353,7 +355,7 @@ class BlockSource(Source):
         )
 
     def _number(self, offset: int) -> int:
-        """The number of the block that holds a byte; the last one for a byte after the end."""
+        """Return the number of the block with a byte. For a byte after the end, return the last block."""
         return min(bisect_right(self._starts, offset) - 1, len(self._blocks) - 1)
 
     def read_some(self, offset: int, length: int) -> bytes:
@@ -379,7 +381,7 @@ class BlockSource(Source):
             return FILLER * self._blocks[number].size_bytes
 
     def _unpacked(self, number: int) -> bytes:
-        """One decompressed block. Raises DataError if it does not match its entry or checksum."""
+        """Return one decompressed block. Raises DataError if it does not match its entry or checksum."""
         block = self._blocks[number]
         packed = self._stored.read_at(block.begin, block.packed_bytes)
         try:
@@ -411,11 +413,11 @@ class BlockSource(Source):
 
 _NUMBERS = count()
 Unpack = Callable[[bytes, Block, bool], bytes]
-"""Takes the bytes of a block, its entry, and whether it is the last."""
+"""A function that decompresses a block. Its arguments are the bytes, the entry, and whether it is the last block."""
 
 
 def _error_of(kind: str) -> type[Exception]:
-    """The error class of the library for damaged bytes."""
+    """Return the library's error class for damaged bytes."""
     if kind == "zstd":
         import zstandard
 
@@ -425,7 +427,8 @@ def _error_of(kind: str) -> type[Exception]:
 
 
 def inflating() -> Any:
-    """Return the library that reads gzip: isal from the `fast` extra, which is twice as fast, or else zlib."""
+    """Return the library that reads gzip: isal, if the `fast` extra is installed, because it is twice as fast;
+    otherwise zlib."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -471,4 +474,4 @@ def _gzip_unpacker() -> Unpack:
 
 
 _HELD: Recent[tuple[int, int], bytes] = Recent(HELD_BYTES, len)
-"""The decompressed blocks that were used last, by source and number, for all sources of this process."""
+"""The most recently used decompressed blocks of all sources in this process, by source and number."""

@@ -3,18 +3,17 @@
 :func:`open_cached` opens a remote shard through a cache folder. :func:`hold` and :func:`open_held` keep a shard in the
 scratch space of a command that reads it more than once.
 
-A small request (HEAD) asks for the current length and version (an ETag, or else the time of change). The name of the
-copy depends on these and on the address, so that a replaced shard gets another copy. A copy is two files:
-``NAME.<hash>``, which appears when it is complete, and ``NAME.<hash>.sum`` with its checksum. Each process checks a
-copy once, and downloads a damaged copy again. A shard without version or length, or one that is too large, is read from
-its store.
+A small request (HEAD) gets the current length and version: an ETag, or else the time of change. The name of the copy
+depends on length, version and address, so that a replaced shard gets a new copy. A copy has two files: ``NAME.<hash>``,
+which appears when it is complete, and ``NAME.<hash>.sum`` with the checksum. Each process checks a copy once, and
+downloads a damaged copy again. A shard without version or length, or a shard that is too large, is read from its store.
 
-Any number of processes, and of users who trust each other, may share a cache. A process that downloads a shard locks
-the file that becomes the copy. Other processes wait for it, and take over if it dies. A process that adds a copy first
-removes the least recently used copies, as far as permissions allow. A file that is open stays readable. Files of other
-users that cannot be written, locked or removed are read or ignored.
+Several processes may share a cache, also processes of different users who trust each other. A process that downloads a
+shard locks the file that becomes the copy. Other processes wait for this process, and take over if it dies. To make
+space for a new copy, a process removes the least recently used copies, if permissions allow. An open file stays
+readable. Files of other users may be read, even if they cannot be written, locked or removed.
 
-This module does not know shards, nor how requests are made.
+This module does not know shards, or how requests are made.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CacheWarning(UserWarning):
-    """A remote shard that cannot be cached is read from its store each time."""
+    """The warning for a remote shard that cannot be cached. It is read from its store each time."""
 
 
 class Version(NamedTuple):
@@ -66,8 +65,9 @@ class Version(NamedTuple):
 
 
 def open_cached(address: str, chosen: Network, known: tuple[int, str] | None = None) -> Source | None:
-    """Open a cached copy of the object at ``address``. If there is no copy, download one first. None if the object must
-    be read from its store. With ``known``, only a copy of this version is used, otherwise only of the current version.
+    """Open a cached copy of the object at ``address``. If there is no copy, download it first. Return None if the
+    object must be read from its store. With ``known``, only a copy of this version is used; otherwise only a copy of
+    the current version.
 
     Raises UsageError for an impossible cache folder, and the errors of reading the original.
     """
@@ -97,8 +97,8 @@ def _original(address: str, version: Version) -> Source:
 
 
 def _name_of(address: str, version: Version) -> str:
-    """The name of a copy: a readable part, and a hash of address and version. The hash is cryptographic, so that a
-    server cannot choose addresses and versions that collide with another server's shard."""
+    """Return the name of a copy: a readable part, and a hash of address and version. The hash is cryptographic, so that
+    a server cannot produce the name of another server's shard."""
     whole = f"{address}\n{version.size}\n{version.text}".encode("utf-8", "surrogateescape")
     readable = _ODD.sub("_", base_name(address)).lstrip(".")[:_NAME_LENGTH]
     return f"{readable}.{_name_hash(whole)}"
@@ -111,7 +111,7 @@ def _name_hash(data: bytes) -> str:
 
 
 class CachedSource(LocalSource):
-    """A copy, with the address and version of its original."""
+    """A copy of an object, with the address and version of the original."""
 
     __slots__ = ("_whole_version",)
 
@@ -121,7 +121,7 @@ class CachedSource(LocalSource):
         self.is_pinned = kind_of(name).is_s3
 
     def confirm(self) -> None:
-        # A copy does not change, but the plan may have been made with another version.
+        # A copy does not change, but the plan may be from another version.
         if self.version != self._whole_version:
             raise replaced(self.name)
 
@@ -130,16 +130,16 @@ _said: set[str] = set()
 
 
 def _say(text: str) -> None:
-    """Warn once in a process."""
+    """Print a warning only once in a process."""
     if text not in _said:
         _said.add(text)
         warnings.warn(text, CacheWarning, stacklevel=3)
 
 
 def hold(source: Source, folder: str) -> bool:
-    """Copy the stored bytes of ``source`` to the scratch folder of a command that reads it more than once. Within
-    :func:`~wdscli.storage.retry.held_in` the copy is read instead. Return False if there is no room. Raises what
-    reading raises."""
+    """Copy the stored bytes of ``source`` to the scratch folder of a command that reads them more than once. In a block
+    of :func:`~wdscli.storage.retry.held_in`, the copy is read instead. Return False if the disc has too little space.
+    Raises the errors of reading."""
     path = _held_path(source.name, folder)
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
@@ -158,7 +158,8 @@ def hold(source: Source, folder: str) -> bool:
 
 
 def open_held(address: str, folder: str, known: tuple[int, str] | None = None) -> Source | None:
-    """The copy that a folder holds of an address (:func:`hold`), with ``known`` only of that version; else None."""
+    """Open the copy of an address that :func:`hold` has made in a folder. With ``known``, only a copy of this version
+    is used. Return None if there is no copy."""
     path = _held_path(address, folder)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -178,7 +179,7 @@ def _held_path(address: str, folder: str) -> str:
 
 
 class _Folder:
-    """The folder of one cache, as this process sees it."""
+    """The folder of one cache."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -188,7 +189,8 @@ class _Folder:
 
     @staticmethod
     def of(path: str) -> _Folder:
-        """The cache at ``path``, made if it is missing. Raises UsageError for a folder that everybody may write."""
+        """Return the cache at ``path``. A missing folder is created. Raises UsageError for a folder that all users may
+        write."""
         path = os.path.abspath(os.path.expanduser(path))
         known = _folders.get(path)
         if known is not None:
@@ -222,7 +224,7 @@ class _Folder:
         except OSError:
             return None
         if self._is_whole(name, descriptor, size):
-            # For another user's file the system's own access time must do.
+            # For another user's file, only the system's access time is available.
             with contextlib.suppress(OSError):
                 os.utime(descriptor, ns=(time.time_ns(), os.fstat(descriptor).st_mtime_ns))
             return descriptor
@@ -235,7 +237,7 @@ class _Folder:
         self._checked[name] = status.st_ino, status.st_mtime_ns, status.st_size
 
     def _is_whole(self, name: str, descriptor: int, size: int) -> bool:
-        """Whether a copy has its length and its checksum. The checksum is computed once in a process."""
+        """Return whether a copy has the right length and checksum. The checksum is computed once in a process."""
         status = os.fstat(descriptor)
         if status.st_size != size or not stat.S_ISREG(status.st_mode) or status.st_mode & stat.S_IWOTH:
             return False
@@ -262,13 +264,13 @@ class _Folder:
                 os.unlink(one)
 
     def add(self, name: str, version: Version, original: Callable[[], Source], limit: int) -> int | None:
-        """Return a descriptor of a copy that this process downloads, or that another process has just downloaded; None
-        without room or permission. Raises the errors of reading the original."""
+        """Return a descriptor of a copy that this process downloads, or that another process has just downloaded.
+        Return None if space or permission is missing. Raises the errors of reading the original."""
         if not self._may_write:
             return None
         try:
             with self._part(name) as part:
-                # Another process may have made it while we waited for the lock.
+                # Another process may have made the copy while this process waited for the lock.
                 found = self.opened(name, version.size)
                 if found is not None:
                     os.unlink(part.path)
@@ -287,7 +289,8 @@ class _Folder:
 
     @contextlib.contextmanager
     def _part(self, name: str) -> Iterator[_Part]:
-        """The locked file that becomes a copy. It is removed at the end if it did not get its name. Raises OSError."""
+        """A context manager with the locked file that becomes a copy. At the end, the file is removed if it is not
+        complete. Raises OSError."""
         path = self._at(f".{name}{PART}")
         part = _locked(path) or _locked(self._at(f".{name}.{os.urandom(6).hex()}{PART}"))
         if part is None:
@@ -302,10 +305,11 @@ class _Folder:
             _unlock(part.descriptor)
 
     def _fill(self, name: str, part: _Part, version: Version, original: Callable[[], Source]) -> int:
-        """Download the original into ``part`` and give it its name. Raises OSError, and what reading raises."""
+        """Download the original into ``part``, and give the file its name. Raises OSError, and the errors of
+        reading."""
         digest, at = _digest(), 0
         with original() as source:
-            source.peek(1)  # the first request, which the following ones continue
+            source.peek(1)  # the first request; the next requests continue after it
             for data in source.pieces():
                 digest.update(data)
                 at += len(data)
@@ -315,13 +319,13 @@ class _Folder:
                 raise InputError(f"cannot read {source.name}: {at} of {version.size} bytes came")
         side = f"{part.path}{SUM}"
         try:
-            # The folder decides who may read its files, whatever the umask.
+            # The mode of the folder, not the umask, decides who may read its files.
             mode = 0o600 | (stat.S_IMODE(os.stat(self.path).st_mode) & 0o044)
             os.fchmod(part.descriptor, mode)
             with open(side, "wb") as file:
                 os.fchmod(file.fileno(), mode)
                 file.write(_sum(digest) + b"\n")
-            # Open it before it gets its name: after that, others may remove it.
+            # Open the file before it gets its name, because other processes may remove it after that.
             descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
             os.replace(side, self._at(name + SUM))
             os.replace(part.path, self._at(name))
@@ -354,7 +358,8 @@ class _Folder:
             _unlock(lock)
 
     def _entries(self) -> Iterator[tuple[int, int, str]]:
-        """List all copies and downloads: time of the last use in nanoseconds, size in bytes, path."""
+        """List all copies and downloads, each with the time of its last use in nanoseconds, its size in bytes, and its
+        path."""
         with os.scandir(self.path) as found:
             for entry in found:
                 if entry.name != _LOCK and not entry.name.endswith(SUM):
@@ -365,8 +370,8 @@ class _Folder:
                             yield used, status.st_size, entry.path
 
     def _is_removed(self, path: str) -> bool:
-        """Remove a copy, or the partial file of a process that died. Return False if it is in use or may not be
-        removed."""
+        """Remove a copy, or the partial file of a dead process. Return False if the file is in use, or if permissions
+        forbid it."""
         if path.endswith(PART):
             return remove_if_abandoned(path) is True
         self._remove(path)
@@ -382,8 +387,8 @@ class _Part(NamedTuple):
 
 
 def _locked(path: str) -> _Part | None:
-    """Open the partial file under an exclusive lock; wait for another writer. None for another user's file. Raises
-    OSError."""
+    """Open the partial file under an exclusive lock, and wait for another writer. Return None if the file belongs to
+    another user. Raises OSError."""
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
@@ -398,20 +403,20 @@ def _locked(path: str) -> _Part | None:
                 return _Part(path, descriptor)
         except OSError as error:
             os.close(descriptor)
-            # Without locks two processes may download one shard, each to its own file.
+            # Without locks, two processes may download the same shard, each to its own file.
             if error.errno in NO_LOCKS:
                 return None
             raise
         except BaseException:
             os.close(descriptor)
             raise
-        # It got its name meanwhile, or was removed: try again.
+        # The file got its final name, or was removed, so try again.
         _unlock(descriptor)
 
 
 def _unlock(descriptor: int) -> None:
-    """Unlock and close a file. A process that was forked meanwhile shares the file, so without unlocking the file would
-    stay locked until that process ends."""
+    """Unlock and close a file. A forked process shares the open file. If it were only closed here, the file would stay
+    locked until the forked process ends."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

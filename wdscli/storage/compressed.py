@@ -1,12 +1,12 @@
-"""This module reads compressed files as their contents, as a stream.
+"""This module reads the contents of compressed files as a stream.
 
-It recognizes gzip, bzip2, xz, zstd and lz4 by their first bytes, whatever the file's name. Each format becomes a raw
-reader under a :class:`StreamSource`. A decoder produces one piece at a time, so that a small file that expands to
-terabytes costs no memory. Several members (gzip) or frames (zstd) in a row are one stream. A truncated or damaged
-stream is a DataError at the byte that was reached in the compressed file.
+It recognizes gzip, bzip2, xz, zstd and lz4 by their first bytes, not by the file's name. Each format has a raw reader,
+which a :class:`StreamSource` reads. A decoder produces one piece at a time. So a small file that expands to terabytes
+needs little memory. Several gzip members or zstd frames in a file are one stream. A truncated or damaged stream raises
+DataError. The error names the byte reached in the compressed file.
 
-This module knows only the magic of tar. By it a plain tar is recognized even if its first name looks like a compressed
-file.
+Of the tar format, this module knows only the magic. It shows that a file is a plain tar, even if the first name in it
+looks like a compressed file.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ _MAGICS = {
     b"\x04\x22\x4d\x18": "lz4",
 }
 _COMPRESS = b"\x1f\x9d"
-"""The magic of compress(1), .Z. Its name is recognized, but no library decodes it."""
+"""The magic of compress(1), .Z. This format is named in the error, but cannot be decoded."""
 _SKIPPABLE_TAIL = b"\x2a\x4d\x18"
-"""The tail of 0x184D2A50 to 0x184D2A5F: zstd and lz4 frames that decoders skip. pzstd begins with one."""
+"""The last bytes of the magic numbers 0x184D2A50 to 0x184D2A5F, of zstd and lz4 frames that decoders skip. A file of
+pzstd begins with such a frame."""
 _PADDED = ("gzip", "xz")
-"""Formats whose members may be followed by zeros (tapes; in xz multiples of four)."""
+"""Formats that allow zeros after members, for example from tapes. In xz their number is a multiple of four."""
 
 
 def identify(head: bytes) -> str | None:
-    """The compression of a stream that begins with ``head`` (one block, or the whole file); None for a plain one."""
+    """Return the compression of a stream that begins with ``head`` (one block, or the whole file). Return None for an
+    uncompressed stream."""
     if head[257:262] == b"ustar":
         return None
     if len(head) >= 4 and head[1:4] == _SKIPPABLE_TAIL and head[0] >> 4 == 5:
@@ -46,8 +48,9 @@ def identify(head: bytes) -> str | None:
 
 
 def decompressed(source: Source, head: bytes) -> Source:
-    """``source`` itself if it is not compressed, else a source of its contents, which owns ``source``. It can be read
-    at any place if the file has a table of blocks (:mod:`~wdscli.storage.blocks`), else as a stream.
+    """Return ``source`` itself if it is not compressed. Otherwise return a source of its contents, which will close
+    ``source``. If the file has a table of blocks (:mod:`~wdscli.storage.blocks`), the contents can be read at any
+    place. Otherwise they are a stream.
 
     Raises InputError with the install command if the decoder is not installed.
     """
@@ -70,14 +73,14 @@ def decompressed(source: Source, head: bytes) -> Source:
 
 
 class _Reader:
-    """The contents of a source, as a raw reader. ``position`` is the byte that was reached in the compressed file."""
+    """A raw reader of the contents of a source. ``position`` is the byte reached in the compressed file."""
 
     def __init__(self, source: Source, kind: str) -> None:
         self._source, self._kind = source, kind
         self.position = 0
 
     def _more(self, length: int = CHUNK_BYTES) -> bytes:
-        """The next bytes of the source."""
+        """Return the next bytes of the source."""
         data = self._source.read_some(self.position, length)
         self.position += len(data)
         return data
@@ -86,7 +89,7 @@ class _Reader:
         self._source.close()
 
     def _fault(self, what: str, code: str, hint: str | None = None, *, unread: int = 0) -> DataError:
-        """The error at the byte that was reached, less the ``unread`` bytes."""
+        """Return the error at the byte reached in the file; the last ``unread`` bytes are not counted."""
         at = self.position - unread
         return DataError(what, code=code, shard=self._source.name, offset=at, hint=hint)
 
@@ -107,14 +110,14 @@ class _Inflater:
     def decompress(self, data: bytes, max_length: int) -> bytes:
         inflate = self._inflate
         out: bytes = inflate.decompress(inflate.unconsumed_tail + data, max_length)
-        # A full answer may leave output in the decoder, even if all input was taken.
+        # If the output is full, the decoder may have more output, even without more input.
         self.needs_input = not inflate.unconsumed_tail and len(out) < max_length
         self.eof, self.unused_data = inflate.eof, inflate.unused_data
         return out
 
 
 class _Expander(_Reader):
-    """Members of one format in a row, as one stream."""
+    """Reads consecutive members of one format as one stream."""
 
     def __init__(self, source: Source, kind: str) -> None:
         super().__init__(source, kind)
@@ -131,7 +134,7 @@ class _Expander(_Reader):
                 return out
 
     def _step(self, length: int) -> bytes:
-        """Call the decoder once, with more input if it needs some."""
+        """Call the decoder once, with more input if it needs input."""
         decoder = self._decoder
         if decoder.needs_input and not self._pending:
             self._pending = self._more()
@@ -147,7 +150,7 @@ class _Expander(_Reader):
         return out
 
     def _next_member(self) -> bool:
-        """Start the next member; False at the end. Raises DataError if something else follows."""
+        """Start the next member. Return False at the end. Raises DataError if other bytes follow."""
         while True:
             if self._kind in _PADDED:
                 self._pending = self._pending.lstrip(b"\0")
@@ -167,7 +170,7 @@ class _Expander(_Reader):
 
 
 def _decoder(kind: str, name: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
-    """A function that makes a decoder, and the decoder's errors for damaged bytes."""
+    """Return a function that makes a decoder, and the decoder's error classes for damaged bytes."""
     try:
         if kind == "gzip":
             library = inflating()
@@ -188,7 +191,8 @@ def _decoder(kind: str, name: str) -> tuple[Callable[[], Any], tuple[type[Except
 
 
 class _ZstdReader(_Reader):
-    """zstd frames in a row. The library does not notice that a stream is cut, so a walker follows it."""
+    """Reads consecutive zstd frames. The library does not detect a truncated stream, so a :class:`FrameWalker` follows
+    the frames."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, "zstd")
@@ -219,7 +223,8 @@ class _ZstdReader(_Reader):
 
 
 class FrameWalker:
-    """Follows zstd's frames and blocks (RFC 8878, section 3.1), to know whether the stream ends with a frame."""
+    """Follows zstd's frames and blocks (RFC 8878, section 3.1), to find out whether the stream ends at the end of a
+    frame."""
 
     def __init__(self) -> None:
         self._skip = 0
@@ -229,7 +234,7 @@ class FrameWalker:
 
     @property
     def finished(self) -> bool:
-        """Whether all bytes so far are complete frames."""
+        """Whether all bytes so far form complete frames."""
         return self._state == self._magic and not self._skip and not self._bytes
 
     def feed(self, data: bytes) -> None:
@@ -245,7 +250,7 @@ class FrameWalker:
             self._state()
 
     def _magic(self) -> None:
-        # 3.1.1: magic number 0xFD2FB528; 3.1.2: skippable frames have a size of 4 bytes after theirs.
+        # 3.1.1: magic number 0xFD2FB528; 3.1.2: in skippable frames, a size of 4 bytes follows the magic number.
         if len(self._bytes) == 4:
             if self._bytes[1:] == _SKIPPABLE_TAIL:
                 self._state = self._skippable

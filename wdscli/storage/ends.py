@@ -1,9 +1,9 @@
-"""This module defines the two ends of every command: a Source to read from, and a Sink to write to.
+"""This module defines the interfaces for input and output: a Source to read from, and a Sink to write to.
 
-This module has the contracts, and what all implementations share (buffers for small writes, context managers). An
-implementation has only ``read_at``/``read_some``/``close``, or ``_put``/``_commit``/``_discard``. The classes are in
-``local``, ``streams``, ``compressed``, ``blocks``, ``ranges`` and ``uploads``, and ``opening`` chooses one of them.
-This module does not know any kind of address.
+This module has the contracts, and the common code: buffers for small writes, context managers. A source defines only
+``read_at`` or ``read_some``, and ``close``. A sink defines only ``_put``, ``_commit`` and ``_discard``. The classes are
+in ``local``, ``streams``, ``compressed``, ``blocks``, ``ranges`` and ``uploads``, and ``opening`` chooses the class for
+an address. This module does not know any kind of address.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from collections.abc import Callable, Iterable, Iterator
 from wdscli.errors import InputError, OutputError, OutputExistsError
 
 SMALL_BYTES = 1 << 16
-"""The buffer size for small reads and writes, and the size of the first look at either end of a remote file."""
+"""The buffer size for small reads and writes, and the size of the first read at the beginning or end of a remote
+file."""
 PIECE_BYTES = 1 << 20
-"""The size of one piece when all of something is read."""
+"""The size of one piece if a whole file is read."""
 LARGE_BYTES = 1 << 23
-"""The size limit of one read, one request and one part of an upload."""
+"""The largest size of one read, one request and one part of an upload."""
 
 Data = bytes | bytearray | memoryview
 
 
 def replaced(name: str, offset: int | None = None) -> InputError:
-    """The error for a file that changed while it was read."""
+    """Return the error for a file that changed while it was read."""
     where = "" if offset is None else f", from byte {offset}"
     return InputError(
         f"cannot read {name}{where}: it was replaced or changed while it was read",
@@ -33,20 +34,20 @@ def replaced(name: str, offset: int | None = None) -> InputError:
 
 
 def taken(name: str) -> OutputExistsError:
-    """The error for an output that exists already."""
+    """Return the error for an output that already exists."""
     return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces it")
 
 
 class Source:
-    """Bytes by offset, for one reader at a time, which also closes it.
+    """Bytes that are read by offset. A source has one reader at a time, and the reader closes it.
 
-    ``name`` is the given address. ``size`` is the number of bytes, or None for a stream whose end was not
-    reached yet. ``seekable`` says whether reads may be in any order; otherwise offsets only rise, and the bytes between
-    are skipped. ``fd`` is the descriptor of a plain local file, for ``os.preadv`` and ``os.copy_file_range``, else
-    None. ``version`` is a text that changes with the bytes at the address (a time of change, an ETag), or empty if it
-    is unknown. All bytes of one source are of one version: if ``is_pinned``, every read is checked, else
-    :meth:`confirm` checks them. ``note`` is the note that was stored with the object (:class:`Sink`), known after the
-    first read.
+    ``name`` is the given address. ``size`` is the number of bytes; it is None for a stream until its end is reached.
+    ``seekable`` says whether reads may be in any order. Otherwise offsets must rise, and the bytes between reads are
+    skipped. ``fd`` is the descriptor of an uncompressed local file, for ``os.preadv`` and ``os.copy_file_range``;
+    otherwise it is None. ``version`` is a text that changes with the bytes at the address (a time of change, an ETag);
+    it is empty if unknown. All bytes of a source come from one version. If ``is_pinned`` is true, every read checks
+    this; otherwise :meth:`confirm` checks it. ``note`` is the note stored with the object (:class:`Sink`). It is known
+    after the first read.
     """
 
     __slots__ = ("fd", "is_pinned", "name", "note", "seekable", "size", "version")
@@ -61,15 +62,16 @@ class Source:
         self.is_pinned = False
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset``, fewer only at the end.
+        """Return ``length`` bytes from ``offset``, or fewer only at the end.
 
-        Raises InputError if the bytes cannot be read, and DataError (``truncated``, ``corrupt``) for a compressed
-        stream that is cut or damaged. An implementation has this method or :meth:`read_some`.
+        Raises InputError if the bytes cannot be read, and DataError (``truncated``, ``corrupt``) for a truncated or
+        damaged compressed stream. A subclass defines this method or :meth:`read_some`.
         """
         data = self.read_some(offset, length)
         if len(data) >= length or not data:
             return data
-        # The kernel returns at most 2 GiB at once, and a stream what has arrived. Only an empty read is the end.
+        # The kernel returns at most 2 GiB at once, and a stream returns only the bytes that have arrived. Only an empty
+        # read means the end.
         parts, have = [data], len(data)
         while have < length and data:
             data = self.read_some(offset + have, length - have)
@@ -78,29 +80,30 @@ class Source:
         return b"".join(parts)
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        """:meth:`read_at` into a buffer. Returns the number of bytes, 0 only at the end."""
+        """Read into a buffer, like :meth:`read_at`. Return the number of bytes. It is 0 only at the end."""
         data = self.read_at(offset, len(view))
         view[: len(data)] = data
         return len(data)
 
     def read_some(self, offset: int, length: int) -> bytes:
-        """At most ``length`` bytes from ``offset``, as soon as there are any; none only at the end."""
+        """Return at most ``length`` bytes from ``offset``, as soon as some bytes are available. The result is empty
+        only at the end."""
         return self.read_at(offset, length)
 
     def expect(
         self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
     ) -> None:
         """Announce the ranges (first byte, byte after the last) that will be read next, in any order. A remote source
-        fetches them ahead of the reads, and joins ranges with a gap of less than ``gap_bytes`` (None: as long as it is
-        cheaper than another request). Other reads cost one request each. Earlier ranges are forgotten; with ``keep``
-        they stay as long as there is room."""
+        fetches them before they are read, and joins ranges with a gap of less than ``gap_bytes`` between them. If
+        ``gap_bytes`` is None, a gap is read if that is faster than another request. Every other read costs one request.
+        Earlier ranges are forgotten. With ``keep``, they stay as long as memory allows."""
 
     def peek(self, length: int) -> bytes:
-        """The first bytes of a source that was not read yet."""
+        """Return the first bytes of a source. It must not have been read before."""
         return self.read_at(0, length)
 
     def pieces(self, start: int = 0) -> Iterator[bytes]:
-        """All bytes from ``start`` on, in pieces."""
+        """Yield all bytes from ``start`` in pieces."""
         if self.seekable and self.size is not None:
             self.expect([(start, self.size)])
         while data := self.read_some(start, PIECE_BYTES):
@@ -109,15 +112,15 @@ class Source:
 
     @property
     def stored(self) -> Source:
-        """The source of the bytes as they are stored: another source if this one decompresses them."""
+        """The source of the stored bytes. It is another source if this source decompresses them."""
         return self
 
     def confirm(self) -> None:
-        """Call this after the last read: raise InputError if the bytes at the address were replaced or changed
-        meanwhile. It does nothing for a stream and for a pinned source."""
+        """Raise InputError if the bytes at the address were replaced or changed during the reads. Call this after the
+        last read. It does nothing for a stream and for a pinned source."""
 
     def close(self) -> None:
-        """Close descriptors and processes. May be called twice; leaving a stream early is no error."""
+        """Close descriptors and processes. A second call does nothing. Closing a stream before its end is no error."""
 
     def __enter__(self) -> Source:
         return self
@@ -127,9 +130,9 @@ class Source:
 
 
 class DigestedSource(Source):
-    """A source that passes every byte of ``source`` once and in order to ``update`` while it is read, so that a
-    checksum needs no second pass. Skipped bytes are read too, except for long gaps; :meth:`read_rest` reads those at
-    the end. Closes ``source``."""
+    """A source that passes every byte of ``source`` once, in order, to ``update``. So a checksum needs no second pass.
+    Short skipped gaps are read immediately. :meth:`read_rest` reads long gaps at the end. ``source`` is closed with
+    this source."""
 
     __slots__ = ("_digested", "_source", "_update")
 
@@ -157,7 +160,7 @@ class DigestedSource(Source):
             self._digested += len(data)
 
     def read_rest(self) -> None:
-        """Digest the bytes that were not read."""
+        """Read the remaining bytes, and pass them to ``update``."""
         self._read_to(self.size or 0)
 
     def confirm(self) -> None:
@@ -168,21 +171,23 @@ class DigestedSource(Source):
 
 
 class NotCopied(Exception):
-    """The store did not copy the object. Nothing was written; read and write it instead."""
+    """The store did not copy the object. Nothing was written, so the caller must read and write the bytes."""
 
 
 class Sink:
-    """A destination for bytes in order. Except for streams, nothing has the name ``name`` before :meth:`commit`.
+    """A destination to which bytes are written in order. Except for streams, nothing appears under the name ``name``
+    before :meth:`commit`.
 
-    As a context manager it commits at the end of the block, and discards on any exception, KeyboardInterrupt included.
-    After either, or after a failed write, only ``discard`` may be called, and does nothing. ``written`` is the number
-    of bytes so far. ``fd`` is the descriptor of a plain local file, for ``os.copy_file_range``, else None: call
-    :meth:`flush` before writing to it, and :meth:`wrote` after. After commit, ``version`` distinguishes these bytes
-    from others of the same name (:func:`~wdscli.storage.opening.current_versions`); ``stored_version`` is the version
-    as an index keeps it, or empty if it does not identify the bytes. Before commit, ``note`` may be set to a short
-    ASCII text, which S3 stores with a small object; other sinks ignore it. ``waits`` says that :meth:`commit` mostly
-    waits for requests, so that another thread may call it; ``held_bytes`` is the memory that the sink uses until
-    then."""
+    As a context manager, it commits at the end of the block, and discards on any exception, KeyboardInterrupt included.
+    After commit, discard or a failed write, only ``discard`` may be called; then it does nothing. ``written`` is the
+    number of bytes so far. ``fd`` is the descriptor of an uncompressed local file, for ``os.copy_file_range``;
+    otherwise it is None. Call :meth:`flush` before writing to it, and :meth:`wrote` after.
+
+    After commit, ``version`` distinguishes these bytes from other bytes with the same name
+    (:func:`~wdscli.storage.opening.current_versions`). ``stored_version`` is the version in the form of an index, or
+    empty if it does not identify the bytes. Before commit, ``note`` may be set to a short ASCII text. S3 stores it with
+    a small object; other sinks ignore it. ``waits`` says that :meth:`commit` mostly waits for requests, so that another
+    thread may call it. Until then, the sink uses ``held_bytes`` of memory."""
 
     fd: int | None = None
     waits = False
@@ -196,7 +201,7 @@ class Sink:
         self._open = True
 
     def write(self, data: Data, /) -> int:
-        """Write all of ``data``, whose buffer may be reused. Raises OutputError, or BrokenPipeError for ``-``."""
+        """Write all of ``data``. The caller may reuse its buffer. Raises OutputError, or BrokenPipeError for ``-``."""
         if not self._open:
             raise OutputError(f"cannot write {self.name}: it is closed")
         size = len(data)
@@ -212,7 +217,7 @@ class Sink:
         return size
 
     def flush(self) -> None:
-        """Write the gathered small pieces."""
+        """Write the small pieces collected so far."""
         if self._small:
             small, self._small, self._gathered = self._small, [], 0
             self._take(b"".join(small) if len(small) > 1 else small[0])
@@ -225,8 +230,9 @@ class Sink:
             raise
 
     def copy_of(self, address: str, version: str, size: int) -> None:
-        """Instead of bytes: at :meth:`commit`, have the store copy the object at another address, of this stored
-        version, or link the file there. Both methods raise NotCopied if it cannot; the sink is useless then."""
+        """Call this instead of writing bytes. At :meth:`commit`, the store copies this stored version of the object at
+        another address, or the file there is linked. Both methods raise NotCopied if this is impossible. The sink
+        cannot be used after that."""
         raise NotCopied
 
     @property
@@ -234,14 +240,15 @@ class Sink:
         return self._gathered
 
     def check_free(self) -> None:
-        """Wait for the check of the name. Raises OutputExistsError or another OutputError that it found."""
+        """Wait until the check of the name is finished. Raises the error that the check found: OutputExistsError or
+        another OutputError."""
 
     def wrote(self, size: int) -> None:
         """Count ``size`` bytes that were written directly to ``fd``."""
         self.written += size
 
     def commit(self) -> None:
-        """Publish the bytes under ``name`` atomically; on any error nothing new appears there."""
+        """Publish the bytes under ``name`` atomically. After any error, the old object stays."""
         if not self._open:
             raise OutputError(f"cannot commit {self.name}: it is closed")
         try:
@@ -253,14 +260,14 @@ class Sink:
         self._open = False
 
     def discard(self) -> None:
-        """Drop the bytes and leave nothing behind. Never raises an error if they are gone already."""
+        """Drop the bytes and remove all temporary files. It is no error if they were already removed."""
         if self._open:
             self._open = False
             self._small = []
             self._discard()
 
     def __del__(self) -> None:
-        # A sink that is forgotten was not committed. fsspec's own files would commit.
+        # Discard a sink that is garbage-collected without a commit. The files of fsspec would commit here.
         with contextlib.suppress(Exception):
             self.discard()
 

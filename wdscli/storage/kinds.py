@@ -1,13 +1,13 @@
-"""This module has the table of stores: all differences between kinds of stores, except S3's client.
+"""This module has the table of stores. It contains all differences between kinds of stores, except S3's client.
 
-:data:`KINDS` has a row for each scheme. A row names the package that serves a store, and the hints for users. It
-defines how to tell versions apart and how to read only one version. It also defines which errors of the client are
-transient, and how a write ends. :class:`Store` is an fsspec client, and its answers are :class:`Entry`. Other modules
-look a row up (:func:`kind_of`) and have no list of schemes. A scheme without a row uses fsspec with the defaults. To
-add a store that fsspec knows: add its row here, a server to ``tests/support/stores.py``, and a line to ``man
+:data:`KINDS` has a row for each scheme. A row names the Python package for a store, and the hints for users. It defines
+how versions are distinguished, and how only one version is read. It also defines which errors of the client are
+transient, and how a write ends. :class:`Store` wraps an fsspec client, and its answers are :class:`Entry`. Other
+modules get a row by :func:`kind_of`, and have no list of schemes. A scheme without a row uses fsspec with the defaults.
+To add a store that fsspec knows, add its row here, a server to ``tests/support/stores.py``, and a line to ``man
 wdscli-storage``.
 
-This module does not know when a request is retried, nor how a user sees an error.
+This module does not know when a request is retried, or how an error is shown to users.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _HOST = re.compile(r"https?://(?:[^/?#]*@)?(\[[^\]/]*\]|[^/?#:]*)(:[0-9]+)?", re
 _FILES = (".json", ".done", ".wdx")
 
 ReadVersion = Callable[[Any, str, Any], Callable[[int, int], Awaitable[bytes]]]
-"""Takes a client, a path and a version; returns a function that reads a range of that version."""
+"""A function that takes a client, a path and a version. It returns a function that reads a range of that version."""
 
 
 DiscardBlocks = Callable[[Any, str, Callable[[str], bool]], Coroutine[Any, Any, list[str]]]
-"""Takes a client, a path prefix and a filter for the rest of a path; returns the rests of the paths that it left."""
+"""A function that takes a client, a path prefix and a filter for the rest of a path. It returns the rests of the paths
+that were not discarded."""
 
 
 class Kind(NamedTuple):
@@ -44,44 +45,45 @@ class Kind(NamedTuple):
     package: str | None = None
     """The package to install with pip, besides fsspec."""
     container: str = ""
-    """The store's word for its containers of objects; empty if it has folders."""
+    """The store's word for a container of objects. It is empty if the store has folders."""
     login: str = "check the credentials"
     """The hint if the store refuses an account."""
     no_login: str = "log in with the store's own tool first"
-    """The hint if its client finds no account."""
+    """The hint if the client finds no account."""
     has_plain_login: bool = False
-    """Whether the login in its addresses is the name of a user or a container, unless it has a password."""
+    """Whether a login without password in an address is the name of a user or a container."""
     is_account_checked: bool = False
-    """Whether its client raises a ValueError for a missing or malformed account."""
+    """Whether the client raises ValueError for a missing or malformed account."""
     is_s3: bool = False
-    """Whether it speaks S3: a read can require an ETag, listings have ETags, and an object may have a note."""
+    """Whether the store has the S3 interface. Then a read can require an ETag, listings have ETags, and an object may
+    have a note."""
     versions: tuple[str, ...] = (
         "ETag", "etag", "blob_id", "md5Hash", "LastModified", "last_modified", "mtime", "created",
     )  # fmt: skip
-    """The names under which its client may report a version, the best first."""
+    """The names under which the client may report a version, the best name first."""
     etags: Literal["", "bytes", "versions"] = ""
-    """What its ETags identify for certain: nothing, the bytes by MD5, or each version."""
+    """What the store's ETags surely identify: nothing, the bytes by MD5, or each version."""
     pin: str = ""
-    """The name under which its client reports the version that ``read_version`` takes."""
+    """The name under which the client reports the version for ``read_version``."""
     read_version: ReadVersion | None = None
     replaced: frozenset[str] = frozenset()
-    """Error classes by which ``read_version`` says that the object was replaced."""
+    """Error classes that ``read_version`` raises if the object was replaced."""
     passing: frozenset[str] = frozenset()
-    """Transient error classes of its client, and transient error codes of the store."""
+    """Transient error classes of the client, and transient error codes of the store."""
     writes: Literal["parts", "upload", "rename", "never"] = "rename"
-    """How a write ends: by our own multipart upload, by the client's upload, by a rename, or never."""
+    """How a write ends: by wdscli's multipart upload, by the client's upload, by a rename, or never (no writes)."""
     discard_blocks: DiscardBlocks | None = None
-    """Discards the blocks that an aborted upload leaves, which only a special listing finds."""
+    """A function that discards the blocks left by an aborted upload. Only a special listing finds these blocks."""
     endpoint: Callable[[], str] | None = None
-    """The endpoint of a store that speaks S3, if its addresses imply one."""
+    """The S3 endpoint, for a store whose addresses imply it."""
     options: Callable[[str], dict[str, Any]] | None = None
-    """The options that make the client for an address."""
+    """A function that returns the options for making an address's client."""
     prepare: Callable[[Any], None] | None = None
-    """Changes a client after it is made."""
+    """A function that changes a client after it is made."""
 
 
 def kind_of(address: str) -> Kind:
-    """The row for an address."""
+    """Return the row for an address."""
     return KINDS.get(scheme(address), _OTHER)
 
 
@@ -108,8 +110,8 @@ def _read_azure(fs: Any, path: str, etag: Any) -> Callable[[int, int], Awaitable
 
 
 async def _discard_azure_blocks(fs: Any, start: str, is_chosen: Callable[[str], bool]) -> list[str]:
-    """Discard uncommitted blocks of missing Azure blobs whose names begin with ``start`` and whose further names are
-    chosen. Return the names that remain."""
+    """Discard uncommitted blocks of missing Azure blobs. The blobs have names that begin with ``start``, and the filter
+    accepts the rest of the name. Return the names that remain."""
     container, _, prefix = start.partition("/")
     kept: list[str] = []
     async with fs.service_client.get_container_client(container) as client:
@@ -118,7 +120,8 @@ async def _discard_azure_blocks(fs: Any, start: str, is_chosen: Callable[[str], 
             if one.size or not is_chosen(name) or await client.get_blob_client(one.name).exists():
                 continue
             kept.append(name)
-            # A later writer's blocks are younger. The ETag of blocks alone matches no condition.
+            # A later writer's blocks are younger. An ETag condition is impossible, because uncommitted blocks have no
+            # ETag.
             if one.last_modified:
                 with suppress(Exception):
                     await client.delete_blob(one.name, if_unmodified_since=one.last_modified)
@@ -129,15 +132,16 @@ async def _discard_azure_blocks(fs: Any, start: str, is_chosen: Callable[[str], 
 def _google_options(address: str) -> dict[str, Any]:
     from logging import NullHandler, getLogger
 
-    # Without a handler Python would print what gcsfs logs, with tracebacks of errors that we explain.
+    # Without a handler, Python would print gcsfs's log records, with tracebacks of errors that wdscli explains itself.
     if not getLogger("gcsfs").handlers:
         getLogger("gcsfs").addHandler(NullHandler())
-    # Any option, even an empty one, makes a client of our own, so that other programs in this process keep theirs.
+    # Any option, even an empty option, makes a separate client, so that other code in this process keeps its own
+    # client.
     return {"session_kwargs": {}}
 
 
 def _without_google_retries(fs: Any) -> None:
-    """Switch off gcsfs's own six attempts, which would make each of ours take half a minute."""
+    """Switch off the six attempts of gcsfs, which would make each attempt of wdscli take half a minute."""
     from functools import partial
 
     once = getattr(type(fs)._request, "__wrapped__", None)
@@ -149,12 +153,12 @@ def _web_options(address: str) -> dict[str, Any]:
     token = token_for(address)
     if token is not None:
         return {"headers": {"Authorization": f"Bearer {token}"}}
-    # aiohttp then takes logins from ~/.netrc (or $NETRC) and proxies from the environment.
+    # With trust_env, aiohttp takes logins from ~/.netrc (or $NETRC), and proxies from the environment.
     return {"client_kwargs": {"trust_env": True}}
 
 
 def ais_endpoint() -> str:
-    """The S3 endpoint of AIStore. Raises UsageError if AIS_ENDPOINT is missing or no URL."""
+    """Return the S3 endpoint of AIStore. Raises UsageError if AIS_ENDPOINT is missing or is no URL."""
     endpoint = os.environ.get(AIS, "").strip().rstrip("/")
     if not endpoint:
         raise UsageError(
@@ -168,7 +172,8 @@ def ais_endpoint() -> str:
 
 
 def token_for(address: str) -> str | None:
-    """The token for the host of a web address, from the environment. Raises UsageError for a token without a host.
+    """Return the token for the host of a web address, from the environment. Raises UsageError for a token without a
+    host.
 
     >>> import os
     >>> os.environ["WDSCLI_HTTP_TOKEN"] = "data.example.org=abc other.org:8080=d"
@@ -277,22 +282,22 @@ KINDS: dict[str, Kind] = {
 }
 PLAIN_LOGINS.update(name for name, kind in KINDS.items() if kind.has_plain_login)
 CLOUDS = {"aws": "s3", "gcp": "gs", "google": "gs", "azure": "az"}
-"""The scheme of a cloud's store, by the names that other programs give the cloud."""
+"""The scheme of a cloud's store, by the names that other programs use for the cloud."""
 PASSING = frozenset().union(*(kind.passing for kind in (_OTHER, *KINDS.values())))
-"""Of all stores, because clients use each other's libraries."""
+"""The transient errors of all stores together, because clients use each other's libraries."""
 
 
 def root_of(address: str) -> str:
-    """The address of an object's container."""
+    """Return the address of an object's container."""
     name, _, path = address.partition("://")
     parts = path.split("/")
-    # hf://datasets/owner/name, or hf://owner/name for a model.
+    # The address is hf://datasets/owner/name, or hf://owner/name for a model.
     depth = 1 if name != "hf" else 3 if parts[0] in ("datasets", "spaces", "buckets") else 2
     return f"{name}://{'/'.join(parts[:depth])}"
 
 
 def container_of(address: str) -> str:
-    """The name of an object's container.
+    """Return the name of an object's container.
 
     >>> container_of("s3://bucket/a.tar"), container_of("abfs://container@account.dfs.core.windows.net/a.tar")
     ('bucket', 'container')
@@ -306,42 +311,44 @@ def container_of(address: str) -> str:
     return before if before and word == "container" else after
 
 
-# Some stores report the MD5 of no bytes, or zeros, for every object.
+# For every object, some stores report the MD5 of zero bytes, or only zeros.
 _MD5 = re.compile(r'"(?!(.)\1{31}|d41d8cd98f00b204e9800998ecf8427e)[0-9a-f]{32}(-[0-9]+)?"')
 
 
 def stored_version(address: str, version: str) -> str:
-    """The version of a source and the scheme of its store, as an index keeps it. Empty for a local file, and for a time
-    of change, which belongs to a copy rather than to its bytes."""
+    """Return the scheme of a store and the version of a source, in the form of an index. The result is empty for a
+    local file. It is also empty for a time of change, which belongs to a copy and not to the bytes."""
     is_etag = version.startswith(("etag:", '"')) and scheme(address) not in ("file", "local")
     return f"{scheme(address)} {version.removeprefix('etag:')}" if is_etag else ""
 
 
 def source_version(stored: str) -> str:
-    """The version of a source, from its :func:`stored_version`."""
+    """Return the version of a source, from its :func:`stored_version`."""
     return f"etag:{stored.partition(' ')[2]}"
 
 
 def etag_of(stored: str) -> str:
-    """The ETag of a :func:`stored_version`, without quotes."""
+    """Return the ETag in a :func:`stored_version`, without quotes."""
     return stored.partition(" ")[2].strip('"')
 
 
 def note_of(stored: str, checksum: str | None = None) -> str:
-    """The note that S3 stores with an index: the :func:`stored_version` of the shard, and its checksum if known."""
+    """Return the note that S3 stores with an index: the :func:`stored_version` of the shard, and its checksum if
+    known."""
     return f"{etag_of(stored)} {checksum}" if checksum else etag_of(stored)
 
 
 def parse_note(address: str, note: str) -> tuple[str, str]:
-    """The version and checksum of the shard at ``address``, from the :func:`note_of` its index; empty if unknown."""
+    """Return the version and checksum of the shard at ``address``, from the note of its index (:func:`note_of`). They
+    are empty if unknown."""
     etag, _, checksum = note.partition(" ")
     return stored_version(address, etag and f'"{etag}"'), checksum
 
 
 def tells_bytes(stored: str) -> bool:
-    """Whether an object with this :func:`stored_version` still has the same bytes: its store makes ETags of the bytes,
-    or one for each version. Web servers make ETags of times of change, and some stores that speak S3 have the same one
-    for all objects.
+    """Return whether this :func:`stored_version` proves that an object still has the same bytes. It does if the store
+    makes ETags from the bytes, or a new ETag for each version. Web servers make ETags from times of change, and some
+    S3-like stores have the same ETag for all objects.
 
     >>> [tells_bytes(f's3 "{one}"') for one in ("900150983cd24fb0d6963f7d28e17f72-2", "5f3e1a2b-1c00", "0" * 32 + "-1")]
     [True, False, False]
@@ -352,14 +359,14 @@ def tells_bytes(stored: str) -> bool:
 
 
 def is_other_version(known: str, found: str) -> bool:
-    """Whether two stored versions are of one kind of store and differ. After a copy to another kind of store they
-    cannot be compared."""
+    """Return whether two stored versions come from the same kind of store and differ. Versions from different kinds of
+    stores cannot be compared."""
     return bool(known and found) and known != found and known.partition(" ")[0] == found.partition(" ")[0]
 
 
 class Entry(NamedTuple):
-    """What a store reports about an object or a folder. ``version`` has the form of a Source's version; ``pin`` is the
-    version to read; ``etag`` is as the store writes it. A missing value is empty or None."""
+    """A store's facts about an object or a folder. ``version`` has the form of a Source's version. ``pin`` is the
+    version that a read can require. ``etag`` has the store's own form. A missing value is empty or None."""
 
     path: str
     size: int | None = None
@@ -370,7 +377,7 @@ class Entry(NamedTuple):
 
 
 class Store:
-    """A store, through fsspec's client ``fs``. Paths and errors are the client's."""
+    """A store, accessed by fsspec's client ``fs``. Paths have the client's form, and errors are the client's errors."""
 
     def __init__(self, kind: Kind, fs: Any) -> None:
         self.kind = kind
@@ -382,26 +389,26 @@ class Store:
         return self._fs
 
     def prepare(self) -> None:
-        """Start to make the client in the background."""
+        """Start to create the client in the background."""
 
     def forget(self) -> None:
-        """Drop cached answers, so that the next ones are current."""
+        """Drop cached answers, so that the next answers are current."""
         self.fs.invalidate_cache()
 
     def look(self, path: str) -> Entry:
-        """The entry at a path. Raises FileNotFoundError."""
+        """Return the entry at a path. Raises FileNotFoundError."""
         return self.info(path)
 
     def info(self, path: str) -> Entry:
-        """:meth:`look` for a path that may be a folder."""
+        """Do the same as :meth:`look`, for a path that may be a folder."""
         return self._entry(self.fs.info(path))
 
     def entries(self, path: str) -> list[Entry]:
-        """The entries of a folder."""
+        """Return the entries of a folder."""
         return list(map(self._entry, self.fs.ls(path, detail=True)))
 
     def glob(self, path: str) -> list[Entry]:
-        """The entries that match a pattern."""
+        """Return the entries that match a pattern."""
         return list(map(self._entry, self.fs.glob(path, detail=True).values()))
 
     def remove(self, path: str) -> None:
@@ -419,6 +426,7 @@ class Store:
 
 
 def is_file_name(path: str) -> bool:
-    """Whether a path is named like a shard or one of its side files, so that no folder is looked for."""
+    """Return whether a path has the name of a shard or of a side file. Such a path is not checked for being a
+    folder."""
     name = path.rpartition("/")[2]
     return ".tar" in name or name.endswith(_FILES)

@@ -1,12 +1,12 @@
 """This module reads and writes files of this machine.
 
-The source reads a plain file with ``pread`` (no position, no buffer, no lock). The sink gives a file its final name
-only when the file is complete. Its temporary file ``.NAME.<random>.tmp`` is in the same folder, so that the last step
-is one rename. Without ``force`` that step is a hard link, which fails if the name is taken: of two writers one fails,
-and no bytes are lost. A temporary file is locked while it is written, so that the file of a killed run can be
-recognized and removed (:func:`remove_if_abandoned`).
+The source reads a file with ``pread``, so it needs no position, buffer or lock. The sink gives a file its final name
+only when the file is complete. The temporary file ``.NAME.<random>.tmp`` is in the same folder, so that the last step
+is one rename. Without ``force``, the last step is a hard link, which fails if the name exists. If two writers have the
+same name, one of them fails, and no bytes are lost. A temporary file is locked while it is written. So the file of a
+killed run can be recognized and removed (:func:`remove_if_abandoned`).
 
-This module does not know shards, nor addresses that are not paths.
+This module does not know shards, or addresses other than paths.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from wdscli.storage.addresses import local_path, range_hint
 from wdscli.storage.ends import Data, NotCopied, Sink, Source, replaced, taken
 
 _WHOLE_READ_BYTES = 1 << 24
-"""A longer read is first cut to the size of the file, because a damaged header may ask for any length."""
+"""A longer read is first limited to the file's size, because a damaged header may contain any length."""
 HINTS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or choose an output on another disc")
 HINTS |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "choose an output that you may write")
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""The errors of a file system without locks."""
+"""The errors that file systems without locks raise."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 _MAX_NAME_BYTES = 200
 
 
 class LocalSource(Source):
-    """A plain file, open for reading. Owns ``descriptor``."""
+    """A file that is open for reading. Closing the source closes ``descriptor``."""
 
     __slots__ = ("_fd",)
 
@@ -53,7 +53,8 @@ class LocalSource(Source):
             raise InputError(f"cannot read {self.name}: {reason(error)}", cause=error) from error
 
     def confirm(self) -> None:
-        # A replaced file is still open here as it was. A file that was overwritten has another time or size.
+        # If the file was replaced, the old file is still open here. If the file was overwritten, it has another time or
+        # size.
         if self._fd >= 0 and self.version:
             now = os.fstat(self._fd)
             if (version_of(now), now.st_size) != (self.version, self.size):
@@ -65,13 +66,14 @@ class LocalSource(Source):
             self._fd, self.fd = -1, None
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Python's own files close themselves too. At interpreter shutdown ``os`` may be gone, hence the argument.
+        # Python's own files also close themselves. ``os.close`` is an argument because ``os`` may be missing at
+        # interpreter shutdown.
         if self._fd >= 0:
             close(self._fd)
 
 
 class HeldSource(Source):
-    """Bytes that this process holds at an address."""
+    """A source of bytes that this process keeps in memory under an address."""
 
     __slots__ = ("_data",)
 
@@ -84,17 +86,17 @@ class HeldSource(Source):
 
 
 def local_version(status: os.stat_result) -> str:
-    """The inode and the size, which distinguish two files of the same name."""
+    """Return a version made of the inode and the size, which distinguish two files with the same name."""
     return f"inode:{status.st_ino}:{status.st_size}"
 
 
 def version_of(status: os.stat_result) -> str:
-    """The ``version`` of a local source."""
+    """Return the ``version`` of a local source."""
     return f"mtime:{status.st_mtime_ns}"
 
 
 def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
-    """A descriptor for reading, and its status. Raises InputError."""
+    """Open a file for reading. Return the descriptor and the file's status. Raises InputError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -111,7 +113,7 @@ def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
 
 
 def _near(path: str) -> str | None:
-    """A hint for a missing file: a mistyped range of numbers, or similar names in its folder."""
+    """Return a hint for a missing file: a mistyped range of numbers, or similar names in its folder."""
     meant = range_hint(path)
     if meant:
         return meant
@@ -137,11 +139,12 @@ def _make_folder(name: str, folder: str) -> None:
 
 
 class LocalSink(Sink):
-    """A plain file that appears when it is complete. Parent folders are made; the mode follows the umask."""
+    """A sink for a file that appears when it is complete. Missing parent folders are created. The file's mode follows
+    the umask."""
 
     def __init__(self, name: str, path: str, *, force: bool, fsync: bool) -> None:
         super().__init__(name)
-        # With --force a symlink stays one, and its target is replaced, as with `tar cf`.
+        # With --force, a symlink stays, and its target is replaced. `tar cf` does the same.
         self._path = os.path.realpath(path) if force and os.path.islink(path) else path
         self._force, self._fsync = force, fsync
         self._original: tuple[str, str] | None = None
@@ -153,12 +156,11 @@ class LocalSink(Sink):
         if self._folder:
             _make_folder(name, self._folder)
         try:
-            # Set the name first: an interrupt may come before the descriptor is set, and the file must be removed then
-            # too.
+            # Set the name first. If an interrupt comes before the descriptor is set, the file must be removed too.
             self._temporary = _temporary_path(self._folder, base)
             self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             while not _is_ours(self.fd, self._temporary):
-                # Between these two steps another process removed the file as abandoned.
+                # Another process has removed the file, because it was not locked yet.
                 os.close(self.fd)
                 self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except (OSError, ValueError) as error:
@@ -189,7 +191,7 @@ class LocalSink(Sink):
             raise _failed(self.name, error) from error
 
     def _close(self) -> None:
-        """Close the file. Some file systems report a failed write only here."""
+        """Close the file. Some file systems report a failed write only at this point."""
         if self.fd is not None:
             descriptor, self.fd = self.fd, None
             try:
@@ -214,7 +216,7 @@ class LocalSink(Sink):
     def _take_name(self) -> None:
         if self._force:
             os.replace(self._temporary, self._path)
-            # Nothing was renamed if both names are links to one file already.
+            # The rename did nothing if both names were already links to the same file.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._temporary)
             return
@@ -223,7 +225,7 @@ class LocalSink(Sink):
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
-            # There are no hard links here (FAT, some network mounts): check and rename are two steps.
+            # Without hard links (FAT, some network mounts), check and rename are two steps.
             if os.path.lexists(self._path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
             os.rename(self._temporary, self._path)
@@ -244,7 +246,8 @@ def _temporary_path(folder: str, name: str) -> str:
 
 
 def _is_ours(descriptor: int, path: str) -> bool:
-    """Lock a temporary file that was just made. Return whether it still exists; True if files cannot be locked here."""
+    """Lock a temporary file that was just created. Return whether it still exists. Return True if files cannot be
+    locked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError:
@@ -253,7 +256,7 @@ def _is_ours(descriptor: int, path: str) -> bool:
 
 
 def is_same_file(descriptor: int, path: str) -> bool:
-    """Whether the open file is the one at ``path``."""
+    """Return whether the open file is the file at ``path``."""
     try:
         found = os.stat(path)
     except OSError:
@@ -262,7 +265,7 @@ def is_same_file(descriptor: int, path: str) -> bool:
 
 
 def remove_if_abandoned(path: str) -> bool | None:
-    """Remove a temporary file if its writer is gone. Return whether it was removed; None if that is unknown."""
+    """Remove a temporary file if its writer no longer runs. Return whether it was removed, or None if unknown."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -302,13 +305,13 @@ def _failed(name: str, error: OSError | ValueError) -> OutputError:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Return the system's text for an error, without the number and the path that `str(error)` adds."""
+    """Return the system's text for an error, without the number and the path in `str(error)`."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return text[:1].lower() + text[1:]
 
 
 def make_folders(path: str) -> list[str]:
-    """Make a folder and its parents. Return those that were made, deepest first."""
+    """Create a folder and its parents. Return the created folders, deepest first."""
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -320,7 +323,7 @@ def make_folders(path: str) -> list[str]:
 
 
 def remove_empty(folders: Sequence[str]) -> None:
-    """Remove folders in this order, until one is not empty."""
+    """Remove folders in this order, until a folder is not empty."""
     for folder in dict.fromkeys(folders):
         try:
             os.rmdir(folder)

@@ -1,9 +1,9 @@
 """This module opens an address as a Source or a Sink.
 
-It has ``open_source``, ``open_sink`` and the small questions about one address: does it exist, which names does a
-folder have. The kind of the address decides the class. The first bytes of an input tell whether it is compressed,
-whatever its name. Modules that are slow to import (commands, decompressors, fsspec) are imported when an address needs
-them.
+It has ``open_source``, ``open_sink``, and functions that answer small questions about an address: whether it exists,
+and which names a folder has. The kind of the address decides the class. The first bytes of an input, not its name, show
+whether it is compressed. Modules that are slow to import (commands, decompressors, fsspec) are imported when an address
+needs them.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 LOOK_BYTES = 512
-"""One block: enough to distinguish a compressed stream from a tar."""
+"""One block, which is enough to distinguish a compressed stream from a tar."""
 COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
 _COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
 MAX_READ_WHOLE_BYTES = 1 << 30
-"""The limit for a stream, which may have no end."""
+"""The most bytes that are read from a stream, because it may have no end."""
 GONE = "gone"
 """The version of a missing file."""
 Answer = TypeVar("Answer")
@@ -67,12 +67,12 @@ def open_source(
     whole: bool = False,
     digest: Callable[[bytes], None] | None = None,
 ) -> Source:
-    """The bytes at one address (``expand`` gives the addresses that a text names).
+    """Open the bytes at one address. (``expand`` returns the addresses that a text names.)
 
-    With ``decompress`` a gzip, bzip2, xz, zstd or lz4 file is read as its contents. Without a table of its blocks it is
-    then not seekable, and its size is unknown before its end. With ``whole`` the caller will read all of it, and a
-    remote source begins with a large request. ``digest`` is given all stored bytes
-    (:class:`~wdscli.storage.ends.DigestedSource`) if the source is seekable. Raises InputError if it cannot be read.
+    With ``decompress``, the contents of a gzip, bzip2, xz, zstd or lz4 file are read. If the file has no table of
+    blocks, the source is not seekable, and its size is unknown until the end. ``whole`` says that the caller will read
+    all bytes; a remote source then begins with a large request. If the source is seekable, ``digest`` is called with
+    all stored bytes (:class:`~wdscli.storage.ends.DigestedSource`). Raises InputError if the address cannot be read.
     """
     kind = scheme(address)
     source: Source
@@ -107,8 +107,8 @@ def _with_digest(source: Source, digest: Callable[[bytes], None] | None) -> Sour
 
 
 def views() -> Any:
-    """Return the module that opens the shards of views. It belongs to a higher package, because it reads manifests and
-    indexes. So it is imported by name, when an address first names a view."""
+    """Return the module that opens the shards of views. It is in a higher package, because it reads manifests and
+    indexes. So it is imported by name, when an address names a view for the first time."""
     from importlib import import_module
 
     return import_module("wdscli.shards.view_shards")
@@ -121,9 +121,10 @@ def open_in_turn(
     ahead: bool = True,
     open_one: Callable[[str, bool], Source] | None = None,
 ) -> Generator[Source, None, None]:
-    """Sources of several addresses in turn, opened by ``open_one(address, whole)`` (default: :func:`open_source`); the
-    caller closes each. With ``ahead``, for a caller that reads all of them, the next remote address is opened while one
-    is read. Raises InputError when it is an address's turn."""
+    """Yield the sources of several addresses, one after the other. ``open_one(address, whole)`` opens each (default:
+    :func:`open_source`), and the caller closes each. With ``ahead``, the next remote address is opened while the
+    current source is read; the caller should then read all sources. InputError for an address is raised when its source
+    would be yielded."""
 
     def opened(address: str) -> Source:
         at_once = whole or (ahead and is_one_request(address))
@@ -141,20 +142,20 @@ def open_in_turn(
 
 
 def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Future[Source] | None:
-    """Open a remote address in a thread; None for a local address, and for None."""
+    """Open a remote address in a thread. Return None for a local address, and for None."""
     if not addresses or is_stream(addresses[0]) or is_local(addresses[0]):
         return None
     return begun(lambda: opened(addresses[0]))
 
 
 def begun(work: Callable[[], Answer]) -> Future[Answer]:
-    """Start ``work`` in a thread of its own, and return its future."""
+    """Start ``work`` in a new thread, and return its future."""
     from concurrent.futures import Future
     from contextvars import copy_context
     from threading import Thread
 
     answer: Future[Answer] = Future()
-    answer.set_running_or_notify_cancel()  # it cannot be cancelled
+    answer.set_running_or_notify_cancel()  # the future cannot be cancelled
 
     def run() -> None:
         try:
@@ -162,7 +163,7 @@ def begun(work: Callable[[], Answer]) -> Future[Answer]:
         except BaseException as error:
             answer.set_exception(error)
 
-    # Not a pool: the exit of a process would wait for its threads.
+    # Do not use a pool, because the exit of the process would wait for its threads.
     Thread(target=copy_context().run, args=(run,), name="wdscli-work", daemon=True).start()
     return answer
 
@@ -173,7 +174,7 @@ def _close_opened(answer: Future[Source]) -> None:
 
 
 def open_pinned(address: str, size: int, version: str) -> Source:
-    """Open a plain shard whose version is known. No request is made until its bytes are read, and only bytes of this
+    """Open an uncompressed shard with a known version. No request is made until its bytes are read. Only bytes of this
     version are read."""
     from wdscli.storage.ranges import open_remote
 
@@ -183,8 +184,8 @@ def open_pinned(address: str, size: int, version: str) -> Source:
 def _kept_here(
     address: str, version: tuple[int, str] | None = None, *, is_stored: bool = False
 ) -> Source | None:
-    """The copy of a remote shard on this machine; None if it must be read from its store. The stored bytes of a shard
-    (``is_stored``) are never taken from the cache, because their reader checks the store."""
+    """Open the copy of a remote shard on this machine. Return None if the shard must be read from its store.
+    ``is_stored`` means that the caller reads the stored bytes to check the store, so they never come from the cache."""
     from wdscli.storage.retry import network
 
     chosen = network()
@@ -221,7 +222,7 @@ def _command(address: str) -> str:
 def _decompressed(source: Source) -> Source:
     try:
         head = source.peek(LOOK_BYTES)
-        # The cheap check first: nearly every shard is plain, and does not need the decoders' module.
+        # Do the fast check first. Nearly every shard is uncompressed, and does not need the module with the decoders.
         if head[:2] not in _FIRST_TWO and head[1:4] != _SKIPPABLE:
             return source
         from wdscli.storage.compressed import decompressed
@@ -238,12 +239,12 @@ def _decompressed(source: Source) -> Source:
 def open_sink(
     address: str, *, force: bool = False, fsync: bool = False, packed: bool = False, at_leisure: bool = False
 ) -> Sink:
-    """A sink for one address. With ``packed`` the caller compresses as the name says.
+    """Open a sink for one address. With ``packed``, the caller compresses the bytes in the format of the name.
 
-    Raises OutputExistsError if the output exists and ``force`` is not given, OutputError if it cannot be written,
-    UsageError for ``-`` on a terminal and for the suffix of a compressed tar. ``fsync`` also forces a local file to the
-    device before it gets its name, and the folder after it. With ``at_leisure`` the check for an existing object
-    runs in the background; its error is raised before any byte is sent.
+    ``fsync`` forces a local file to the device before it gets its name, and the folder after that. With ``at_leisure``,
+    the check for an existing object runs in the background, and its error is raised before any byte is sent. Raises
+    OutputExistsError if the output exists and ``force`` is false, and OutputError if it cannot be written. Raises
+    UsageError for ``-`` on a terminal, and for the suffix of a compressed tar.
     """
     kind = scheme(address)
     if kind == STREAM:
@@ -267,7 +268,7 @@ def open_sink(
 
 
 def _refuse_compressed(address: str) -> None:
-    """Refuse plain bytes under a name that promises compressed ones."""
+    """Refuse to write uncompressed bytes under the name of a compressed file."""
     match = _COMPRESSED_TAR.search(address)
     if match:
         raise UsageError(
@@ -284,13 +285,13 @@ def _open_stdout(address: str) -> Sink:
 
 
 def _open_device(address: str, path: str) -> Sink:
-    """/dev/null, a named pipe, ``>(...)``: written directly, without a temporary file."""
+    """Open /dev/null, a named pipe or ``>(...)``. Bytes are written directly, without a temporary file."""
     from wdscli.storage.streams import DescriptorSink, refuse_terminal
 
     if path in ("/dev/stdout", "/dev/fd/1"):
         return _open_stdout(address)
     try:
-        # The file of /dev/fd/3 would be overwritten from its start if it were opened again.
+        # If /dev/fd/3 were opened again, its file would be overwritten from the start.
         own = _own_descriptor(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if own is None else os.dup(own)
     except OSError as error:
@@ -304,14 +305,14 @@ def _open_device(address: str, path: str) -> Sink:
 
 
 def _own_descriptor(path: str) -> int | None:
-    """The number in /dev/fd/63, which is the form of a shell's ``>(...)``."""
+    """Return the number in a path such as /dev/fd/63. A shell's ``>(...)`` has this form."""
     folder, _, number = path.rpartition("/")
     is_one = folder in ("/dev/fd", "/proc/self/fd") and number.isdecimal() and len(number) < 10
     return int(number) if is_one else None
 
 
 def is_device(path: str) -> bool:
-    """Whether ``path`` exists and is neither file nor folder: /dev/null, a named pipe, a shell's ``>(...)``."""
+    """Return whether ``path`` exists and is neither file nor folder: /dev/null, a named pipe, a shell's ``>(...)``."""
     if path.startswith(_DESCRIPTOR_PATHS):
         return True
     try:
@@ -322,8 +323,8 @@ def is_device(path: str) -> bool:
 
 
 def check_place(address: str) -> None:
-    """Raise OutputError if nothing can be written at an address, because its bucket does not exist or because it is a
-    local folder. Other obstacles are found by the first write."""
+    """Raise OutputError if an address cannot be written, because its bucket does not exist or because it is a local
+    folder. The first write finds other problems."""
     if is_stream(address):
         return
     if not is_local(address):
@@ -336,8 +337,8 @@ def check_place(address: str) -> None:
 
 
 def has_temporaries(folder: str) -> bool:
-    """Whether files in a folder are written under temporary names first: on this machine, and in stores whose objects
-    do not appear atomically."""
+    """Return whether files in a folder are first written under temporary names. This is so on this machine, and in
+    stores whose objects do not appear atomically."""
     if is_local(folder):
         return True
     from wdscli.storage.uploads import appears_whole
@@ -346,8 +347,8 @@ def has_temporaries(folder: str) -> bool:
 
 
 def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
-    """Abort the unfinished uploads of killed processes in a folder of a store, or below it. ``is_own`` chooses their
-    addresses."""
+    """Abort the unfinished uploads of killed processes in or below a folder of a store. ``is_own`` says whether an
+    address belongs to the caller."""
     if not (is_stream(folder) or is_local(folder)):
         from wdscli.storage import uploads
 
@@ -355,7 +356,7 @@ def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
 
 
 def exists(address: str) -> bool:
-    """Whether something exists at ``address``. Raises InputError if that is unknown."""
+    """Return whether a file or folder exists at ``address``. Raises InputError if this cannot be found out."""
     if is_stream(address):
         return False
     if is_local(address):
@@ -372,14 +373,15 @@ def exists(address: str) -> bool:
 
 
 def known_sizes(addresses: Sequence[str]) -> list[int] | None:
-    """The size of each file in bytes, if all are plain local files or in folders that were listed; None if this takes
-    requests."""
+    """Return the size of each file in bytes, if all are local files or in folders that were listed. Return None if
+    requests would be needed."""
     sizes = [size for size in map(size_hint, addresses) if size is not None]
     return sizes if len(sizes) == len(addresses) else None
 
 
 def size_hint(address: str) -> int | None:
-    """The approximate size of an address in bytes, if it is known without a request or an open file."""
+    """Return the approximate size of an address in bytes, if it is known without a request and without opening a
+    file."""
     if is_stream(address):
         return None
     if view_of(address) is not None:
@@ -398,8 +400,8 @@ def size_hint(address: str) -> int | None:
 
 
 def is_one_request(address: str, size: int | None = None) -> bool:
-    """Whether one request reads all of a remote shard, which is cheaper than a look at its beginning and another
-    request. This needs its ``size``, if only from a listing."""
+    """Return whether one request should read a whole remote shard, because that is faster than a read of its beginning
+    and a second request. The ``size`` must be known, for example from a listing."""
     if is_stream(address) or is_local(address):
         return False
     from wdscli.storage.ahead import REQUEST_BYTES
@@ -409,8 +411,8 @@ def is_one_request(address: str, size: int | None = None) -> bool:
 
 
 def listed_version(address: str) -> tuple[int, str] | None:
-    """Size and version of an object from the last listing of its folder, for :func:`open_pinned`. None if a read cannot
-    require a version, and if shards are cached."""
+    """Return size and version of an object from the last listing of its folder, for :func:`open_pinned`. Return None if
+    a read cannot require a version, and if shards are cached."""
     from wdscli.storage.remote import found_listed
 
     return _version_by(found_listed, address)
@@ -424,8 +426,8 @@ def _version_by(find: Callable[[str], Entry | None], address: str) -> tuple[int,
 
 
 def is_pinnable(address: str) -> bool:
-    """Whether :func:`open_pinned` takes an address: a shard on S3 with the name of a plain tar, if no copies
-    are kept."""
+    """Return whether :func:`open_pinned` can open an address. It must be a shard on S3 with the name of an uncompressed
+    tar, and shards must not be cached."""
     from wdscli.storage.retry import network
 
     chosen = network()
@@ -437,22 +439,23 @@ def is_pinnable(address: str) -> bool:
 
 
 def has_notes(address: str) -> bool:
-    """Whether a store has versions in its listings that a read can require, and keeps a note with an object."""
+    """Return whether a store's listings have versions that a read can require, and whether it can store a note with an
+    object."""
     return kind_of(address).is_s3
 
 
 def current_version(address: str) -> tuple[int, str] | None:
-    """:func:`listed_version` for an object that was not listed, by one request (HEAD). None too if the request fails:
-    the first read then raises the error."""
+    """Return the same as :func:`listed_version` for an object that was not listed, by one request (HEAD). Also return
+    None if the request fails; the first read then raises the error."""
     from wdscli.storage.remote import found_now
 
     return _version_by(found_now, address)
 
 
 def current_versions(addresses: Sequence[str]) -> Iterator[str]:
-    """The current version of each address, as :attr:`Sink.version` has it after a commit: inode and size of a local
-    file, the ETag of an object, :data:`GONE`, or empty if it is unknown. Different texts mean that the bytes may
-    differ, and the caller compares them."""
+    """Return the current version of each address, in the form of :attr:`Sink.version` after a commit. It is inode and
+    size of a local file, the ETag of an object, :data:`GONE`, or empty if unknown. If two versions differ, the bytes
+    may differ, and the caller compares them."""
     return at_once(_version_at, addresses)
 
 
@@ -465,15 +468,15 @@ def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iter
 
     from wdscli.threads import DaemonPool
 
-    # Threads do not inherit relative paths and the options of the network.
+    # Pass on the folder of relative paths and the network options, because threads do not inherit them.
     around = [copy_context() for _ in addresses]
     with DaemonPool(REQUESTS_AT_ONCE, "wdscli-requests") as threads:
         yield from threads.map(lambda context, address: context.run(function, address), around, addresses)
 
 
 def do_together(address: str, works: Sequence[Callable[[], None]]) -> None:
-    """Call several functions for one address, at the same time if it is remote. When all calls have ended, raise the
-    first error."""
+    """Call several functions for one address. If it is remote, they run at the same time. After all calls have ended,
+    raise the first error."""
     if is_local(address):
         for work in works:
             work()
@@ -495,7 +498,7 @@ def _version_at(address: str) -> str:
         return etag_version(remote_look(address).etag)
     except FileNotFoundError:
         return GONE
-    except Exception:  # backends raise any class, and a failed question has no answer
+    except Exception:  # backends raise errors of any class; a failed request means that the answer is unknown
         return ""
 
 
@@ -517,12 +520,12 @@ def remove(address: str) -> None:
 
 
 def read_all(address: str) -> bytes:
-    """All stored bytes at ``address``, for small files. Raises InputError."""
+    """Return all stored bytes at ``address``, for small files. Raises InputError."""
     return read_noted(address)[0]
 
 
 def read_noted(address: str) -> tuple[bytes, str]:
-    """:func:`read_all`, and the note that was stored with the bytes."""
+    """Return the same as :func:`read_all`, and the note stored with the bytes."""
     with open_source(address, decompress=False, whole=True) as source:
         if source.size is not None:
             return source.read_at(0, source.size), source.note
@@ -539,9 +542,10 @@ def read_noted(address: str) -> tuple[bytes, str]:
 
 
 def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:
-    """The names (not addresses) in a folder, in bytewise order, as far as ``keep`` is true for them. Raises InputError.
+    """Return the names (not addresses) in a folder for which ``keep`` returns true, in bytewise order. Raises
+    InputError.
 
-    ``address`` is the folder's, with or without its last slash; an empty one is the current folder.
+    ``address`` is the folder's address, with or without its last slash. An empty address is the current folder.
     """
     if is_stream(address):
         raise UsageError(f"{address} is no folder")
@@ -557,5 +561,5 @@ def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:
 
 
 def folder_of(address: str) -> str:
-    """The folder of a file's address, with its last slash; empty for a bare name."""
+    """Return the folder of a file's address, with its last slash. It is empty for a name without folder."""
     return split_folder(address)[0]

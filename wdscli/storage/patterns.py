@@ -1,12 +1,13 @@
-"""This module expands patterns: one text for the shards of an input, or for the numbered shards of an output.
+"""This module expands patterns. A pattern is one text for the shards of an input, or for the numbered shards of an
+output.
 
-:func:`expand` gives the addresses of an input. It splits ``a::b``, reads ``@list``, expands braces and globs, and lists
-a folder. A name that exists is always taken literally. Side files of a folder or a glob (indexes, manifests, checksums)
-are excluded by their suffix, unless the glob asks for that suffix.
+:func:`expand` returns the addresses of an input. It splits ``a::b``, reads ``@list``, expands braces and globs, and
+lists a folder. The name of an existing file is always taken literally. In a folder or a glob, side files (indexes,
+manifests, checksums) are excluded by their suffix, unless the glob contains that suffix.
 
-:class:`OutputPattern` gives the names of an output. A printf field (``out-%06d.tar``) gives as many names as are
-needed. Braces (``out-{0000..0127}.tar``) give exactly their names, and any other text is one name. A placeholder in
-braces (``{part}``) is left for the caller.
+:class:`OutputPattern` makes the names of an output. A printf field (``out-%06d.tar``) gives as many names as needed.
+Braces (``out-{0000..0127}.tar``) give exactly their names. Any other text is one name. The caller replaces a
+placeholder in braces (``{part}``).
 
 ``braceexpand`` and ``glob`` are imported only if their characters occur. This module opens no shard, and does not know
 manifests.
@@ -39,23 +40,23 @@ from wdscli.units import whole_number
 SIDE_FILES = (
     ".wdx", ".idx", ".index", ".json", ".jsonl", ".yaml", ".md5", ".sha256", ".tmp", ".part", ".parquet", ".csv",
 )  # fmt: skip
-"""The suffixes of files that are not shards."""
-# Not inside [...]: http://[::1]/ contains a network address, not two shards.
+"""The suffixes of side files, which are not shards."""
+# ``::`` inside [...] does not separate: http://[::1]/ contains a network address, not two shards.
 _JOIN = re.compile(r"::(?![^\[]*\])")
 _GLOB = re.compile(r"[*?\[]")
 _SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 _RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
 MAX_NAMES = 10_000_000
-"""The limit for names from braces, and for numbered shards."""
+"""The largest number of names from braces, and of numbered shards."""
 NAME = "{name}"
-"""In an output: the name of the input shard without its suffix."""
+"""The placeholder in an output for the name of the input shard without its suffix."""
 BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
-"""Braces that expand to several names, unlike ``{part}``."""
+"""Matches braces that expand to several names, unlike ``{part}``."""
 
 
 class Words:
-    """The folders and globs from which addresses were expanded, with their listings. They show whether a missing or new
-    shard also belongs to the input."""
+    """The folders and globs in the inputs, with their listings. They show whether a missing or new shard also belongs
+    to an input."""
 
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}
@@ -67,7 +68,7 @@ class Words:
         self._globs.append(pattern.split("/"))
 
     def cover(self, address: str) -> bool:
-        """Whether a shard with this address would be one of the inputs."""
+        """Return whether a shard with this address would be one of the inputs."""
         parts = address.split("/")
         return is_shard_name(address) and any(_is_like(parts, glob) for glob in self._globs)
 
@@ -85,16 +86,17 @@ def _is_like(parts: Sequence[str], glob: Sequence[str]) -> bool:
 def expand(
     address: str, words: Words | None = None, *, trust_addresses: bool = False, pipes: bool = True
 ) -> list[str]:
-    """The shard addresses of ``address``, in order. The folders and globs on the way are added to
-    ``words``.
+    """Return the shard addresses of ``address``, in order. The folders and globs in it are added to ``words``.
 
-    A path, ``-`` or URL is one address. ``a.tar::b.tar`` are two; ``x-{000..041}.tar`` (or ``{a,b}``) are expanded
-    as in a shell; a glob (also on an object store) and a folder (on one: with its last slash) give their shards,
-    ``img2`` before ``img10``, without hidden files and side files. ``@list.txt`` (``@-``: standard input) has one
-    address in each line, without blank lines and ``#`` comments; relative ones begin at the current folder as with
-    ``tar -T``, or at the folder of a downloaded list. In ``pipe:CMD`` only ``{000..041}`` is expanded; the rest belongs
-    to the shell. :mod:`~wdscli.storage.addresses` says which addresses a downloaded list may name; ``trust_addresses``
-    allows more. Without ``pipes`` commands are refused. Raises InputError if nothing matches.
+    A path, ``-`` or URL is one address. ``a.tar::b.tar`` are two addresses. ``x-{000..041}.tar`` or ``{a,b}`` are
+    expanded like in a shell. A glob gives its shards, and so does a folder; on an object store, a folder needs its last
+    slash. They are in natural order (``img2`` before ``img10``), without hidden files and side files. ``@list.txt``
+    (``@-``: standard input) has one address per line; blank lines and ``#`` comments are skipped. Relative addresses in
+    a list begin at the current folder, or at the folder of a downloaded list. In ``pipe:CMD``, only ``{000..041}`` is
+    expanded, because the shell expands the rest.
+
+    :mod:`~wdscli.storage.addresses` defines which addresses a downloaded list may name; ``trust_addresses`` allows
+    more. Without ``pipes``, commands are refused. Raises InputError if nothing matches.
     """
     further = partial(expand, words=words, trust_addresses=trust_addresses, pipes=pipes)
     if not address:
@@ -104,7 +106,7 @@ def expand(
         lines = _listed(address, trust_addresses)
         shards = [shard for line in lines for shard in further(line)]
         for shard in shards:
-            # Check again: the line may have had braces.
+            # Check again, because the line may have contained braces.
             listed_address(address[1:], shard, trusted=trust_addresses)
         return shards
     if address.startswith(PIPE):
@@ -131,8 +133,8 @@ def _pattern(address: str, words: Words | None) -> list[str]:
 
 
 def _is_folder(address: str) -> bool:
-    """Whether an address is a folder's. This takes a request to a store, unless the name is like that of a
-    shard or a manifest."""
+    """Return whether an address is a folder. A store needs a request for this, unless the name looks like a shard or a
+    manifest."""
     if is_local(address):
         return os.path.isdir(local_path(address))
     name = split_folder(address)[1]
@@ -144,15 +146,15 @@ def _is_folder(address: str) -> bool:
 
 
 def has_glob(address: str) -> bool:
-    """Whether ``address`` has a wildcard. In a web address ``?`` begins the query, and ``[`` may be part of
-    the host."""
+    """Return whether ``address`` has a wildcard. In a web address, ``?`` begins the query, and ``[`` may be part of the
+    host."""
     if is_web(address):
         return "*" in address.partition("?")[0]
     return bool(_GLOB.search(address))
 
 
 def _listed(address: str, trusted: bool) -> list[str]:
-    """The addresses in an ``@list``, without blank lines and comments."""
+    """Yield the addresses in an ``@list``, without blank lines and comments."""
     from wdscli.storage.opening import read_all
 
     name = address[1:]
@@ -161,7 +163,7 @@ def _listed(address: str, trusted: bool) -> list[str]:
     if is_local(name) and os.path.lexists(address) and not os.path.lexists(local_path(name)):
         hint = f"@ begins the name of a list; the file of this name is ./{address}"
         raise InputError(f"cannot read {name}: no such file", hint=hint)
-    text = read_all(name).removeprefix(b"\xef\xbb\xbf")  # Windows begins text files with it
+    text = read_all(name).removeprefix(b"\xef\xbb\xbf")  # Windows programs begin text files with this character
     lines = [os.fsdecode(line).strip() for line in text.split(b"\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
     for line in lines:
@@ -189,7 +191,7 @@ def _sequences(command: str) -> list[str]:
 
 
 def check_count(text: str, error: type[InputError] | type[UsageError]) -> None:
-    """Raise ``error`` for braces with more names than any set has, before expanding them."""
+    """Before braces are expanded, raise ``error`` if they have more names than any set."""
     total = 1
     for first, last, step in _RANGE.findall(text):
         total *= abs(whole_number(last) - whole_number(first)) // max(1, abs(whole_number(step or "1"))) + 1
@@ -198,11 +200,11 @@ def check_count(text: str, error: type[InputError] | type[UsageError]) -> None:
 
 
 def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list[str]:
-    """Expand the braces of ``text`` as a shell does. Raises ``error`` if they do not pair."""
+    """Expand the braces of ``text`` like a shell. Raises ``error`` if a brace has no partner."""
     from braceexpand import braceexpand
 
     check_count(text, error)
-    # A backslash is a character of the name, as it is without braces.
+    # A backslash is a normal character, like in a name without braces.
     try:
         return list(braceexpand(text, escape=False))
     except ValueError as unbalanced:
@@ -210,7 +212,7 @@ def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list
 
 
 def matching(address: str) -> list[str]:
-    """The addresses that match a glob, in no order, without local folders."""
+    """Return the addresses that match a glob, in any order, without local folders."""
     if not is_local(address):
         from wdscli.storage.remote import glob_remote
 
@@ -233,7 +235,7 @@ def _globbed(address: str) -> list[str]:
 
 
 def _why_none(address: str) -> str | None:
-    """A hint for a glob without matches: a mistyped range, or a missing folder."""
+    """Return a hint for a glob without matches: a mistyped range, or a missing folder."""
     meant = range_hint(address)
     if meant or not is_local(address):
         return meant
@@ -246,13 +248,13 @@ def _why_none(address: str) -> str | None:
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether a listed file may be a shard: neither hidden nor a side file."""
+    """Return whether a listed file may be a shard. Hidden files and side files are not shards."""
     base = name.rpartition("/")[2]
     return not base.startswith(".") and not base.endswith(SIDE_FILES)
 
 
 def _folder(address: str, words: Words | None) -> list[str]:
-    """The ``*.tar*`` of one folder, without its subfolders."""
+    """Return the files ``*.tar*`` of one folder, without its subfolders."""
     from wdscli.storage.opening import list_folder
 
     prefix = address if address.endswith("/") else address + "/"
@@ -271,8 +273,8 @@ def _folder(address: str, words: Words | None) -> list[str]:
 
 
 def folders_below(address: str) -> list[str]:
-    """The folders below a folder that have shards, in natural order: the parts of a set. Empty for a folder that has
-    shards itself, and for an address that is no folder. Raises InputError."""
+    """Return the folders with shards below a folder, in natural order. They are the parts of a set. Return an empty
+    list if the folder has shards itself, or if the address is no folder. Raises InputError."""
     if (
         is_stream(address)
         or address.startswith("@")
@@ -301,7 +303,7 @@ def _is_tar(name: str) -> bool:
 
 
 def _below(prefix: str) -> str | None:
-    """A hint for a folder without shards: the glob for its subfolders."""
+    """Return a hint for a folder without shards: the glob for its subfolders."""
     if not is_local(prefix):
         return None
     path = local_path(prefix)
@@ -317,11 +319,11 @@ _FIELD = re.compile(r"%0?[0-9]*d")
 _TAR_SUFFIX = re.compile(r"\.tar(\.[A-Za-z0-9]+)?$|\.t[a-z0-9]z2?$|\.tzst$")
 _JOINTS = "-_."
 MAX_DIGITS = 200
-"""The limit for the digits of a shard's number. No file system has longer names."""
+"""The most digits of a shard's number. No file system has longer names."""
 
 
 def plain_name(name: str) -> str:
-    """A shard's file name without its suffixes.
+    """Return a shard's file name without its suffixes.
 
     >>> plain_name("train-000000.v1.tar.zst"), plain_name("a.tgz"), plain_name("b")
     ('train-000000.v1', 'a', 'b')
@@ -330,7 +332,7 @@ def plain_name(name: str) -> str:
 
 
 def _check_suffix(text: str) -> None:
-    """Raise UsageError for a file name whose suffix is not the suffix of a shard."""
+    """Raise UsageError if a file name does not have the suffix of a shard."""
     if text.endswith(".Z"):
         raise UsageError(
             f"cannot write {text}: compress(1) is read by few programs", hint="name it .tar.gz or .tar.zst"
@@ -346,9 +348,9 @@ def _check_suffix(text: str) -> None:
 class OutputPattern:
     """The names of the shards that a command writes.
 
-    ``text`` is as given. ``count`` is the exact number of shards for braces, else None. ``single`` says that all bytes
-    go to one address (a file, ``-``, or ``pipe:`` without a field); ``is_stream`` that they go to ``-``, a command or a
-    device, which has no folder, no manifest and no final name.
+    ``text`` is the given text. ``count`` is the exact number of shards for braces; otherwise it is None. ``single``
+    says that all bytes go to one address: a file, ``-``, or ``pipe:`` without a field. ``is_stream`` says that they go
+    to ``-``, a command or a device, which has no folder, no manifest and no final name.
 
     >>> pattern = OutputPattern.parse("out-%06d.tar")
     >>> pattern.address(7), pattern.count, pattern.prefix_address("manifest.json")
@@ -368,12 +370,12 @@ class OutputPattern:
 
     @classmethod
     def parse(cls, text: str) -> OutputPattern:
-        """The pattern of a text. Raises UsageError for a text that cannot name shards."""
+        """Parse a text. Raises UsageError for a text that cannot name shards."""
         if not text:
             raise UsageError("an output needs a name", hint="out-%06d.tar, out.tar, - or pipe:CMD")
         if is_stream(text):
             check_pipe(text)
-            # In a command only %d fields are replaced: date +%s is for the shell.
+            # In a command, only %d fields are replaced, because others belong to the command: date +%s.
             return cls(text, _parts(text, "%% is a percent sign"), None, True)
         from wdscli.storage.opening import is_device
 
@@ -402,8 +404,8 @@ class OutputPattern:
 
     @classmethod
     def of_names(cls, text: str, names: Sequence[str]) -> OutputPattern:
-        """One shard for each name, which replaces :data:`NAME` in ``text``. Raises UsageError if ``text`` does not have
-        it exactly once, has a field or braces, or is a command.
+        """Return a pattern with one shard for each name. The name replaces :data:`NAME` in ``text``. Raises UsageError
+        if ``text`` does not contain :data:`NAME` exactly once, has a field or braces, or is a command.
 
         >>> pattern = OutputPattern.of_names("out/{name}.tar.zst", ["train-0", "train-1"])
         >>> pattern.address(1), pattern.prefix_address("manifest.json")
@@ -420,7 +422,7 @@ class OutputPattern:
         return cls(text, _Parts(before), [before + name + after for name in names], False)
 
     def check_name(self) -> None:
-        """Raise UsageError for a name without number and suffix: a folder was meant."""
+        """Raise UsageError for a name without number and suffix, because the user probably meant a folder."""
         if self.single and not self.is_stream and "." not in split_folder(self.text)[1]:
             raise UsageError(
                 f"{self.text} has neither a number nor a suffix, so it cannot name shards",
@@ -428,7 +430,7 @@ class OutputPattern:
             )
 
     def address(self, index: int) -> str:
-        """The address of shard ``index``, from 0. A single output has only shard 0."""
+        """Return the address of shard ``index``, from 0. A single output has only shard 0."""
         if self._names is not None:
             if index >= len(self._names):
                 raise UsageError(
@@ -447,7 +449,8 @@ class OutputPattern:
         return before + field % index + after
 
     def prefix_address(self, suffix: str) -> str:
-        """The address of the set's own file ``suffix`` next to the shards: ``out-manifest.json`` for ``manifest.json``.
+        """Return the address of a file for the whole set, next to the shards: ``out-manifest.json`` for the suffix
+        ``manifest.json``.
 
         The prefix is the file name before the shard's number, or without ``.tar``, and without trailing ``-_.``.
         """
@@ -455,7 +458,7 @@ class OutputPattern:
             raise UsageError(f"{self.text} has no folder for {suffix}")
         before, field, _ = self._parts
         if self._names is not None:
-            before = BRACES.split(before, maxsplit=1)[0]  # the braces have the names of inputs
+            before = BRACES.split(before, maxsplit=1)[0]  # the braces were replaced by the names of inputs
         elif field is None:
             before = _TAR_SUFFIX.sub("", before)
         folder, name = split_folder(before)
@@ -463,7 +466,7 @@ class OutputPattern:
         return f"{folder}{name}-{suffix}" if name else folder + suffix
 
     def could_name(self, address: str) -> bool:
-        """Whether this pattern gives an address to any shard. Addresses are compared as text.
+        """Return whether an address can be the address of a shard of this pattern. Addresses are compared as text.
 
         >>> pattern = OutputPattern.parse("out-%06d.tar")
         >>> pattern.could_name("out-000007.tar"), pattern.could_name("out-7.tar"), pattern.could_name("x.tar")
@@ -477,7 +480,8 @@ class OutputPattern:
         return is_number and address.startswith(before) and address.endswith(after) and self._is_own(digits)
 
     def number_of(self, address: str) -> int | None:
-        """The number of the shard with this address; None if the pattern does not give it, or has no field.
+        """Return the number of the shard with this address. Return None if no shard of this pattern has it, or if the
+        pattern has no field.
 
         >>> OutputPattern.parse("out-%06d.tar").number_of("out-000007.tar")
         7
@@ -488,7 +492,7 @@ class OutputPattern:
         return int(address[len(before) : len(address) - len(after)])
 
     def existing(self) -> list[str]:
-        """The existing addresses that this pattern gives to any shard, in natural order."""
+        """Return the existing files that have addresses of this pattern, in natural order."""
         if self.is_stream:
             return []
         from wdscli.storage.opening import exists
@@ -498,7 +502,8 @@ class OutputPattern:
         return sorted(self._numbered(), key=natural)
 
     def _numbered(self) -> list[str]:
-        """Return the existing names that have a number in place of the field. The field may be in a folder's name."""
+        """Return the existing names that have a number where the pattern has the field. The field may be in a folder's
+        name."""
         from wdscli.storage.opening import exists, list_folder
 
         folder, before = split_folder(self._parts.before)
@@ -517,7 +522,7 @@ class OutputPattern:
 
 
 class _Parts(NamedTuple):
-    """A text around the field for a shard's number; without a field all of it is ``before``."""
+    """The text before and after the field for a shard's number. Without a field, the whole text is ``before``."""
 
     before: str
     field: str | None = None
@@ -525,7 +530,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(text: str, hint: str) -> _Parts:
-    """Split a text at its field. ``%%`` is a percent sign; another ``%`` without a field stays as it is."""
+    """Split a text at its field. ``%%`` is a percent sign. Any other ``%`` that begins no field stays unchanged."""
     fields = list(_FIELD.finditer(text.replace("%%", "\0\0")))
     if len(fields) > 1:
         raise UsageError(f"{text} has two fields for the shard's number", hint=hint)

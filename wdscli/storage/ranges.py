@@ -1,17 +1,18 @@
 """This module reads ranges of remote objects. All bytes read from one object are of the same version.
 
-:class:`RemoteSource` reads ranges of an object of known size, with the requests of S3, of web servers
-(:class:`WebFile`) or of any other store that fsspec knows. :class:`AnswerReader` is a stream, for an object without
-size and for a server without ranges. fsspec's own file objects are not used for reading, because they fetch blocks of 5
-to 50 MiB. Each read is one range request, unless :mod:`wdscli.storage.ahead` has fetched an expected range with its
-neighbours. All requests begin in :meth:`RemoteSource._fetch`, and only :mod:`wdscli.storage.retry` retries them. The
-first answer sets the version of the object, and all others must be of the same version.
+:class:`RemoteSource` reads ranges of an object with a known size. It uses the requests of S3, of web servers
+(:class:`WebFile`) or of any other store that fsspec knows. :class:`AnswerReader` reads a stream, for an object without
+size and for a server without ranges. fsspec's file objects are not used for reading, because they fetch blocks of 5 to
+50 MiB. Each read is one range request, unless :mod:`wdscli.storage.ahead` has already fetched the range. All requests
+begin in :meth:`RemoteSource._fetch`, and only :mod:`wdscli.storage.retry` retries them. The first answer sets the
+version of the object, and all later answers must have the same version.
 
-The first request to S3 and web servers is for 64 KiB, or for as many bytes as the caller is sure to read. Its answer
-has the size, unless a listing or the caller knows it. Every other request to S3 requires the ETag of the first answer
-(If-Match). Every answer is compared with this ETag, because some stores that speak S3 ignore If-Match. A web server
-with ranges answers 206 with the total size. An answer 200 is read on as a stream. A stream that breaks off continues at
-its position if the server has ranges after all. It starts again if nothing was read. Otherwise it is an error.
+The first request to S3 and web servers is for 64 KiB, or for as many bytes as the caller will surely read. Its answer
+has the size of the object, which may already be known from a listing or the caller. Every later request to S3 requires
+the ETag of the first answer (If-Match). Every answer is also compared with this ETag, because some S3-like stores
+ignore If-Match. A web server with ranges answers 206 with the total size. An answer 200 is read as a stream. If a
+stream breaks off and the server supports ranges, reading continues at the same position. If nothing was read yet, it
+starts again. Otherwise it is an error.
 
 This module does not know shards.
 """
@@ -60,18 +61,18 @@ from wdscli.threads import DaemonPool
 from wdscli.units import whole_number
 
 HEAD_BYTES = SMALL_BYTES
-"""The least size of the first request, so that a look at the first bytes needs no request of its own."""
+"""The smallest size of the first request, so that reading the first bytes needs no separate request."""
 THREADS = 16
-"""The limit of reads at a time from a store whose client blocks."""
+"""The most reads at the same time from a store with a blocking client."""
 
 Start = Callable[[int, int], "Future[Block]"]
-"""Starts one request, for a first byte up to the byte after the last."""
+"""A function that starts one request, for a range from its first byte to the byte after its last."""
 
 
 class RemoteSource(Source):
-    """An object of known size, read by ranges. ``start(begin, end)`` starts one request. Its future raises
-    :class:`Replaced` if it notices another version; otherwise ``current_version()`` asks for the current version. A
-    first read fetches ``first`` bytes."""
+    """Reads ranges of an object with a known size. ``start(begin, end)`` starts one request. Its future raises
+    :class:`Replaced` if the answer has another version. If answers have no version, ``current_version()`` requests the
+    current version. The first read fetches ``first`` bytes."""
 
     __slots__ = (
         "_ahead",
@@ -132,10 +133,10 @@ class RemoteSource(Source):
         return size
 
     def begin(self, size: Callable[[], int], answer: Future[Block] | None = None) -> None:
-        """Read the first bytes of an object whose ``size`` is known after that; the request for them may have been
-        started (``answer``). Raises the errors of the request."""
+        """Read the first bytes of an object. After that, ``size`` is known. ``answer`` is the future of this request,
+        if it was already started. Raises the errors of the request."""
         if (known := size()) > self._first > HEAD_BYTES:
-            # Fetch what follows at the same time.
+            # Fetch the following bytes at the same time.
             self._ahead.expect([(self._first, known)])
         try:
             self._head = (answer or self._fetch(0, self._first)).result()
@@ -147,12 +148,12 @@ class RemoteSource(Source):
         return self._came(self._fetch(begin, end), begin, end)
 
     def _fetch(self, begin: int, end: int) -> Future[Block]:
-        """Every range request of every remote address begins here."""
+        """Start a range request. Every range request for every remote address begins here."""
         with explained(self.name):
             return self._start(begin, end)
 
     def _came(self, answer: Future[Block], begin: int, end: int) -> Block:
-        """All bytes of a range. Raises InputError."""
+        """Return all bytes of a range. Raises InputError."""
         with explained(self.name):
             try:
                 data = answer.result()
@@ -179,8 +180,8 @@ class RemoteSource(Source):
 
 
 def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | None = None) -> Source:
-    """A source for a remote address. The caller will read at least ``first`` bytes. With ``known``, the size and
-    version of an object on S3, no other version is read. Raises InputError."""
+    """Open a source for a remote address. The caller will read at least ``first`` bytes. ``known`` is the size and
+    version of an object on S3; then no other version is read. Raises InputError."""
     patience = network()
     first = min(first, max(patience.read_ahead_bytes // 4, 1))
     etag = known[1].partition(":")[2] if known else ""
@@ -223,8 +224,8 @@ def _version_now(address: str) -> str:
 
 
 def version_at(address: str) -> tuple[int, str] | None:
-    """The current size and version of a remote address, by the smallest request; None without a size. Raises
-    InputError."""
+    """Return the current size and version of a remote address, by the smallest request. Return None if the size is
+    unknown. Raises InputError."""
     with explained(address):
         store, path = store_of(address)
         if not is_web(address):
@@ -253,14 +254,16 @@ def _open_web(address: str, file: WebFile, first: int, patience: Network) -> Sou
 def starter(
     loop: Any, fetch: Fetch, patience: Network, size: Callable[[], int | None] = lambda: None, name: str = ""
 ) -> Start:
-    """A function that starts requests in the thread of an event loop. Each ends well or with its last error."""
+    """Return a function that starts requests in the thread of an event loop. A request ends with its bytes, or with its
+    last error."""
     from asyncio import run_coroutine_threadsafe
 
     return lambda begin, end: run_coroutine_threadsafe(fetched(fetch, begin, end, patience, size, name), loop)
 
 
 def _open_s3(address: str, store: S3Store, path: str, first: int, patience: Network) -> RemoteSource | None:
-    """A source for one object, by a request for its first bytes; None if it is empty or does not exist."""
+    """Open a source for one object, by a request for its first bytes. Return None if the object is empty or does not
+    exist."""
     pinned = _S3Object(store, path)
     start = starter(store.loop, pinned.fetch, patience, lambda: pinned.size, address)
     source = pinned.source = RemoteSource(address, first, start, first=first)
@@ -285,7 +288,7 @@ def _range_starter(address: str, store: Store, path: str, patience: Network, pin
 
     fs, kind = store.fs, store.kind
     pinned = kind.read_version(fs, path, pin) if pin and kind.read_version else None
-    # The generic cat_file opens a file object; without a cache it fetches only the range.
+    # The generic cat_file opens a file object. Without a cache, the file object fetches only the range.
     options = {"cache_type": "none"} if type(fs).cat_file is AbstractFileSystem.cat_file else {}
 
     async def fetch(begin: int, end: int, keep: Callable[[Buffer], object]) -> None:
@@ -303,19 +306,20 @@ def _range_starter(address: str, store: Store, path: str, patience: Network, pin
 
     if fs.async_impl:
         return starter(fs.loop, fetch, patience, name=address)
-    # A blocking client shows no bytes before the end of an answer, so that its silence is no failure.
+    # A blocking client returns no bytes before the end of an answer, so its silence is no failure.
     return starter(get_loop(), fetch, patience._replace(timeout_seconds=inf), name=address)
 
 
 @cache
 def _threads_of(process: int) -> DaemonPool:
-    """The threads of this process that wait for stores. A fork does not inherit its parent's."""
+    """Return the threads of this process that wait for stores. A forked process does not inherit its parent's
+    threads."""
     return DaemonPool(THREADS, "wdscli-ranges")
 
 
 class _S3Object:
-    """One object on S3, of the version of the first answer, which also sets the version of ``source``. With an unknown
-    ``size`` the first answer sets it, and may be shorter than the request."""
+    """One object on S3, in the version of the first answer. The first answer also sets the version of ``source``. If
+    ``size`` is unknown, the first answer sets it too, and may be shorter than the request."""
 
     source: Source
 
@@ -334,7 +338,7 @@ class _S3Object:
             raise
 
     def _check(self, answer: Mapping[str, Any], begin: int, end: int) -> None:
-        """Raise Replaced for an answer of another version; the first answer sets the version."""
+        """Raise Replaced for an answer with another version. The first answer sets the version."""
         etag = answer.get("ETag") or ""
         if self.etag and etag and etag != self.etag:
             raise Replaced
@@ -345,20 +349,21 @@ class _S3Object:
         self.size = size
         if etag and not self.etag:
             self.etag = etag
-            # A listing may be older than the first answer.
+            # The size from a listing may be older than the first answer.
             self.source.version, self.source.is_pinned = f"etag:{etag}", True
             self.source.note = (answer.get("Metadata") or {}).get(NOTE, "")
 
 
 def _total_in(content_range: str) -> int | None:
-    """The total size in a Content-Range. RFC 9110, 14.4: bytes 0-65535/1000000, bytes 0-65535/*, or bytes */0
+    """Return the total size in a Content-Range. RFC 9110, 14.4: bytes 0-65535/1000000, bytes 0-65535/*, or bytes */0
     with 416."""
     total = content_range.rpartition("/")[2]
     return whole_number(total) if total.isascii() and total.isdigit() else None
 
 
 class WebFile:
-    """One URL, of the version of the first answer. ``total`` is None if it cannot be read by ranges."""
+    """One URL, in the version of the first answer. ``total`` is the size, or None if the URL cannot be read by
+    ranges."""
 
     def __init__(self, fs: Any, url: str, patience: Network) -> None:
         self._fs, self._url, self._patience = fs, url, patience
@@ -380,17 +385,18 @@ class WebFile:
         return sync(self.loop, function, *arguments)
 
     def close(self, answer: Any) -> None:
-        """Close an answer, read to its end or not, in fsspec's thread, which owns the connection."""
+        """Close an answer, also before its end, in fsspec's thread, because this thread owns the connection."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(answer.close)
 
     def begin(self, first: int) -> Any:
-        """Ask for the ``first`` bytes. Return None if ranges work; the first range is then in flight. Else return an
-        answer to read as a stream. Raises what the client raises, FileNotFoundError for 404 and 410."""
+        """Request the ``first`` bytes. Return None if the server supports ranges; the first range is then in flight.
+        Otherwise return an answer to read as a stream. Raises the client's errors, and FileNotFoundError for 404 and
+        410."""
         answer = self.sync(self.get, (0, first))
         self.total = None if _is_encoded(answer) else _total(answer)
         if self.total is None and (answer.status != 200 or _is_encoded(answer)):
-            # The total is unknown, or the encoding only makes sense as a whole.
+            # The total is unknown, or the encoded bytes can only be decoded as a whole.
             self.close(answer)
             answer = self.sync(self.get, None)
         self._etag, self._changed = _etag_and_time(answer)
@@ -417,14 +423,15 @@ class WebFile:
 
     @property
     def _condition(self) -> dict[str, str]:
-        """Headers that make a server refuse to send parts of another version (RFC 9110, 13.1.1: only strong tags)."""
+        """Return the headers that make a server refuse to send ranges of another version (RFC 9110, 13.1.1: only strong
+        tags)."""
         return {"If-Match": self._etag} if self._etag.startswith('"') else {}
 
     def _check(self, answer: Any) -> None:
         """Raise Replaced for an answer of another version."""
         etag, changed = _etag_and_time(answer)
         if self._etag and etag:
-            # Mirrors of one file may have different times, but the same ETag.
+            # Mirrors of the same file may have different times, but the same ETag.
             is_other = self._etag != etag
         else:
             is_other = bool(self._changed and changed and self._changed != changed)
@@ -434,8 +441,8 @@ class WebFile:
             raise Replaced
 
     async def rest(self, position: int) -> Any:
-        """An answer with all bytes from ``position`` on. Raises Replaced, and OSError if the server cannot
-        send them."""
+        """Return an answer with all bytes from ``position``. Raises Replaced, and OSError if the server cannot send
+        them."""
         answer = await self.get((position, None) if position else None, self._condition)
         try:
             self._check(answer)
@@ -451,8 +458,8 @@ class WebFile:
         return answer
 
     def look(self) -> tuple[int, str] | None:
-        """Size and version by a HEAD request; None if the server does not report the size. Raises what the client
-        raises, FileNotFoundError for 404 and 410."""
+        """Return size and version by a HEAD request, or None if the server does not report the size. Raises the
+        client's errors, and FileNotFoundError for 404 and 410."""
         answer = self.sync(self.get, None, None, "HEAD", (200, 403, 405, 501))
         self.close(answer)
         size = answer.headers.get("Content-Length") or ""
@@ -468,8 +475,9 @@ class WebFile:
         verb: str = "GET",
         allowed: Collection[int] = (),
     ) -> Any:
-        """An answer whose headers have arrived, for the whole file or for ``part`` of it. Answers to ranges may have
-        status 412 or 416, and any answer an ``allowed`` status; other errors are raised."""
+        """Request the whole file or its range ``part``, and return the answer when its headers have arrived. An answer
+        to a range may have status 412 or 416, and any answer may have an ``allowed`` status. Other error statuses are
+        raised."""
         import aiohttp
 
         session = await self._fs.set_session()
@@ -477,7 +485,7 @@ class WebFile:
         headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", **(condition or {})}
         if part:
             headers["Range"] = f"bytes={part[0]}-{'' if part[1] is None else part[1] - 1}"
-        # The client's own limit is five minutes for the whole answer, too short for a shard on a slow line.
+        # The client's default limit is five minutes for the whole answer. This is too short for a shard on a slow line.
         silence = self._patience.timeout_seconds
         options.setdefault(
             "timeout",
@@ -500,13 +508,13 @@ class WebFile:
 
 
 class AnswerReader:
-    """The body of an answer as a raw reader, continued by further requests if it breaks off. Raises an error for a body
-    that is shorter than promised."""
+    """A raw reader of an answer's body. If the body breaks off, further requests continue it. Raises an error for a
+    body that is shorter than promised."""
 
     def __init__(self, name: str, file: WebFile, answer: Any, patience: Network) -> None:
         self._name, self._file, self._patience = name, file, patience
         self._answer: Any = answer
-        # Decoded bytes have other offsets than the file.
+        # Offsets of decoded bytes are not offsets in the file.
         self._encoded = _is_encoded(answer)
         self._position = 0
 
@@ -537,13 +545,13 @@ class AnswerReader:
 
 
 def _etag_and_time(answer: Any) -> tuple[str, str]:
-    """The ETag and the time of change of the file that an answer is of; empty if unknown."""
+    """Return the file's ETag and time of change in an answer. They are empty if unknown."""
     return answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or ""
 
 
 def check_range(text: str, begin: int, end: int, total: int | None) -> None:
-    """Raise Replaced for an answer about an object of another size, and OSError for another part than was requested.
-    ``text`` is its Content-Range; an empty one is not checked."""
+    """Raise Replaced if an answer's object has another size, and OSError if it is not the requested range. ``text`` is
+    the answer's Content-Range; an empty text is not checked."""
     if _total_in(text) not in (None, total):
         raise Replaced
     part = text.removeprefix("bytes").strip().partition("/")[0]
@@ -552,7 +560,7 @@ def check_range(text: str, begin: int, end: int, total: int | None) -> None:
 
 
 def _total(answer: Any) -> int | None:
-    """The total size, if the server honoured the range."""
+    """Return the total size, if the server sent the requested range."""
     if answer.status not in (206, 416):
         return None
     return _total_in(answer.headers.get("Content-Range", ""))

@@ -1,15 +1,15 @@
-"""This module reaches remote addresses through fsspec: object stores, web servers, and all other schemes of fsspec.
+"""This module accesses remote addresses by fsspec: object stores, web servers, and all other schemes of fsspec.
 
-This module finds the store of an address, and answers the questions about remote addresses: does it exist, which names
-does a folder have. It also translates the errors of backends (:func:`explained`). Backends raise any class; here the
-error becomes InputError or OutputError with a hint. The environment and the usual files say how to reach a store:
+It finds the store of an address. It finds out whether a remote address exists, and which names a folder has. It also
+translates the errors of backends (:func:`explained`): an error of any class becomes InputError or OutputError with a
+hint. The environment and the usual files configure the access to a store:
 
 - ``s3://`` is configured by botocore, which knows the variables and files of AWS (``AWS_PROFILE``,
-  ``AWS_ENDPOINT_URL_S3``, ``~/.aws/config``). Requests are not signed if ``AWS_NO_SIGN_REQUEST`` or
-  ``FSSPEC_S3_ANON`` says so, or if there are no credentials, so that public buckets can be read.
-- ``ais://bucket/x`` is AIStore through its S3 interface, ``AIS_ENDPOINT/s3``.
-- ``http(s)://`` takes logins from ``~/.netrc`` and tokens from ``WDSCLI_HTTP_TOKEN``. A token is sent only to its
-  host, and never to another host after a redirect.
+``AWS_ENDPOINT_URL_S3``, ``~/.aws/config``). Requests are not signed if ``AWS_NO_SIGN_REQUEST`` or ``FSSPEC_S3_ANON`` is
+set, or if there are no credentials. So public buckets can be read.
+- ``ais://bucket/x`` uses the S3 interface of AIStore, ``AIS_ENDPOINT/s3``.
+- ``http(s)://`` uses logins from ``~/.netrc`` and tokens from ``WDSCLI_HTTP_TOKEN``. A token is sent only to its host,
+and never to another host after a redirect.
 
 ``ranges`` reads and ``uploads`` writes. This module does not know shards.
 """
@@ -43,13 +43,13 @@ NO_CONTAINER_HINT = "check its name, and the account, region or endpoint that it
 _found: set[str] = set()
 """The containers that this process has found."""
 NOTE = "wdscli-note"
-"""The name of an object's note on S3, after ``x-amz-meta-``."""
+"""The name of an object's note on S3; the prefix is ``x-amz-meta-``."""
 _WILD = re.compile(r"[*?\[]")
 
 
 def store_of(address: str, *, fresh: bool = True) -> tuple[Store, str]:
-    """The store of an address, and its path there. A ``fresh`` one gives current answers, not cached ones. Raises what
-    fsspec raises, and UsageError."""
+    """Return the store of an address, and the path in the store. With ``fresh``, the store returns current answers, not
+    cached answers. Raises the errors of fsspec, and UsageError."""
     kind = kind_of(address)
     store: Store
     if kind.is_s3:
@@ -84,13 +84,14 @@ def explained(
 
 
 def remote_look(address: str, *, fresh: bool = True) -> Entry:
-    """The entry at an address, by one request if it is named like a file. Raises the errors of the client."""
+    """Return the entry at an address. If the name looks like a file, this takes one request. Raises the errors of the
+    client."""
     store, path = store_of(address, fresh=fresh)
     return retried(lambda: store.look(path), address)
 
 
 def remote_exists(address: str) -> bool:
-    """Whether an object exists. Raises InputError if that is unknown."""
+    """Return whether an object exists. Raises InputError if this cannot be found out."""
     with explained(address):
         try:
             remote_look(address)
@@ -100,7 +101,7 @@ def remote_exists(address: str) -> bool:
 
 
 def etag_version(etag: str) -> str:
-    """The version of an object by its ETag; empty without one."""
+    """Return the version of an object by its ETag. It is empty without an ETag."""
     return "etag:" + etag.strip('"') if etag else ""
 
 
@@ -116,7 +117,7 @@ def remove_remote(address: str) -> None:
 
 
 def is_remote_folder(address: str) -> bool:
-    """Whether an address is a folder and no object. Raises InputError if that is unknown."""
+    """Return whether an address is a folder and not an object. Raises InputError if this cannot be found out."""
     with explained(address):
         try:
             store, path = store_of(address)
@@ -128,11 +129,11 @@ def is_remote_folder(address: str) -> bool:
 
 
 def entries_in(address: str) -> dict[str, bool]:
-    """The names in a remote folder, and whether each is a folder. Raises InputError."""
+    """Return the names in a remote folder, each with whether it is a folder. Raises InputError."""
     with explained(address, verb="list"):
         store, path = store_of(address)
         listed = _listing(store, address.rstrip("/"), path)
-    # A folder's own marker (an empty object whose name ends with a slash) is listed with its contents.
+    # The marker of a folder, an empty object with a slash at the end of its name, is listed with the folder's contents.
     own = path.rstrip("/")
     found = ((one.path.rstrip("/"), one.is_folder) for one in listed)
     return {name.rpartition("/")[2]: is_folder for name, is_folder in found if name not in (own, "")}
@@ -140,9 +141,9 @@ def entries_in(address: str) -> dict[str, bool]:
 
 _FOLDERS = 16
 _listed: dict[str, dict[str, Entry]] = {}
-"""The last listings, by the folder's address; each by the path in its store."""
+"""The last listings, by the folder's address. A listing has entries by path in the store."""
 _current: dict[str, Any] = {}
-"""The client that listed each folder of S3 whose listing is complete and still current."""
+"""For each folder on S3 with a complete and current listing, the client that listed it."""
 
 
 def _listing(store: Store, folder: str, path: str) -> list[Entry]:
@@ -162,13 +163,14 @@ def _remember(folder: str, listed: Iterable[Entry]) -> None:
 
 
 def found_listed(address: str) -> Entry | None:
-    """The entry of an object in the last listing of its folder; None without a listing."""
+    """Return the entry of an object in the last listing of its folder, or None without a listing."""
     folder, _, name = address.rpartition("/")
     return _listed.get(folder, {}).get(f"{folder.partition('://')[2]}/{name}")
 
 
 def found_current(address: str, store: S3Store) -> Entry | None:
-    """:func:`found_listed` if the listing is current. Raises FileNotFoundError for an object that is not in it."""
+    """Return :func:`found_listed` if the listing is current. Raises FileNotFoundError for an object that is not in the
+    listing."""
     folder, _, name = address.rpartition("/")
     listing = _listed.get(folder) if _current.get(folder) is store.client else None
     if listing is None:
@@ -180,15 +182,15 @@ def found_current(address: str, store: S3Store) -> Entry | None:
 
 
 def found_now(address: str) -> Entry | None:
-    """The current entry of an object; None if its store does not answer."""
+    """Return the current entry of an object, or None if its store does not answer."""
     try:
         return remote_look(address, fresh=False)
-    except Exception:  # clients raise any class, and a failed question has no answer
+    except Exception:  # clients raise errors of any class; a failed request means that the answer is unknown
         return None
 
 
 def glob_remote(address: str) -> list[str]:
-    """The addresses of the files that match, in any order. Raises InputError."""
+    """Return the addresses of the files that match, in any order. Raises InputError."""
     with explained(address, verb="list"):
         try:
             store, path = store_of(address)
@@ -216,7 +218,7 @@ def _matching(store: Store, address: str, path: str) -> list[Entry]:
 
 
 def explain(address: str, error: Exception) -> tuple[str, str | None]:
-    """The reason and the hint for an error."""
+    """Return the reason and the hint for an error."""
     if isinstance(error, GaveUp):
         reason, hint = explain(address, error.error)
         often = f" ({error.attempts} attempts)" if error.attempts > 1 else ""
@@ -248,7 +250,7 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
 
 
 def _explain_answer(kind: Kind, error: Exception) -> tuple[str, str | None] | None:
-    """The same for an answer with an error status."""
+    """Return the reason and the hint for an answer with an error status."""
     status = status_of(error)
     if status is None:
         return None
@@ -265,7 +267,7 @@ def _explain_answer(kind: Kind, error: Exception) -> tuple[str, str | None] | No
 
 
 def _explain_connection(error: Exception) -> tuple[str, str | None] | None:
-    """The same if no server answered."""
+    """Return the reason and the hint if no server answered."""
     resolver = unresolved(error)
     if resolver is not None and resolver.errno == EAI_AGAIN:
         return "the name of its host could not be resolved", "check the network and the name server"
@@ -285,13 +287,13 @@ def _explain_connection(error: Exception) -> tuple[str, str | None] | None:
 
 
 def no_container(address: str) -> str:
-    """The reason if an object's container does not exist."""
+    """Return the text for an object's container that does not exist."""
     return f'there is no {kind_of(address).container or "bucket"} "{container_of(address)}"'
 
 
 def is_container_gone(address: str) -> bool:
-    """Whether the store reports that an object's container does not exist, by one small request for each container in a
-    process. False if that is unknown."""
+    """Return whether the store reports that an object's container does not exist. This takes one small request per
+    container and process. Return False if unknown."""
     container = root_of(address)
     if not kind_of(address).container or container in _found:
         return False
@@ -308,7 +310,8 @@ def is_container_gone(address: str) -> bool:
 
 
 def is_bucket_missing(error: BaseException) -> bool:
-    """Whether the whole bucket is missing, not only the object. Stores say so by a code, or only in words."""
+    """Return whether the whole bucket is missing, not only the object. Stores report this by a code, or only by a
+    text."""
     words = str(error).lower()
     return isinstance(error, FileNotFoundError) and (
         code_of(error.__cause__ or error.__context__) == "NoSuchBucket"
@@ -318,6 +321,6 @@ def is_bucket_missing(error: BaseException) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """An error's text on one line, or its class if it has no text."""
+    """Return an error's text on one line, or its class if it has no text."""
     text = re.sub(r"\s+", " ", getattr(error, "strerror", None) or str(error)).strip()
     return text or type(error).__name__

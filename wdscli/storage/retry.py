@@ -1,24 +1,24 @@
-"""This module has the only rule for failed requests, to every store.
+"""This module decides, for every store, whether and when a failed request is retried.
 
-:class:`Network` says how patient a command is, from its options or the environment. :class:`Attempts` counts the
-failures of a request without progress, and computes the pause before the next attempt. Two loops use it.
-:func:`retried` repeats a call that succeeds or fails as a whole: a question, or one part of an upload. :func:`fetched`
-reads a range and continues at the byte that was reached. The retries of backends are switched off if possible, so that
-``WDSCLI_RETRIES`` and ``--timeout`` decide counts and times.
+:class:`Network` has a command's settings for retries and timeouts, from its options or the environment.
+:class:`Attempts` counts the failures of a request without progress, and computes the pause before the next attempt. Two
+functions use it. :func:`retried` repeats a call that succeeds or fails as a whole, such as one part of an upload.
+:func:`fetched` reads a range, and continues at the byte that was reached. The retries of backends are switched off if
+possible. So ``WDSCLI_RETRIES`` and ``--timeout`` decide counts and times.
 
-The contract for reading ranges of one object, for :func:`fetched`::
+:func:`fetched` calls a function ``fetch`` with this contract to read ranges of one object::
 
     async def fetch(begin: int, end: int, keep: Callable[[bytes], object]) -> None
 
-It makes one request for the bytes from ``begin`` up to ``end``, passes the bytes to ``keep`` in order and as soon as
-they come, and returns at the end of the answer. It raises :class:`Replaced` if the answer is of another version of the
-object than the first answer. It raises :class:`Transient` for a transient failure that does not look like one. It
-raises any error of its client, and :func:`is_passing` decides whether that error is transient. It counts its request,
-but not its bytes. It does not retry, nor limit the time (it is cancelled). :func:`fetched` notices an answer that ends
-early.
+``fetch`` makes one request for the bytes ``begin`` to ``end - 1``. It passes the bytes to ``keep``, in order, as soon
+as they arrive, and returns at the end of the answer. It raises :class:`Replaced` if the answer has another version of
+the object than the first answer. It raises any error of its client, and :func:`is_passing` decides whether that error
+is transient. If the client's error does not show that a failure is transient, ``fetch`` raises :class:`Transient`.
+``fetch`` counts its request, but not its bytes. It does not retry, and does not limit the time, because :func:`fetched`
+cancels it. :func:`fetched` also detects an answer that ends early.
 
-A long wait gives a warning, which commands print on standard error. This module does not know any backend: it judges
-exceptions by names and attributes, so that no backend is imported.
+A long wait gives a warning, which commands print on standard error. This module imports no backend. It examines the
+names and attributes of exceptions instead.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from wdscli.threads import ForkLock
 from wdscli.units import parse_size, whole_number
 
 FIRST_PAUSE_SECONDS = 0.25
-"""The pause before the second attempt. Each further pause is twice as long, minus a random part."""
+"""The pause before the second attempt. Each later pause is twice as long, minus a random part."""
 MAX_PAUSE_SECONDS = 20.0
 MAX_RETRY_AFTER_SECONDS = 60.0
 """The longest pause that a server may ask for."""
@@ -52,10 +52,10 @@ CONNECT_SECONDS = 30.0
 """The longest wait for a connection."""
 PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 GARBLED = "HttpProcessingError"
-"""aiohttp's error for an answer that is not HTTP or ends early. Its status does not come from the server."""
+"""aiohttp's error for an answer that is not HTTP or ends early. The status in it does not come from the server."""
 TLS_KINDS = frozenset(("SSLError", "ClientSSLError", "CertificateError", "ClientConnectorCertificateError"))
 EAI_AGAIN = -3
-"""The resolver itself failed; its other errors mean that the name does not exist."""
+"""The resolver's errors for its own failures. Its other errors mean that the name does not exist."""
 
 CACHE = "WDSCLI_CACHE"
 Buffer = bytes | memoryview
@@ -64,8 +64,8 @@ Answer = TypeVar("Answer")
 
 
 class Traffic(NamedTuple):
-    """The network traffic: ``requests``, bytes of bodies, the ``retries`` among the requests, and ``stalls``, which are
-    requests that waited so long that a notice is due. A listing counts as one request."""
+    """The network traffic: ``requests``, bytes of bodies, ``retries`` among the requests, and ``stalls``. A stall is a
+    request with a wait that is long enough for a warning. A listing counts as one request."""
 
     requests: int = 0
     received: int = 0
@@ -80,7 +80,7 @@ _said_at = -math.inf
 
 
 def take_traffic() -> Traffic:
-    """The traffic of this process since the last call."""
+    """Return the traffic of this process since the last call."""
     global _traffic
     with _counting:
         found, _traffic = _traffic, Traffic()
@@ -88,14 +88,14 @@ def take_traffic() -> Traffic:
 
 
 def count_traffic(**more: int) -> None:
-    """Add to the traffic of this process, by the fields of :class:`Traffic`."""
+    """Add numbers to the fields of this process's :class:`Traffic`."""
     global _traffic
     with _counting:
         _traffic = Traffic(*map(add, _traffic, Traffic(**more)))
 
 
 def _is_due(seconds: float) -> bool:
-    """Whether enough time has passed since the last notice. Many requests may wait at the same time."""
+    """Return whether enough time has passed since the last warning. Many requests may wait at the same time."""
     global _said_at
     with _counting:
         now = time.monotonic()
@@ -105,15 +105,16 @@ def _is_due(seconds: float) -> bool:
 
 
 class Transient(Exception):
-    """A transient failure; the text says which."""
+    """A transient failure. The text describes it."""
 
 
 class Replaced(Exception):
-    """The object's version differs from the first answer's. Never retried."""
+    """The object's version differs from the version in the first answer. This is never retried."""
 
 
 class GaveUp(Exception):
-    """A transient failure did not pass: ``error`` is the last one, after so many ``attempts`` without progress."""
+    """Transient failures were repeated until no attempt was left. ``error`` is the last failure, after ``attempts``
+    attempts without progress."""
 
     def __init__(self, error: Exception, attempts: int) -> None:
         super().__init__(str(error))
@@ -121,42 +122,43 @@ class GaveUp(Exception):
 
 
 class Network(NamedTuple):
-    """How patient a command is with stores and servers, and how much it reads ahead."""
+    """A command's settings for retries, timeouts, reading ahead and caching."""
 
     read_ahead_bytes: int = 64 << 20
-    """The limit of bytes in flight or held, for all objects that one process reads."""
+    """The limit for bytes in flight or in memory, for all objects that one process reads."""
     retries: int = 5
-    """Attempts without progress after the first, before a request fails. Progress resets the count."""
+    """The number of retries without progress before a request fails. Progress resets the count."""
     timeout_seconds: float = 60.0
-    """The silence after which an attempt fails."""
+    """An attempt fails after this time without a byte."""
     pause_seconds: float = FIRST_PAUSE_SECONDS
     notice_seconds: float = 10.0
-    """How long a request waits before a warning."""
+    """A warning is printed after a request has waited for this time."""
     cache_dir: str = ""
-    """The folder of the cache (:mod:`wdscli.storage.cache`); empty for none."""
+    """The folder of the cache (:mod:`wdscli.storage.cache`). It is empty if there is no cache."""
     cache_bytes: int = 0
-    """The size limit of the cache; 0 for none."""
+    """The size limit of the cache. 0 means no limit."""
     held_dir: str = ""
-    """The folder of the copies that a command holds (:func:`wdscli.storage.cache.hold`); empty for none."""
+    """The folder of the copies that a command has made (:func:`wdscli.storage.cache.hold`). It is empty if there are
+    none."""
     trusted: frozenset[str] = frozenset()
-    """The trusted views of the process that makes tasks."""
+    """The trusted views of the process that makes the tasks."""
 
 
 _chosen: ContextVar[Network | None] = ContextVar("network", default=None)
 _in_use: dict[object, Network] = {}
-"""The settings of each :func:`using` block that is open, the latest last: for threads, which have no context of their
-own. Threads that run tasks side by side leave in any order."""
+"""The settings of all open :func:`using` blocks, the latest last. New threads, which do not inherit a context, use
+them. Blocks in different threads may end in any order."""
 
 
 def network() -> Network:
-    """The current settings: those of :func:`using`, else those of the environment. Raises UsageError."""
+    """Return the current settings, from :func:`using` or else from the environment. Raises UsageError."""
     found = _chosen.get() or next(reversed([*_in_use.values()]), None) or _of_environment()
     return found if found.trusted == TRUSTED else found._replace(trusted=frozenset(TRUSTED))
 
 
 @contextmanager
 def _only_here(chosen: Network) -> Iterator[None]:
-    """Use ``chosen`` in the block, but not in threads that begin there."""
+    """Use the settings ``chosen`` in the block, but not in threads that begin there."""
     before = _chosen.set(chosen)
     try:
         yield
@@ -166,7 +168,7 @@ def _only_here(chosen: Network) -> Iterator[None]:
 
 @contextmanager
 def using(chosen: Network) -> Iterator[None]:
-    """Use ``chosen`` in the block, and in the threads and tasks that begin there."""
+    """Use the settings ``chosen`` in the block, and in the threads and tasks that begin there."""
     this = object()
     _in_use[this] = chosen
     TRUSTED.update(chosen.trusted)
@@ -184,7 +186,7 @@ def changed(
     cache_dir: str | None = None,
     cache_bytes: int | None = None,
 ) -> Network:
-    """The current settings with these changes. Raises UsageError."""
+    """Return the current settings with these changes. Raises UsageError."""
     if timeout_seconds is not None and not 0 < timeout_seconds < math.inf:
         raise UsageError("--timeout must be more than 0 seconds", hint="--timeout 60")
     if read_ahead_bytes == 0:
@@ -204,15 +206,16 @@ def changed(
 
 
 def cached_in(folder: str | None, size_bytes: int = 0) -> AbstractContextManager[None]:
-    """Cache remote shards in ``folder`` in the block; cache nothing if it is empty; change nothing if it is None.
-    Threads that begin in the block do not see it, because several of them may use different folders."""
+    """In the block, cache remote shards in ``folder``. An empty name means no cache, and None changes nothing. Threads
+    that begin in the block do not use this setting, because several threads may use different folders."""
     if folder is None:
         return nullcontext()
     return _only_here(network()._replace(cache_dir=folder, cache_bytes=size_bytes))
 
 
 def held_in(folder: str) -> AbstractContextManager[None]:
-    """Read the copies that ``folder`` holds in the block, and in tasks that are started there, checks included."""
+    """In the block, and in tasks that begin in it, read the copies in ``folder`` instead of the store, also for
+    checks."""
     return _only_here(network()._replace(held_dir=folder))
 
 
@@ -238,8 +241,8 @@ def _of_environment() -> Network:
 
 
 class Attempts:
-    """The failures of one request without progress, and the time ``since`` the last progress. A wait of
-    ``notice_seconds`` and ``more_seconds`` gives one warning, which names ``name``."""
+    """Counts the failures of one request without progress. ``since`` is the time of the last progress. A wait of
+    ``notice_seconds`` plus ``more_seconds`` gives one warning, with the address ``name``."""
 
     def __init__(self, patience: Network, name: str = "", more_seconds: float = 0.0) -> None:
         self._patience, self._name = patience, name
@@ -249,8 +252,8 @@ class Attempts:
         self.since = time.monotonic()
 
     def pause_after(self, error: Exception, *, progress: bool = False) -> float:
-        """The seconds to wait before the next attempt. Raises ``error`` if another attempt would not help, and GaveUp
-        after too many."""
+        """Return the seconds to wait before the next attempt. Raises ``error`` if another attempt would not help, and
+        GaveUp after too many attempts."""
         from random import uniform
 
         if not is_passing(error):
@@ -268,11 +271,11 @@ class Attempts:
 
     @property
     def quiet_seconds(self) -> float:
-        """The seconds until the warning."""
+        """Return the seconds until the warning."""
         return math.inf if self._is_said else self.since + self._notice_seconds - time.monotonic()
 
     def notice(self) -> None:
-        """Warn that no data came, if the warning is due."""
+        """If the wait was long enough, warn that no data came."""
         if self.quiet_seconds <= 0:
             count_traffic(stalls=1)
             self._say(f"no data came for {self._notice_seconds:g} s")
@@ -292,8 +295,8 @@ def _reason(error: Exception) -> str:
 
 
 def retried(call: Callable[[], Answer], name: str = "", *, counts: bool = True) -> Answer:
-    """Call ``call()`` until it succeeds, with pauses after transient failures. ``name`` is the address for a warning;
-    with ``counts`` each call counts as one request. Raises the errors of ``call``, and GaveUp."""
+    """Call ``call()`` until it succeeds, with pauses after transient failures. ``name`` is the address for a warning.
+    With ``counts``, each call counts as one request. Raises the errors of ``call``, and GaveUp."""
     attempts = Attempts(network(), name)
     while True:
         timer = Timer(min(attempts.quiet_seconds, TIMEOUT_MAX), attempts.notice)
@@ -310,7 +313,7 @@ def retried(call: Callable[[], Answer], name: str = "", *, counts: bool = True) 
 
 
 async def noticed(work: Awaitable[Answer], attempts: Attempts) -> Answer:
-    """Await ``work``, with a warning if it takes long."""
+    """Await ``work``, and print a warning if it takes long."""
     import asyncio
 
     task = asyncio.ensure_future(work)
@@ -324,8 +327,8 @@ async def noticed(work: Awaitable[Answer], attempts: Attempts) -> Answer:
 
 
 class ReceivedBytes:
-    """Received bytes in the pieces in which they came, without copying them: a slice is bytes, and :meth:`copy` copies
-    into a buffer.
+    """Received bytes, kept in the pieces in which they arrived, without copying. A slice returns bytes, and
+    :meth:`copy` copies into a buffer.
 
     >>> came = ReceivedBytes([memoryview(b"abc"), memoryview(b"defg")])
     >>> len(came), came[1:5], came[:2], bytes(came)
@@ -354,7 +357,7 @@ class ReceivedBytes:
         return b"".join(self._between(begin, end))
 
     def copy(self, begin: int, view: memoryview) -> None:
-        """Fill ``view`` from byte ``begin`` on."""
+        """Fill ``view`` with the bytes from ``begin``."""
         at = 0
         for piece in self._between(begin, begin + len(view)):
             view[at : at + len(piece)] = piece
@@ -377,8 +380,8 @@ async def fetched(
     size: Callable[[], int | None] = lambda: None,
     name: str = "",
 ) -> ReceivedBytes:
-    """The bytes from ``begin`` up to ``end``, or up to the ``size`` that an answer has reported, by as many requests as
-    are needed: each continues where the last one ended. Raises Replaced, GaveUp, and what ``fetch`` raises."""
+    """Return the bytes ``begin`` to ``end - 1``, or up to the ``size`` that an answer has reported. If a request ends
+    early, another request continues at that byte. Raises Replaced, GaveUp, and the errors of ``fetch``."""
     import asyncio
 
     attempts = Attempts(patience, name)
@@ -402,8 +405,8 @@ async def fetched(
 
 
 class _Landing:
-    """The received bytes of a range. ``at`` is the offset after the last received byte, and ``came_at`` the time when
-    this byte came."""
+    """The received bytes of a range. ``at`` is the offset after the last received byte, and ``came_at`` is the time
+    when this byte arrived."""
 
     def __init__(self, begin: int, end: int, attempts: Attempts) -> None:
         self.at, self._end = begin, end
@@ -422,7 +425,7 @@ class _Landing:
 async def _unless_silent(
     work: Awaitable[None], landing: _Landing, attempts: Attempts, timeout_seconds: float
 ) -> None:
-    """Await ``work`` as long as bytes come at least every ``timeout_seconds``."""
+    """Await ``work``. It fails if no byte arrives for ``timeout_seconds``."""
     import asyncio
 
     task = asyncio.ensure_future(work)
@@ -441,7 +444,7 @@ async def _unless_silent(
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a failure is transient, so that a retry may succeed."""
+    """Return whether a failure is transient, so that a retry may succeed."""
     chain = list(causes(error))
     if isinstance(error, (Replaced, GaveUp, FileNotFoundError, PermissionError, FileExistsError)):
         return False
@@ -458,12 +461,12 @@ def is_passing(error: BaseException) -> bool:
 
 
 def kinds_of(error: BaseException) -> set[str]:
-    """The names of the classes of an error and its causes."""
+    """Return the class names of an error and its causes."""
     return {kind.__name__ for one in causes(error) for kind in type(one).__mro__}
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes; clients of stores wrap the original."""
+    """Yield an error and its causes, because clients of stores wrap the original error."""
     for _ in range(8):
         if error is None:
             return
@@ -473,14 +476,14 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def unresolved(error: BaseException) -> OSError | None:
-    """The resolver's error among the causes of an error."""
+    """Return the resolver's error among the causes of an error."""
     return next(
         (one for one in causes(error) if isinstance(one, OSError) and type(one).__name__ == "gaierror"), None
     )
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status of an error, under any of the names that clients use for it."""
+    """Return the HTTP status of an error. Clients use different attribute names for it."""
     if GARBLED in kinds_of(error):
         return None
     return next((status for one in causes(error) if (status := _status(one)) is not None), None)
@@ -499,13 +502,13 @@ def _status(error: BaseException) -> int | None:
 
 
 def code_of(error: BaseException | None) -> str:
-    """S3's own code for a failure, from botocore's error, which is the cause of s3fs's."""
+    """Return S3's code for a failure. It is in botocore's error, which is the cause of s3fs's error."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
 def retry_after(error: BaseException) -> float:
-    """The pause in seconds that a server asks for; 0 if it does not."""
+    """Return the pause in seconds that a server requests, or 0."""
     for one in causes(error):
         response = getattr(one, "response", None)
         if isinstance(response, dict):
@@ -519,7 +522,7 @@ def retry_after(error: BaseException) -> float:
 
 
 def _seconds(text: str) -> float:
-    """Seconds of a Retry-After. RFC 9110, 10.2.3: a number of seconds, or a date."""
+    """Parse a Retry-After and return seconds. RFC 9110, 10.2.3: a number of seconds, or a date."""
     if text.strip().isdecimal():
         return float(text)
     from email.utils import parsedate_to_datetime

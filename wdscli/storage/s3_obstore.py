@@ -1,18 +1,18 @@
-"""This module reaches S3 through obstore if it can be loaded, else through s3fs, which starts more slowly.
+"""This module accesses S3 by obstore if it is installed. Otherwise it uses s3fs, which starts more slowly.
 
-:func:`open_s3` chooses the client: :class:`ObstoreS3`, which uses obstore for ranges, heads and listings, or
-:class:`S3Store` with s3fs. ``WDSCLI_STORE=fsspec`` or ``obstore`` in the environment decides it too. botocore finds
-region, endpoint and credentials (:func:`usual_account`), and obstore makes the requests, without retries of its own.
+:func:`open_s3` chooses the client. :class:`ObstoreS3` uses obstore for ranges, heads and listings; :class:`S3Store`
+uses s3fs. The environment variable ``WDSCLI_STORE=fsspec`` or ``obstore`` forces the choice. botocore finds region,
+endpoint and credentials (:func:`usual_account`). obstore makes the requests, without its own retries.
 
-s3fs is used for settings that obstore does not have, and for keys that obstore may encode differently in a URL. It also
-repeats a request that fails in obstore before the first byte. s3fs then succeeds or explains the failure, so that
-results and errors are the same with and without obstore. s3fs also writes, because obstore has neither parts nor
-conditions for uploads.
+s3fs is used for settings that obstore does not have, and for keys that obstore may encode differently in a URL. If a
+request by obstore fails before the first byte, s3fs repeats it. s3fs then succeeds, or gives the error. So results and
+errors are the same with and without obstore. s3fs is also used for writing, because obstore cannot upload single parts
+with conditions.
 
-A forked process does not have the threads of obstore's runtime and would wait forever. So s3fs reads in a process that
-was forked from one that used obstore. Spawned workers use obstore.
+A forked process does not have the threads of obstore's runtime, and would wait forever. So if a process that used
+obstore is forked, the new process reads by s3fs. Spawned workers use obstore.
 
-This module does not know versions of objects, nor when a request is retried.
+This module does not know versions of objects, or when a request is retried.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _UNSIGNED = ("AWS_NO_SIGN_REQUEST", "AWS_SKIP_SIGNATURE", "FSSPEC_S3_ANON")
 _NO = frozenset(("", "0", "false", "no", "off"))
 _PLAIN_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*(/|$)")
 _NO_LIMIT = f"{7 * 86_400}s"
-"""The time for a whole answer is not limited, only its silence."""
+"""The time for a whole answer is not limited. Only the time without a byte is."""
 _CREDENTIALS_SECONDS = 300
 _FAILURES_IN_A_ROW = 3
 _NOTICE_SECONDS = 0.05
-"""The time until obstore's threads have noticed a cancelled answer."""
-# Two libraries may encode other names differently in a URL.
+"""The time that obstore's threads need to notice a cancelled answer."""
+# obstore and s3fs may encode other names differently in a URL.
 _PLAIN_KEY = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9_\-.=]+(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_\-.=]+)*")
 _NO_FOLDER = ".wdscli-no-such-folder"
 _SETTINGS = re.compile(r"AWS_|FSSPEC_|HOME$|(?i:https?|all)_(?i:proxy)$|REQUESTS_CA_BUNDLE$|SSL_CERT_FILE$")
@@ -71,23 +71,24 @@ Check = Callable[[Mapping[str, Any]], None]
 Keep = Callable[[memoryview], object]
 _STORES: dict[tuple[Any, ...], ObstoreS3 | None] = {}
 _process = 0
-"""The process that has obstore's threads. Its forks do not have them."""
+"""The id of the process with obstore's threads. Processes forked from it do not have these threads."""
 _is_able_here = True
 _beginning, _choosing = ForkLock(), ForkLock()
 _running: set[asyncio.Task[Any]] = set()
-"""The tasks that read a range."""
+"""The asyncio tasks that read a range."""
 _cancelled_at = -math.inf
-"""The time when one of them was last cancelled."""
+"""The time when such a task was last cancelled."""
 
 
 def open_s3(address: str) -> tuple[S3Store, str]:
-    """The store of an address and its path there, by obstore if that works here, else by s3fs. Raises UsageError."""
+    """Return the store of an address and the path in the store. It uses obstore if possible, otherwise s3fs. Raises
+    UsageError."""
     if not container_of(address):
         raise UsageError(f"{address} has no bucket", hint="s3://BUCKET/KEY")
     kind = kind_of(address)
     endpoint = kind.endpoint() if kind.endpoint else ""
     path = address.partition("://")[2].rstrip("/")
-    # Only s3fs knows the names of access points, and versions in a path.
+    # Only s3fs supports the names of access points, and versions in a path.
     if _PLAIN_BUCKET.match(path) and "?versionId=" not in path:
         store = _by_obstore(endpoint, is_unsigned(), lambda: _by_s3fs(address)[0])
         if store is not None:
@@ -105,7 +106,7 @@ def _by_s3fs(address: str) -> tuple[Any, str]:
     if kind.endpoint:
         options["endpoint_url"] = kind.endpoint()
         config["s3"] = {"addressing_style": "path"}
-    if region := os.environ.get("AWS_REGION"):  # all of AWS's tools but botocore know it
+    if region := os.environ.get("AWS_REGION"):  # all AWS tools except botocore know this variable
         options["client_kwargs"] = {"region_name": region}
     unsigned = is_unsigned()
     if unsigned is not None:
@@ -118,32 +119,32 @@ def _by_s3fs(address: str) -> tuple[Any, str]:
 
 
 def _s3_config() -> dict[str, Any]:
-    """Settings that leave retries and time limits to us. They also make a client of our own, so that other programs in
-    this process keep theirs."""
+    """Return settings that switch off botocore's retries and time limits, because wdscli has its own. They also make a
+    separate client, so that other code in this process keeps its client."""
     from botocore.config import Config
     from fsspec.config import conf
 
     silence = network().timeout_seconds
     own: dict[str, Any] = {
-        "retries": {"total_max_attempts": 1, "mode": "standard"},  # including the first
+        "retries": {"total_max_attempts": 1, "mode": "standard"},  # the first attempt is counted
         "max_pool_connections": CONNECTIONS,
         "connect_timeout": min(silence, CONNECT_SECONDS),
         "read_timeout": silence,
     }
     if "response_checksum_validation" in Config.OPTION_DEFAULTS:
-        # Some stores send the checksum of a whole object with a part of it, which botocore would compare.
+        # Some stores send the checksum of the whole object with a range. botocore would compare it with the range.
         own["response_checksum_validation"] = "when_required"
     return {**own, **conf.get("s3", {}).get("config_kwargs", {})}
 
 
 def is_unsigned() -> bool | None:
-    """Whether the environment switches signatures off; None if it does not mention them."""
+    """Return whether the environment switches signatures off, or None if it has no such setting."""
     said = [os.environ[name] for name in _UNSIGNED if name in os.environ]
     return any(text.strip().lower() not in _NO for text in said) if said else None
 
 
 def _has_credentials(fs: Any) -> bool:
-    """Whether the client of an S3 file system has found credentials."""
+    """Return whether the client of an S3 file system has found credentials."""
     client = fs._s3
     if client is None:
         fs.connect()
@@ -152,7 +153,7 @@ def _has_credentials(fs: Any) -> bool:
 
 
 def why_denied(store: S3Store | None) -> str:
-    """The hint for a denied access; None means another kind of store."""
+    """Return the hint for a denied access, or None for another kind of store."""
     unsigned = is_unsigned() if store else False
     if unsigned is None and store and not store.is_signed:
         return "no credentials were found: set AWS_PROFILE or AWS_ACCESS_KEY_ID"
@@ -162,7 +163,7 @@ def why_denied(store: S3Store | None) -> str:
 
 
 def store_name() -> str:
-    """The library that reads from S3: ``obstore`` or ``s3fs``. Raises UsageError for an impossible choice."""
+    """Return the library that reads from S3: ``obstore`` or ``s3fs``. Raises UsageError for an impossible choice."""
     said = os.environ.get(STORE, "").strip().lower()
     if said not in ("", "fsspec", "obstore"):
         raise UsageError(f"{STORE} is fsspec or obstore, not {said}")
@@ -177,21 +178,22 @@ def store_name() -> str:
 
 
 def _why_missing() -> str:
-    """Why obstore cannot be used; empty if it can."""
+    """Return the reason why obstore cannot be used. It is empty if obstore can be used."""
     from importlib.util import find_spec
 
     if find_spec("obstore") is None:
         return "it is not installed"
     try:
         import obstore.store  # noqa: F401
-    except Exception as error:  # built for another machine or another Python
+    except Exception as error:  # the package is for another machine or another Python
         reason = str(error).partition("\n")[0]
         return f"it cannot be loaded ({reason})"
     return ""
 
 
 def _may_run() -> bool:
-    """Whether obstore works in this process: it does not if it was forked from a process that used obstore."""
+    """Return whether obstore works in this process. It does not if this process was forked from a process that used
+    obstore."""
     if _process != os.getpid():
         with _beginning:
             if _process != os.getpid():
@@ -200,7 +202,7 @@ def _may_run() -> bool:
 
 
 def _begin() -> None:
-    """Set this process up once. Nothing of a parent process can be used."""
+    """Set up this process once. State from a parent process cannot be used."""
     global _process, _is_able_here
     if _process:
         _STORES.clear()
@@ -213,8 +215,8 @@ def _begin() -> None:
 
 
 def _cancel_all() -> None:
-    """Cancel the running tasks before the interpreter shuts down, because an answer in a thread of obstore would then
-    abort the process."""
+    """Cancel the running tasks before the interpreter shuts down. Otherwise an answer that arrives in a thread of
+    obstore would abort the process."""
     if _process != os.getpid():
         return
     for task in list(_running):
@@ -226,21 +228,22 @@ def _cancel_all() -> None:
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """An event loop in a thread of its own."""
+    """Return an event loop in its own thread."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="obstore", daemon=True).start()
     return loop
 
 
 class Account(NamedTuple):
-    """The endpoint of S3 and botocore's credentials; without credentials requests are not signed."""
+    """The endpoint of S3 and botocore's credentials. Without credentials, requests are not signed."""
 
     endpoint: str
     region: str
     credentials: Any = None
 
     async def provide(self) -> dict[str, Any]:
-        """The credentials in obstore's form. obstore asks again when they expire, and botocore refreshes them."""
+        """Return the credentials in obstore's form. obstore calls this again when they expire, and botocore refreshes
+        them."""
         frozen = await asyncio.to_thread(self.credentials.get_frozen_credentials)
         keys = {
             "access_key_id": frozen.access_key,
@@ -251,8 +254,8 @@ class Account(NamedTuple):
 
 
 def usual_account(endpoint: str, unsigned: bool | None) -> Account | None:
-    """Endpoint, region and credentials as botocore's own session finds them. None for settings that only s3fs supports,
-    and for settings that botocore rejects. ``endpoint`` overrides the settings; ``unsigned`` says whether the
+    """Return endpoint, region and credentials from botocore's session. Return None for settings that only s3fs
+    supports, and for settings that botocore rejects. ``endpoint`` overrides the settings. ``unsigned`` says whether the
     environment switches signatures off."""
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
@@ -274,7 +277,7 @@ def usual_account(endpoint: str, unsigned: bool | None) -> Account | None:
 
 
 def _is_unusual(session: Any) -> bool:
-    """Whether the settings ask for something that obstore does not do."""
+    """Return whether the settings need a feature that obstore does not have."""
     style = session.get_config_variable("s3") or {}
     others = {name: value for name, value in style.items() if name != "addressing_style"}
     return (
@@ -288,7 +291,7 @@ def _is_unusual(session: Any) -> bool:
 
 
 def _has_fsspec_settings() -> bool:
-    """Whether fsspec has settings for S3. fsspec is imported only if it may have some."""
+    """Return whether fsspec has settings for S3. fsspec is imported only if it may have settings."""
     folder = os.environ.get("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
     named = any(name.startswith("FSSPEC_S3_") for name in os.environ.keys() - {"FSSPEC_S3_ANON"})
     if not (named or "fsspec.config" in sys.modules or os.path.isdir(folder)):
@@ -307,7 +310,7 @@ def _has_own_certificates(session: Any) -> bool:
 
 
 def _endpoint_of(session: Any, region: str) -> str:
-    """The endpoint in the settings, else that of the region; empty without either."""
+    """Return the endpoint in the settings, or else the endpoint of the region. It is empty if there is neither."""
     from botocore.configprovider import ConfiguredEndpointProvider
     from botocore.regions import EndpointResolver
 
@@ -320,8 +323,8 @@ def _endpoint_of(session: Any, region: str) -> str:
 
 
 def _by_obstore(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -> ObstoreS3 | None:
-    """S3 by obstore, made once for equal settings; None if s3fs is needed. ``make()`` makes s3fs's client. Raises
-    UsageError."""
+    """Return the store that uses obstore, or None if s3fs is needed. Equal settings share one store. ``make()`` makes
+    s3fs's client. Raises UsageError."""
     if store_name() != "obstore" or not _may_run():
         return None
     settings = sorted(one for one in os.environ.items() if _SETTINGS.match(one[0]))
@@ -334,11 +337,11 @@ def _by_obstore(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -
 
 
 class S3Store(Store):
-    """S3 by s3fs."""
+    """S3, accessed by s3fs."""
 
     @property
     def client(self) -> Any:
-        """An object that two equal stores share."""
+        """An object that is shared by equal stores."""
         return self.fs
 
     @property
@@ -352,7 +355,7 @@ class S3Store(Store):
         return not self.fs.anon
 
     def split(self, path: str) -> Object:
-        """Bucket, key and version of a path."""
+        """Split a path into bucket, key and version."""
         bucket, key, version = self.fs.split_path(path)
         return bucket, key, version
 
@@ -360,7 +363,7 @@ class S3Store(Store):
         return self.head(path) if is_file_name(path) else self.info(path)
 
     def head(self, path: str) -> Entry:
-        """The entry of the object at a path. Raises FileNotFoundError."""
+        """Return the entry of the object at a path. Raises FileNotFoundError."""
         from fsspec.asyn import sync
 
         bucket, key, _ = self.split(path)
@@ -368,19 +371,21 @@ class S3Store(Store):
         return self._entry({**found, "name": path, "size": found["ContentLength"]})
 
     async def fetch(self, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> None:
-        """Fetch a range, as :mod:`wdscli.storage.retry` describes it, of the version with this ETag; of any version if
-        it is empty. ``check`` is given the headers before ``keep`` gets the bytes, and may raise Replaced."""
+        """Fetch a range, by the contract in :mod:`wdscli.storage.retry`. With an ETag, only this version is fetched; an
+        empty ETag means any version. ``check`` is called with the headers before ``keep`` gets bytes, and may raise
+        Replaced."""
         await _fetch(self.fs, of, part, etag, check, keep)
 
 
 async def _fetch(fs: Any, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> None:
-    """:meth:`S3Store.fetch` by s3fs, one level below its own ``cat_file``, which takes no condition."""
+    """Do the work of :meth:`S3Store.fetch` by s3fs. This calls a function below s3fs's ``cat_file``, which supports no
+    condition."""
     what = {"Bucket": of[0], "Key": of[1], **({"VersionId": of[2]} if of[2] else {})}
     condition = {"IfMatch": etag} if etag else {}
     try:
         answer = await fs._call_s3("get_object", **what, Range=f"bytes={part[0]}-{part[1] - 1}", **condition)
     except Exception as error:
-        # An object that lost this range was replaced; one that never had it may be empty.
+        # If an object no longer has this range, it was replaced. If it never had the range, it may be empty.
         out_of_range = ("InvalidRange", "416") if etag or part[0] else ()
         if code_of(error.__cause__) in ("PreconditionFailed", "412", *out_of_range):
             raise Replaced from None
@@ -395,7 +400,7 @@ async def _fetch(fs: Any, of: Object, part: Range, etag: str, check: Check, keep
 
 
 class ObstoreS3(S3Store):
-    """S3 by obstore. ``make()`` makes s3fs's client when it is needed."""
+    """S3, accessed by obstore. ``make()`` makes s3fs's client when it is needed."""
 
     def __init__(self, account: Account, make: Callable[[], Any]) -> None:
         super().__init__(KINDS["s3"], None)
@@ -416,7 +421,7 @@ class ObstoreS3(S3Store):
 
     def prepare(self) -> None:
         def make() -> None:
-            with suppress(Exception):  # the first use raises it again
+            with suppress(Exception):  # the first use raises the error again
                 _ = self.fs
 
         if self._fs is None and not self._making.locked():
@@ -443,7 +448,7 @@ class ObstoreS3(S3Store):
         return bucket, key, None
 
     def _client(self, bucket: str, key: str) -> Any:
-        """obstore's client for a bucket; None if s3fs is needed."""
+        """Return obstore's client for a bucket, or None if s3fs is needed."""
         if (key and not _PLAIN_KEY.fullmatch(key)) or self._failures[bucket] >= _FAILURES_IN_A_ROW:
             return None
         if bucket not in self._buckets:
@@ -473,7 +478,7 @@ class ObstoreS3(S3Store):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, fs.loop))
 
     async def _is_fetched(self, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> bool:
-        """:meth:`fetch` by obstore; False if no bytes came and s3fs must try."""
+        """Do the work of :meth:`fetch` by obstore. Return False if no bytes came, so that s3fs must try."""
         global _cancelled_at
         client = self._client(*of[:2])
         task = asyncio.current_task()
@@ -514,7 +519,7 @@ class ObstoreS3(S3Store):
         return self._answer(path, _list, super().entries)
 
     def _answer(self, path: str, ask: Ask[Answer], otherwise: Callable[[str], Answer]) -> Answer:
-        """The answer to a question about a path, by obstore, else by s3fs."""
+        """Return the answer to a request about a path, by obstore or else by s3fs."""
         bucket, key, _ = self.split(path)
         client = self._client(bucket, key)
         if client is None:
@@ -562,7 +567,7 @@ async def _info(client: Any, bucket: str, key: str) -> Entry:
     if key:
         with suppress(FileNotFoundError):
             return await _head(client, bucket, key)
-    # A listing shows whether a folder or a bucket exists.
+    # The listing shows whether the folder or the bucket exists.
     async for page in obstore.list(client, key or _NO_FOLDER, chunk_size=1):
         if page:
             break
@@ -590,5 +595,5 @@ def _entry(bucket: str, meta: Mapping[str, Any]) -> Entry:
 
 
 def _says(error: Exception, code: str) -> bool:
-    """Whether the answer in obstore's error has this code of S3."""
+    """Return whether obstore's error contains this code of S3."""
     return f"<Code>{code}</Code>" in str(error)

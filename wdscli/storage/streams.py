@@ -1,11 +1,12 @@
-"""This module reads and writes streams (``-``, ``pipe:CMD``, named pipes), whose bytes pass once and in order.
+"""This module reads and writes streams: ``-``, ``pipe:CMD`` and named pipes. The bytes of a stream pass once, in order.
 
-:class:`StreamSource` serves reads at rising offsets from a raw reader. This module also has the readers, the sinks that
-cannot take bytes back, and :func:`stream_of`, which makes a Python file of any source. Descriptors are read and written
-directly, without Python's buffers.
+:class:`StreamSource` reads at rising offsets from a raw reader. This module also has the raw readers, the sinks for
+streams, and :func:`stream_of`, which makes a Python file from any source. Descriptors are read and written directly,
+without Python's buffers.
 
-A command runs in the user's shell, as in webdataset. A command that fails is always an error, however much it sent. A
-command that is left early is terminated, and its exit status is ignored. This module does not know what the bytes mean.
+A command runs in a shell, like in webdataset. If a command fails, this is always an error, even if it has sent all
+bytes. If the reader closes early, the command is terminated, and its exit status is ignored. This module does not know
+what the bytes mean.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ _PATIENCE_SECONDS = 5.0
 
 
 class RawReader(Protocol):
-    """The bytes of a stream.
+    """The interface for reading the bytes of a stream.
 
-    ``read`` returns at most ``length`` bytes as soon as there are any, and none only at the end; there it raises an
-    error if the other side failed. ``close`` may be called before the end, and ignores such a failure.
+    ``read`` returns at most ``length`` bytes, as soon as some bytes are available. An empty result means the end; if
+    the sender failed, ``read`` raises an error there. ``close`` may be called before the end, and then ignores such a
+    failure.
     """
 
     def read(self, length: int, /) -> bytes: ...
@@ -43,7 +45,7 @@ class RawReader(Protocol):
 
 
 class StreamSource(Source):
-    """A raw reader as a source that is read once. Small reads use a buffer."""
+    """A source that reads from a raw reader, only once. Small reads use a buffer."""
 
     __slots__ = ("_at", "_buffer", "_position", "_raw")
 
@@ -55,7 +57,7 @@ class StreamSource(Source):
         self._position = 0
 
     def peek(self, length: int) -> bytes:
-        """The next ``length`` bytes, fewer only at the end, without consuming them."""
+        """Return the next ``length`` bytes, or fewer at the end, without consuming them."""
         buffer = self._buffer[self._at :]
         while len(buffer) < length and (more := self._raw.read(SMALL_BYTES)):
             buffer += more
@@ -67,11 +69,11 @@ class StreamSource(Source):
             self._pass_to(offset)
         if length <= 0 or self._position < offset:
             return b""
-        # A damaged header may claim any length.
+        # A damaged header may contain any length.
         return self._next(min(length, LARGE_BYTES))
 
     def _next(self, length: int) -> bytes:
-        """Some bytes from the current position. The end sets ``size``."""
+        """Return some bytes from the current position. At the end, set ``size``."""
         if self._at == len(self._buffer):
             if length >= SMALL_BYTES:
                 data = self._raw.read(length)
@@ -99,7 +101,7 @@ class StreamSource(Source):
 
 
 class _SourceFile(io.RawIOBase):
-    """A source as a raw Python file, which closes the source."""
+    """A raw Python file that reads from a source. Closing the file closes the source."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0
@@ -133,12 +135,13 @@ class _SourceFile(io.RawIOBase):
 
 
 def stream_of(source: Source, buffer_bytes: int = SMALL_BYTES) -> io.BufferedReader:
-    """A source's bytes as a Python file, which closes the source when it is closed or forgotten."""
+    """Return a Python file with the bytes of a source. When the file is closed or garbage-collected, it closes the
+    source."""
     return io.BufferedReader(_SourceFile(source), max(buffer_bytes, SMALL_BYTES))
 
 
 class DescriptorReader:
-    """Reads a descriptor, and closes an ``owned`` one at the end."""
+    """Reads a descriptor. An ``owned`` descriptor is closed at the end."""
 
     def __init__(self, name: str, descriptor: int, *, owned: bool) -> None:
         self._name, self._fd, self._owned = name, descriptor, owned
@@ -156,8 +159,8 @@ class DescriptorReader:
 
 
 class FileReader:
-    """A raw reader of what a program's own function opens at an address: a file object, or a context manager that
-    returns one. Any error becomes an InputError."""
+    """A raw reader of an object that a function of the calling program has opened: a file object, or a context manager
+    that returns a file object. Any error becomes an InputError."""
 
     def __init__(self, address: str, opener: Callable[[str], Any]) -> None:
         self._address, self._open = address, contextlib.ExitStack()
@@ -187,7 +190,7 @@ class FileReader:
 
 
 class CommandReader(DescriptorReader):
-    """The output of a shell command. The end of the output counts only if the command succeeds."""
+    """Reads the output of a shell command. At the end of the output, raises an error if the command failed."""
 
     def __init__(self, name: str, command: str) -> None:
         import subprocess
@@ -225,10 +228,10 @@ class CommandReader(DescriptorReader):
 
 
 class DescriptorSink(Sink):
-    """Standard output, a named pipe or a device: bytes are written at once and cannot be taken back.
+    """A sink for standard output, a named pipe or a device. Bytes are written immediately, and cannot be discarded.
 
-    A reader that closes standard output early, which is not ``owned``, gives BrokenPipeError, for the caller to end
-    quietly. Elsewhere it is an OutputError.
+    If the reader of standard output closes early, this raises BrokenPipeError, so that the caller can end quietly.
+    Standard output is not ``owned``. For an ``owned`` descriptor, OutputError is raised.
     """
 
     def __init__(self, name: str, descriptor: int, *, owned: bool) -> None:
@@ -252,10 +255,10 @@ class DescriptorSink(Sink):
 
 
 class CommandSink(Sink):
-    """The input of a shell command. Committed when the command has read everything and succeeded.
+    """A sink for the input of a shell command. It is committed when the command has read everything and succeeded.
 
-    Discarding kills the command and its children before their input ends, so that they do not take a part for the
-    whole.
+    A discard kills the command and its children before their input ends, so that they do not use partial input as if it
+    were complete.
     """
 
     def __init__(self, name: str, command: str) -> None:
@@ -293,7 +296,8 @@ class CommandSink(Sink):
 
 
 def refuse_terminal(address: str, descriptor: int, *, output: bool) -> None:
-    """Refuse to read tar from, or write it to, a terminal: a forgotten redirection would wait forever."""
+    """Refuse to read tar from a terminal, or to write tar to a terminal. If a redirection is forgotten, a read would
+    wait forever."""
     if os.isatty(descriptor):
         way, hint = "to", "wds ... > out.tar, or wds ... | command"
         if not output:
@@ -302,7 +306,7 @@ def refuse_terminal(address: str, descriptor: int, *, output: bool) -> None:
 
 
 def widen_pipe(descriptor: int) -> None:
-    """Ask for a pipe of 1 MiB, so that each read and write moves more. Ignore a refusal."""
+    """Request a pipe buffer of 1 MiB, so that each read and write moves more bytes. Ignore a refusal."""
     try:
         import fcntl
 
@@ -312,7 +316,7 @@ def widen_pipe(descriptor: int) -> None:
 
 
 def outcome(code: int) -> str:
-    """How a command ended, in words."""
+    """Return a text on how a command ended."""
     if code >= 0:
         return f"exit status {code}"
     try:
@@ -322,10 +326,10 @@ def outcome(code: int) -> str:
 
 
 def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """End a command and wait for it, whatever its exit status."""
+    """End a command and wait for it. Its exit status is ignored."""
     if process.poll() is None:
         _signal(process.pid, number)
-    if sys.is_finalizing():  # imports and waits no longer work then
+    if sys.is_finalizing():  # at this point, imports and waits no longer work
         return
     import subprocess
 
@@ -342,7 +346,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _held(process: subprocess.Popen[bytes]) -> list[int]:
-    """Stop a command and all its children, so that the shell cannot go to its next step when a child ends. Return the
+    """Pause a command and all its children by SIGSTOP, so that the shell cannot continue when a child ends. Return the
     children."""
     if process.poll() is not None:
         return []
@@ -356,7 +360,7 @@ def _held(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes that a shell started, from Linux's /proc; none on other systems."""
+    """Return the processes that a shell started, from Linux's /proc. On other systems, return none."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as children:
             found = [int(child) for child in children.read().split()]

@@ -1,17 +1,17 @@
-"""This module writes to other machines, all or nothing.
+"""This module writes remote files and objects. They appear complete, or not at all.
 
-There are three sinks. :class:`S3Sink` is for S3, where an object appears only when its upload is complete. Parts are
-sent as they fill, several at a time, each with a checksum. A failure aborts the upload and leaves nothing. The sink can
-also have the store copy another object. :class:`UploadSink` does the same through fsspec's own file, for other stores
-of that kind. :class:`RenameSink` is for all other file systems: it writes a temporary file in the same folder and
-renames it at the end. No sink uses ``with fsspec.open(...)``, which commits a truncated object if an exception passes
-through it.
+There are three sinks. :class:`S3Sink` is for S3, where an object appears only when its upload is complete. It sends
+each part as soon as the part is full, several at the same time, each with a checksum. A failure aborts the upload, and
+nothing remains. The sink can also let the store copy another object. :class:`UploadSink` uses fsspec's file objects,
+for other stores where an object appears at the end of its upload. :class:`RenameSink` is for all other file systems. It
+writes a temporary file in the same folder, and renames it at the end. No sink uses ``with fsspec.open(...)``, because
+it commits a truncated object if an exception leaves the block.
 
 :func:`abort_uploads` finds the unfinished uploads of killed processes. This module does not know shards.
 
-Why s3fs and not obstore, whose import takes half a second less of processor time: obstore (0.12) has conditions for
-whole objects only, not for the end of a multipart upload. It can neither list unfinished uploads nor remove one object
-by a plain DELETE. A run that writes would need both packages.
+S3 is written by s3fs and not by obstore, although importing obstore takes half a second less processor time. obstore
+(0.12) has conditions only for whole objects, not for the end of a multipart upload. It cannot list unfinished uploads,
+and cannot remove one object by a plain DELETE. So a run that writes would need both packages.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from wdscli.storage.retry import (
 from wdscli.storage.s3_obstore import S3Store
 
 PART_BYTES = LARGE_BYTES
-"""The size of one part of an upload, which is in memory."""
+"""The size of one part of an upload. A part is kept in memory."""
 UNDER_WAY_BYTES = 64 << 20
-"""The size limit of the parts in flight, for each upload."""
-# S3 takes 10,000 parts: 40 GB of small ones, and 400 GB in all.
+"""The most bytes of parts in flight, for each upload."""
+# S3 allows 10,000 parts. With the small size they have 40 GB, and with the larger sizes 400 GB.
 _SMALL_PARTS = 5_000
 _LARGE_PART_BYTES = 72 << 20
 COPY_BYTES = 256 << 20
 """The size limit of a copy by one request."""
 COPIES_AT_ONCE = 8
 _SLOWEST_BYTES_PER_SECOND = 1 << 16
-"""The slowest line for which a body has time before an attempt fails."""
+"""The slowest assumed line. An attempt fails if sending its body takes longer than on this line."""
 _ABORT_SECONDS = 10.0
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412")
 _NOT_WHAT_WAS_SENT = frozenset(
@@ -74,8 +74,8 @@ _CORRUPTED = "the bytes that arrived are not those that were sent"
 
 
 def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -> Sink:
-    """A sink for a remote address. With ``begin`` the check for an existing object may be started by it, and is
-    finished before any byte is sent. Raises OutputExistsError and OutputError."""
+    """Open a sink for a remote address. ``begin`` may start the check for an existing object in the background. The
+    check ends before any byte is sent. Raises OutputExistsError and OutputError."""
     kind = kind_of(address)
     if kind.writes == "never":
         raise OutputError(
@@ -98,7 +98,7 @@ def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -
 
 
 def appears_whole(address: str) -> bool:
-    """Whether an object appears under its name only when it is complete."""
+    """Return whether an object appears under its name only when it is complete."""
     return kind_of(address).writes in ("parts", "upload")
 
 
@@ -120,18 +120,18 @@ def _check(store: Store, path: str, address: str, force: bool) -> None:
 
 
 def check_container(address: str) -> None:
-    """Raise OutputError if the store reports that an object's container does not exist. Otherwise the first write finds
-    out."""
+    """Raise OutputError if the store reports that an object's container does not exist. If the store does not report
+    it, the first write fails."""
     if is_container_gone(address):
         raise OutputError(f"cannot write {address}: {no_container(address)}", hint=NO_CONTAINER_HINT)
 
 
 class S3Sink(Sink):
-    """An object on S3: a small one is sent by one request, others in parts.
+    """A sink for an object on S3. A small object is sent by one request, a larger object in parts.
 
-    Each request carries a checksum of its body, which the store compares. Without ``force`` each upload has the
-    condition that the name is free (If-None-Match). ``look`` checks the name before that, in the background, and is
-    finished before anything is sent.
+    Each request has a checksum of its body, which the store compares. Without ``force``, each upload has the condition
+    that the object does not exist (If-None-Match). In addition, ``look`` checks the name in the background. It ends
+    before any byte is sent.
     """
 
     waits = True
@@ -162,7 +162,7 @@ class S3Sink(Sink):
 
     def copy_of(self, address: str, version: str, size: int) -> None:
         etag = etag_of(version)
-        # Not all stores that speak S3 support the condition of a copy, so the ETag is compared here too.
+        # Some S3-like stores do not support conditions for a copy, so the ETag is compared here too.
         try:
             store, path = store_of(address, fresh=False)
             original = isinstance(store, S3Store) and _S3Object(store, path, network())
@@ -189,7 +189,7 @@ class S3Sink(Sink):
         return PART_BYTES if len(self._parts) < _SMALL_PARTS else _LARGE_PART_BYTES
 
     def _send(self) -> None:
-        """Start to send the held bytes as one part. Raises the error of an earlier part."""
+        """Start to send the collected bytes as one part. Raises the error of an earlier part."""
         self.check_free()
         if self._upload is None:
             self._upload = self._object.begin("create_multipart_upload", **self._object.algorithm)
@@ -202,7 +202,7 @@ class S3Sink(Sink):
         self._under_way.append(part)
 
     def _make_room(self) -> None:
-        """Wait until there is room for another part in flight."""
+        """Wait until another part may be in flight."""
         at_once = max(1, UNDER_WAY_BYTES // self._part_bytes())
         if len(self._under_way) >= at_once:
             wait(self._under_way, return_when=FIRST_COMPLETED)
@@ -216,7 +216,7 @@ class S3Sink(Sink):
         if self._original:
             try:
                 etag = self._copy()
-            except Exception as error:  # the caller then reads and writes it, and finds the reason
+            except Exception as error:  # the caller then reads and writes the object, and gets the error
                 raise NotCopied from error
             made = etag.strip('"')
         else:
@@ -233,12 +233,11 @@ class S3Sink(Sink):
             self.stored_version = stored_version(self.name, f'"{made}"')
 
     def _copy(self) -> str:
-        """The ETag of the object after the store has copied it. One request copies a small object; larger objects are
-            copied in
-        parts, which is faster. Raises the errors of the request."""
+        """Let the store copy the object, and return the new object's ETag. One request copies a small object. A larger
+        object is copied in parts, which is faster. Raises the errors of the request."""
         begin, original = self._object.begin, self._original
         if self.written <= COPY_BYTES:
-            # Without metadata and tags, like an object that is written here. Reading them may be forbidden.
+            # Copy no metadata and tags: objects written here have none, and reading them may be forbidden.
             how = {"MetadataDirective": "REPLACE", "TaggingDirective": "REPLACE", **self._object.algorithm}
             whole = partial(begin, "copy_object", **original, **how)
             return self._finished(whole, original["CopySourceIfMatch"].strip('"'))
@@ -258,7 +257,8 @@ class S3Sink(Sink):
         return self._joined([{"ETag": etag} for etag in etags])
 
     def _joined(self, answers: list[dict[str, str]]) -> str:
-        """The ETag of the object after its parts are joined; ``answers`` has the store's answer for each part."""
+        """Let the store join the parts, and return the object's ETag. ``answers`` has the store's answer for each
+        part."""
         assert self._upload is not None
         parts = [{"PartNumber": at + 1, **one} for at, one in enumerate(answers)]
         upload = self._upload.result()["UploadId"]
@@ -271,8 +271,8 @@ class S3Sink(Sink):
         return self._finished(finish, _etag_of([one["ETag"] for one in answers]))
 
     def _complete(self) -> tuple[str, str]:
-        """The ETag of the complete object, and the one computed from its bytes, empty if the store's ETags are
-        no MD5."""
+        """Complete the object. Return its ETag, and the ETag computed from its bytes. The computed ETag is empty if the
+        store's ETags are no MD5."""
         if self._pieces:
             self._send()
         names = ("ETag", "ChecksumCRC32") if self._object.algorithm else ("ETag",)
@@ -284,19 +284,19 @@ class S3Sink(Sink):
         return self._joined(answers), _etag_of([one["ETag"] for one in answers]) if is_md5 else ""
 
     def _finished(self, finish: Callable[..., Future[Any]], etag: str) -> str:
-        """The ETag of the complete object; ``etag`` is the expected one, if the store makes them of MD5."""
+        """Return the ETag of the complete object. ``etag`` is the expected ETag, if the store makes ETags from MD5."""
         try:
             answer = finish(**self._condition).result()
         except Exception as error:
             code = next((code for one in causes(error) if (code := code_of(one))), "")
             if code == "NotImplemented" and self._condition:
-                # The store does not support If-None-Match: the check at the start must do.
+                # The store does not support If-None-Match, so only the check at the start protects existing objects.
                 self._condition = {}
                 return self._finished(finish, etag)
             # The first attempt may have succeeded although its answer was lost.
             if code in (*_TAKEN, "NoSuchUpload") and self._object.tried_again and self._object.etag() == etag:
                 return etag
-            # s3fs reports an existing name in more than one way.
+            # s3fs has several errors for an existing name.
             if isinstance(error, FileExistsError) or code in _TAKEN:
                 raise taken(self.name) from cause_of(error)
             raise
@@ -304,7 +304,7 @@ class S3Sink(Sink):
 
     def _discard(self) -> None:
         self._pieces = []
-        # While the interpreter shuts down, the thread that would send the request is gone.
+        # While the interpreter shuts down, the thread that would send the request no longer exists.
         if self._upload is not None and not sys.is_finalizing():
             for part in self._under_way:
                 part.cancel()
@@ -312,7 +312,7 @@ class S3Sink(Sink):
 
 
 class _S3Object:
-    """The requests for an object on S3 that is written. They run in fsspec's thread."""
+    """The requests for writing an object on S3. They run in fsspec's thread."""
 
     def __init__(self, store: S3Store, path: str, patience: Network) -> None:
         self._store, self._patience = store, patience
@@ -322,7 +322,7 @@ class _S3Object:
 
     @cached_property
     def fs(self) -> Any:
-        """s3fs's client: one object for each store and account."""
+        """The client of s3fs. There is one client for each store and account."""
         return self._store.fs
 
     @cached_property
@@ -330,7 +330,7 @@ class _S3Object:
         """The option that names the checksum of requests with a body."""
         self.fs.connect()
         said = getattr(self.fs._s3.meta.config, "request_checksum_calculation", None)
-        # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores without checksums.
+        # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores that do not support checksums.
         return {} if said == "when_required" else {"ChecksumAlgorithm": "CRC32"}
 
     @property
@@ -339,7 +339,7 @@ class _S3Object:
         return bool(self._again)
 
     def begin(self, method: str, **options: Any) -> Future[Any]:
-        """Start a request, which is retried after transient failures."""
+        """Start a request. It is retried after transient failures."""
         of = {**self.place, **options}
         return _begun(self.fs, _answered(self.fs, self._patience, self._again, method, of))
 
@@ -353,14 +353,14 @@ class _S3Object:
         return self.begin(method, Body=body, **options)
 
     def etag(self) -> str:
-        """The current ETag of the name; empty if there is no object."""
+        """Return the current ETag of the object. It is empty if there is no object."""
         try:
             return str(self.begin("head_object").result().get("ETag", "")).strip('"')
         except FileNotFoundError:
             return ""
 
     def abort(self, upload: Future[Any]) -> None:
-        """Abort an upload, whose first request may not have been answered yet. Never raises an error."""
+        """Abort an upload. Its first request may still be unanswered. Never raises an error."""
         impatient = self._patience._replace(
             retries=min(self._patience.retries, 2), timeout_seconds=_ABORT_SECONDS
         )
@@ -377,7 +377,8 @@ def _begun(fs: Any, work: Coroutine[Any, Any, Any]) -> Future[Any]:
 
 
 def _is_inside(fs: Any) -> bool:
-    """Whether this is fsspec's own thread, which cannot wait for itself. A forgotten sink may be collected there."""
+    """Return whether this is fsspec's thread, which cannot wait for itself. A sink may be garbage-collected in this
+    thread."""
     import asyncio
 
     try:
@@ -386,11 +387,12 @@ def _is_inside(fs: Any) -> bool:
         return False
 
 
-# Not a method, because a running request must not keep a forgotten sink alive.
+# This is not a method, because a running request must not keep an unused sink alive.
 async def _answered(
     fs: Any, patience: Network, again: list[str], method: str, options: dict[str, Any]
 ) -> Any:
-    """The answer to a request. Raises GaveUp, and what s3fs raises. Each retry adds the method to ``again``."""
+    """Return the answer to a request. Raises GaveUp, and the errors of s3fs. Each retry adds the method to
+    ``again``."""
     import asyncio
 
     size = len(options.get("Body", b""))
@@ -411,7 +413,7 @@ async def _answered(
 
 
 def _check_stored(options: dict[str, Any], answer: Any) -> None:
-    """Raise Transient if the store reports another checksum than that of the body."""
+    """Raise Transient if the checksum that the store reports is not the checksum of the body."""
     sent = options.get("ChecksumCRC32")
     stored = answer.get("ChecksumCRC32") if isinstance(answer, dict) else None
     if sent and stored and sent != stored:
@@ -432,7 +434,7 @@ def _md5_of(body: bytes) -> str:
 
 
 def _etag_of(parts: list[str]) -> str:
-    """The ETag of an object with such parts, if the store makes ETags of MD5; else empty."""
+    """Return the ETag of an object with these parts, if the store makes ETags from MD5; otherwise an empty text."""
     from hashlib import md5
 
     with contextlib.suppress(ValueError):
@@ -442,8 +444,8 @@ def _etag_of(parts: list[str]) -> str:
 
 
 def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
-    """Abort uploads to S3 and Azure in ``folder``, or below it, that killed processes did not complete. ``is_own``
-    chooses their addresses. A store that does not list or abort them is left alone."""
+    """Abort uploads to S3 and Azure, in or below ``folder``, that killed processes did not complete. ``is_own`` says
+    whether an address belongs to the caller. If a store cannot list or abort uploads, nothing is done."""
     kind = kind_of(folder)
     if kind.discard_blocks:
         with contextlib.suppress(Exception):
@@ -494,10 +496,10 @@ class _FileSink(Sink):
 
 
 class UploadSink(_FileSink):
-    """An object that appears when fsspec completes its upload.
+    """A sink for an object that appears when fsspec completes its upload.
 
-    Without ``force`` the upload has the condition that the name is free, if the client supports that; otherwise only
-    the check at the start applies.
+    Without ``force``, the upload has the condition that the object does not exist, if the client supports it. Otherwise
+    only the check at the start protects an existing object.
     """
 
     def __init__(self, name: str, store: Store, path: str, *, force: bool) -> None:
@@ -512,7 +514,7 @@ class UploadSink(_FileSink):
                 raise taken(self.name) from cause_of(error)
 
     def _discard(self) -> None:
-        # Mark the file as closed first: fsspec's file commits its bytes if it is collected open.
+        # Mark the file as closed first. If an open fsspec file is garbage-collected, it commits its bytes.
         self._file.closed = True
         if not sys.is_finalizing():
             with contextlib.suppress(Exception):
@@ -533,7 +535,7 @@ def _open_upload(fs: Any, path: str, force: bool) -> Any:
 
 
 class RenameSink(_FileSink):
-    """A file that is written as ``.NAME.<random>.tmp`` and renamed when it is complete."""
+    """A sink for a file that is written as ``.NAME.<random>.tmp``, and renamed when it is complete."""
 
     def __init__(self, name: str, store: Store, path: str, *, force: bool) -> None:
         super().__init__(name, store, path, force=force)
@@ -547,7 +549,7 @@ class RenameSink(_FileSink):
         with explained(self.name, OutputError, "write"):
             self._file.close()
             _check(self._store, self._path, self.name, self._force)
-            # Few of these systems rename onto an existing name.
+            # Few of these file systems can rename onto an existing name.
             if self._force:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._path)

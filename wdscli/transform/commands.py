@@ -1,10 +1,12 @@
-"""A shell command per call, in its own scratch folder; or one field through a command's standard input and output.
+"""Transform samples by a shell command: files in a scratch folder, or one field through the command's standard input
+and output.
 
-It works as tarp's ``proc`` and tarproc. The folder has a file ``sample.<field>`` for each field. Its contents when the
-command has ended are the new sample, and an empty folder is no sample. With several samples in a call the files are
-``sample-000000.<field>``, ``sample-000001.<field>``; with ``multi`` the text between ``sample`` and the first dot is
-added to the key. The command is run by ``/bin/sh -c`` in a new session, which ends with the command, also after a
-timeout or Ctrl-C. Its output is part of the error if it fails. This module does not know where samples come from.
+Each call has its own folder, with a file ``sample.<field>`` for each field, like in tarp's ``proc``. The files in the
+folder at the end of the command are the new sample. An empty folder means no sample. If a call has several samples,
+their files are ``sample-000000.<field>``, ``sample-000001.<field>`` and so on. With ``multi``, the text between
+``sample`` and the first dot is added to the key. ``/bin/sh -c`` runs the command in a new session. All processes of the
+session end with the command, also after a timeout or Ctrl-C. If the command fails, its output is part of the error.
+This module does not know where samples come from.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ if TYPE_CHECKING:
 
 STEM = b"sample"
 RUNNING = "running-"
-"""Prefix of the files that note running commands."""
+"""Prefix of the files that record running commands."""
 SAID_BYTES = 4096
 SAID_LINES = 3
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def call_of(transform: Transform, folder: str) -> Call:
-    """The function that runs the command."""
+    """Return the function that runs the command."""
     return partial(_filtered if transform.kind == "filter" else _in_folder, transform, folder)
 
 
 def _filtered(transform: Transform, folder: str, samples: Sequence[Taken]) -> list[Made]:
-    """Replace one field of each sample by the command's output; samples without the field stay unchanged."""
+    """Replace one field of each sample by the command's output. A sample without the field stays unchanged."""
     name = to_bytes(transform.field)
     made = []
     for sample in samples:
@@ -56,7 +58,7 @@ def _piped(transform: Transform, folder: str, sample: Taken, payload: bytes) -> 
     from tempfile import TemporaryFile
 
     with TemporaryFile(dir=folder or None) as given, TemporaryFile(dir=folder or None) as out:
-        # Files, not pipes: a command that reads nothing, or leaves a child process, would block a pipe.
+        # Use files, because a command that does not read its input, or leaves a child process, would block a pipe.
         given.write(payload)
         given.seek(0)
         _run(transform, [sample], local_path("."), folder, given, out)
@@ -81,7 +83,7 @@ def _in_folder(transform: Transform, folder: str, samples: Sequence[Taken]) -> l
 
 
 def _stems(transform: Transform, samples: int) -> list[bytes]:
-    """The names of the samples' files up to the dot."""
+    """Return the names of the samples' files, up to the dot."""
     if transform.batch == 1:
         return [STEM]
     return [STEM + b"-%06d" % number for number in range(samples)]
@@ -98,7 +100,8 @@ def _store(path: bytes, payload: bytes) -> None:
 def _collected(
     transform: Transform, place: bytes, stems: Sequence[bytes], samples: Sequence[Taken]
 ) -> Iterator[Made]:
-    """The samples in the command's folder: old fields in their order, then new ones by name. Raises CallError."""
+    """Return the samples in the command's folder. Old fields come in their order, then new fields by name. Raises
+    CallError."""
     found: dict[bytes, dict[bytes, bytes]] = {}
     for entry in os.scandir(place):
         stem, dot, field = entry.name.partition(b".")
@@ -168,7 +171,8 @@ def end_group(process: int) -> None:
 
 @contextmanager
 def _noted(process: int, folder: str) -> Iterator[None]:
-    """Note the id of a running command as a file name in ``folder``: if its worker is killed, the run ends it."""
+    """Record the process id of a running command as a file name in ``folder``. If the worker is killed, the run ends
+    the command."""
     note = f"{folder}/{RUNNING}{process}"
     if folder:
         os.close(os.open(note, os.O_CREAT | os.O_WRONLY, 0o600))
@@ -181,7 +185,7 @@ def _noted(process: int, folder: str) -> Iterator[None]:
 
 
 def _environment(samples: Sequence[Taken]) -> dict[str, str]:
-    """The environment of this process, with a line for each sample of a call in WDS_KEY, WDS_SHARD and WDS_INDEX;
+    """Return the environment for a command. WDS_KEY, WDS_SHARD and WDS_INDEX have a line for each sample of the call.
     WDS_PWD is the current folder of wds."""
     return {
         **os.environ,
@@ -197,7 +201,7 @@ def _last_words(said: IO[bytes]) -> str:
 
 
 def last_lines(output: IO[bytes]) -> str:
-    """The last lines of a command's output, as one."""
+    """Return the last lines of a command's output, joined into one line."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - SAID_BYTES))
     lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()]

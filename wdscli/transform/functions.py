@@ -1,14 +1,15 @@
-"""A user's Python function: it takes a sample as a dictionary and returns a new one, none, or several.
+"""Transform samples by a user's Python function. It takes a sample as a dictionary, and returns a new sample, several,
+or none.
 
-It is named ``module:function`` or ``path/file.py:function``. The dictionary has the payloads as bytes by field, and
-``__key__``, ``__url__`` (the shard) and ``__index__`` (its place there, from 0), as webdataset names them. It returns a
-dictionary, None to leave the sample out, or a list or generator of dictionaries. :mod:`wdscli.codecs.values` makes
-payloads of values; names that begin with ``__`` are no fields. A new sample without a ``__key__`` gets the key of its
-source, with ``-000000``, ``-000001`` added if there are several. With ``batch`` the function takes and returns lists.
+The function is given as ``module:function`` or ``path/file.py:function``. The dictionary has the payloads as bytes, by
+field. It also has webdataset's names ``__key__``, ``__url__`` (the shard) and ``__index__`` (the place in the shard,
+from 0). The function returns a dictionary, a list or generator of dictionaries, or None to leave the sample out.
+:mod:`wdscli.codecs.values` turns values into payloads. Names that begin with ``__`` are not fields. A new sample
+without a ``__key__`` gets the key of its source. If a source gives several new samples, ``-000000``, ``-000001`` and so
+on are added. With ``batch``, the function takes and returns lists.
 
-The function is never called or imported in the command's process, because it may end that process, print to its
-standard output or change its folder: it runs in :func:`function_workers`. This module does not know where
-samples come from.
+The function could end its process, print to standard output or change the current folder. So the command's own process
+never imports or calls it; it runs in :func:`function_workers`. This module does not know where samples come from.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def function_workers(spec: str, jobs: int | None) -> Iterator[Executor]:
-    """Worker processes for a function, which one of them has imported. Raises UsageError for a function that cannot be
-    imported."""
+    """Start worker processes for a function, and let one worker import it. Raises UsageError for a function that cannot
+    be imported."""
     with separate_executor(jobs) as workers:
         try:
             list(run_tasks(workers, _import_function, [spec]))
@@ -48,14 +49,15 @@ def _import_function(spec: str) -> None:
 
 
 def call_of(transform: Transform, folder: str) -> Call:
-    """The function on samples that calls the user's function. Raises UsageError if it does not exist."""
+    """Return a function on samples that calls the user's function. Raises UsageError if the user's function does not
+    exist."""
     function = load_function(transform.what, local_path("."))
     return partial(_called, function, transform.batch > 1)
 
 
 @lru_cache(maxsize=8)
 def load_function(spec: str, folder: str) -> Callable[[Any], Any]:
-    """The function that ``spec`` names; modules are searched in ``folder`` too. Raises UsageError."""
+    """Return the function that ``spec`` names. Modules are also searched in ``folder``. Raises UsageError."""
     place, colon, name = spec.rpartition(":")
     if not (place and colon and name):
         raise UsageError(
@@ -77,7 +79,7 @@ def load_function(spec: str, folder: str) -> Callable[[Any], Any]:
 def _load_module(name: str, folder: str) -> Any:
     from importlib import import_module
 
-    # As ``python -m`` does.
+    # Search modules in the current folder first, like ``python -m``.
     if folder not in sys.path:
         sys.path.insert(0, folder)
     with _importing(name):
@@ -88,7 +90,7 @@ def _load_file(path: str) -> Any:
     from importlib.util import module_from_spec, spec_from_file_location
 
     path = local_path(path)
-    # As ``python path/file.py`` does: modules beside it can be imported.
+    # Modules in the file's folder can be imported, like with ``python path/file.py``.
     folder = os.path.dirname(os.path.abspath(path))
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -96,7 +98,7 @@ def _load_file(path: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    # What is in it can then be pickled by the function itself.
+    # Objects of a registered module can be pickled.
     sys.modules[spec.name] = module
     with _importing(path):
         spec.loader.exec_module(module)
@@ -105,7 +107,7 @@ def _load_file(path: str) -> Any:
 
 @contextmanager
 def _importing(name: str) -> Iterator[None]:
-    """Whatever the code of a module raises is a UsageError."""
+    """Turn every exception of a module's code into a UsageError."""
     try:
         yield
     except Stopped:
@@ -115,7 +117,7 @@ def _importing(name: str) -> Iterator[None]:
 
 
 def _called(function: Callable[[Any], Any], is_batch: bool, samples: Sequence[Taken]) -> list[Made]:
-    """One call. Whatever the function raises, SystemExit and KeyboardInterrupt too, is a CallError."""
+    """Make one call. Every exception of the function becomes a CallError, also SystemExit and KeyboardInterrupt."""
     try:
         return _made(function, is_batch, samples)
     except (CallError, Stopped):
@@ -151,7 +153,7 @@ def _plain(sample: Taken) -> dict[str, Any]:
 
 
 def _encoded(sample: Any, key: bytes | None) -> Made:
-    """A sample as it is written; ``key`` is for one that names none. Raises CallError."""
+    """Return the new sample with encoded payloads. A sample without a key gets ``key``. Raises CallError."""
     if not isinstance(sample, Mapping):
         raise CallError(f"it gave a {type(sample).__name__} among its samples, not a dictionary")
     own = sample.get("__key__")
@@ -176,7 +178,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _place_of(error: BaseException) -> str:
-    """Where in the user's code it was raised."""
+    """Return the place in the user's code that raised an exception."""
     trace, last = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename != __file__:

@@ -1,11 +1,11 @@
-"""Shards of transformed samples: the maker of ``wds map``.
+"""The maker of ``wds map``, which makes shards of transformed samples.
 
-:class:`TransformMaker` cuts planned shards into slices (:class:`Slices`), which are tasks that any process can run:
-:func:`transform_slice` is a pure function of a :class:`SliceTask`. The samples are read as the copier reads them, with
-every header compared with the plan, into one archive in memory. A slice holds whole calls, and no call spans two
-shards, so that the input of a call does not depend on slices. A slice takes some tenths of a second of work, which is
-judged by the slices before it. :func:`write_slices` writes a shard from their results. :func:`transform_folder` makes
-the scratch folder of commands.
+:class:`TransformMaker` cuts planned shards into slices (:class:`Slices`). Any process can run a slice, because
+:func:`transform_slice` is a pure function of a :class:`SliceTask`. The copier reads the samples into one archive in
+memory, and compares every header with the plan. A slice contains only whole calls, and a call has samples of only one
+shard. So the input of a call does not depend on slices. A slice should take some tenths of a second; the time of
+earlier slices decides its size. :func:`write_slices` writes a shard from the results of its slices.
+:func:`transform_folder` makes the scratch folder for commands.
 
 This module does not know how a sample is transformed.
 """
@@ -46,25 +46,25 @@ from wdscli.transform.commands import RUNNING, end_group
 from wdscli.transform.transform import CallError, Made, Taken, Transform
 
 PREFIX = "wds-map-"
-"""Prefix of a run's folder; the process id follows."""
+"""Prefix of the name of a run's folder. The process id follows."""
 MEMORY_FOLDER = "/dev/shm"
 ROOM_BYTES = 1 << 30
 """With this much free memory, scratch folders are made in memory."""
 SLICE_BYTES = 1 << 24
-"""Most bytes of samples in one task, except for a single call that takes more."""
+"""The most bytes of samples in one task. Only a task with a single call may have more."""
 SLICE_SECONDS = 0.2
 MOST_CALLS = 4096
 FAILURES_NAMED = 3
 RUNNING_CALL = "call-"
-"""Prefix of the files in which workers note the samples of their current call."""
+"""Prefix of the files in which workers record the samples of their current call."""
 FAILED, LEFT_OUT, KEPT, NOTHING_NEW = "failed", "left-out-by-map", "kept", "no-new-fields"
-"""Samples of failed calls, samples for which a call returned nothing, samples of failed calls that are kept, and with
-``new_fields`` samples for which a call returned no new field."""
+"""Reasons in the counts of samples. In order: the call failed; the call returned nothing; the call failed but the
+sample is kept; with ``new_fields``, the call returned no new field."""
 
 
 class SliceTask(NamedTuple):
-    """Samples of one planned shard, by its number, their transform, and the folder for scratch folders of commands.
-    ``samples`` are set if only the planning process can read them."""
+    """The task for some samples of one planned shard. ``shard`` is the shard's number, and ``folder`` is for the
+    scratch folders of commands. ``samples`` has the samples if only the planning process can read them."""
 
     shard: int
     gather: GatherTask
@@ -73,13 +73,14 @@ class SliceTask(NamedTuple):
     samples: Sequence[Taken] | None = None
 
     def held(self) -> SliceTask:
-        """The same task with its samples read."""
+        """Read the samples, and return the same task with them."""
         return self._replace(samples=samples_taken(self.gather))
 
 
 class SliceResult(NamedTuple):
-    """The new samples in order; ``counts`` of samples left out or kept by reason; the errors of the first failed calls;
-    ``touched``, how many samples had the field of a filter, 0 for other transforms."""
+    """The result of a slice: the new samples in order, and the errors of the first failed calls. ``counts`` counts
+    omitted and kept samples by reason. ``touched`` counts samples with the field of a filter; it is 0 for other
+    transforms."""
 
     shard: int
     samples: list[Made]
@@ -99,7 +100,7 @@ class Slices:
         self._calls = 1 if transform.is_slow else 4
 
     def of(self, shard: int, task: GatherTask) -> Iterator[SliceTask]:
-        """The tasks of one shard, by its number; also one for a shard without samples."""
+        """Yield the tasks of one shard, by its number. A shard without samples has one task too."""
         samples, batch = task.samples, self._transform.batch
         lengths = samples.column("length", 0, samples.total)
         first = 0
@@ -114,15 +115,15 @@ class Slices:
             first = max(end, 1)
 
     def adapt(self, result: SliceResult) -> None:
-        """Adapt the size of the next tasks to the time that this one took."""
+        """Adapt the size of the next tasks to the time that this task took."""
         calls = max(1, result.taken // self._transform.batch)
         fitting = int(calls * SLICE_SECONDS / max(result.seconds, 1e-6))
         self._calls = max(1, min(fitting, 2 * self._calls, MOST_CALLS))
 
 
 def transform_slice(task: SliceTask) -> SliceResult:
-    """Transform the samples of a task. Raises EngineError for a failed call if the transform stops at failures, and the
-    errors of reading."""
+    """Transform the samples of a task. Raises the errors of reading, and EngineError for a failed call if the transform
+    stops at failures."""
     began, transform = time.perf_counter(), task.transform
     samples = samples_taken(task.gather) if task.samples is None else task.samples
     call = transform.call(task.folder)
@@ -162,8 +163,8 @@ def transform_slice(task: SliceTask) -> SliceResult:
 
 @contextmanager
 def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
-    """A function that notes the samples of the next call in a file of this process in ``folder``. The file stays only
-    if the process dies."""
+    """A context manager with a function that records the samples of the next call in a file in ``folder``. Each process
+    has its own file. The file remains only if the process dies."""
     if not folder:
         yield len
         return
@@ -171,7 +172,7 @@ def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
 
     def note(samples: Sequence[Taken]) -> None:
-        # As bytes, because formatting text takes longer than a small call.
+        # Write bytes, because formatting text takes longer than a small call.
         first = samples[0]
         os.pwrite(file, b"%b\0%b\0%d\0" % (first.key, os.fsencode(first.shard), len(samples)), 0)
 
@@ -184,7 +185,7 @@ def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
 
 
 def noted_call(path: str) -> str:
-    """The samples of a noted call, for messages; empty if no call had begun."""
+    """Return the samples of a recorded call as text for messages. It is empty if no call had begun."""
     with open(path, "rb") as file:
         key, shard, count, *_ = [*file.read().split(b"\0"), b"", b""]
     return named_call(key, os.fsdecode(shard), int(count)) if count else ""
@@ -198,8 +199,8 @@ def _check_apart(made: Sequence[Made]) -> None:
 
 
 def _new_fields(samples: Sequence[Taken], made: Sequence[Made]) -> list[Made]:
-    """The new samples in the order of ``samples``, each with only the fields that its sample lacks; samples without
-    such a field are left out. Raises CallError for another key."""
+    """Return the new samples in the order of ``samples``. Each has only the fields that its source lacks; if there is
+    no such field, it is left out. Raises CallError for a key that is not in ``samples``."""
     known = {one.key: {field for field, _ in one.fields} for one in samples}
     if other := [key for key, _ in made if key not in known]:
         raise CallError(f'it made the new key "{to_text(other[0])}", but --new-fields needs the old keys')
@@ -208,20 +209,20 @@ def _new_fields(samples: Sequence[Taken], made: Sequence[Made]) -> list[Made]:
 
 
 def _explained(transform: Transform, samples: Sequence[Taken], error: CallError) -> str:
-    """The error text of a failed call: command, samples and reason."""
+    """Return the error text of a failed call: command, samples and reason."""
     is_picture = transform.kind == "resize"
     what = "the picture" if is_picture else printable(shown_command(transform.what))
     return f"{what} failed for {named_call(samples[0].key, samples[0].shard, len(samples))}: {error}"
 
 
 def named_call(key: bytes, shard: str, count: int) -> str:
-    """The samples of a call whose first sample has this key."""
+    """Return a text for the samples of a call. Its first sample has this key."""
     more = f" and the {count - 1} after it" if count > 1 else ""
     return f'sample "{printable(to_text(key))}"{more} of {shown(shard)}'
 
 
 def samples_taken(task: GatherTask) -> list[Taken]:
-    """The planned samples, read and compared with the plan. Raises DataError."""
+    """Read the planned samples, and compare them with the plan. Raises DataError."""
     rows = task.samples.part(0, task.samples.total).rows
     shards, places = rows["shard"].tolist(), rows["place"].tolist()
     data = gathered_bytes(task)
@@ -234,8 +235,8 @@ def samples_taken(task: GatherTask) -> list[Taken]:
 
 
 class TransformMaker(Maker):
-    """Makes shards of transformed samples. Slices of shards are tasks, and this process writes their results, so that
-    all processors are busy whatever the shape of the set."""
+    """Makes shards of transformed samples. The tasks are slices of shards, and this process writes their results. So
+    all processors are busy, with few large shards and with many small shards."""
 
     has_planned_sizes = False
 
@@ -289,14 +290,14 @@ class TransformMaker(Maker):
             progress.warn(f"{lacking} samples have no new fields: join both sets with wds merge --join left")
 
     def _add(self, result: SliceResult) -> None:
-        """Count a result."""
+        """Add the counts of a result."""
         self._taken += result.taken
         self._touched += result.touched
         self._counts += Counter(result.counts)
         self._failures = [*self._failures, *result.failures][:FAILURES_NAMED]
 
     def _workers(self, samples: int) -> Executor:
-        """The processes that transform so many samples."""
+        """Return the executor that transforms this many samples."""
         request = self.request
         jobs = min(request.jobs or default_jobs(), -(-samples // self.transform.batch) or 1)
         if self.transform.kind != "python" or request.engine is not None:
@@ -333,8 +334,9 @@ class TransformMaker(Maker):
 
 @contextmanager
 def transform_folder(request: Request) -> Iterator[str]:
-    """A folder for the scratch folders of commands, removed after the block: in ``--tmp``, else in memory if there is
-    room, else in TMPDIR. With an engine it is empty: each machine uses its TMPDIR. Raises OutputError."""
+    """Make a folder for the scratch folders of commands, and remove it after the block. The folder is in ``--tmp`` if
+    given, else in memory if enough is free, else in TMPDIR. With an engine, the name is empty, and each machine uses
+    its TMPDIR. Raises OutputError."""
     if request.engine is not None:
         yield ""
         return
@@ -359,7 +361,7 @@ def transform_folder(request: Request) -> Iterator[str]:
 
 
 def _remove_abandoned(parent: str) -> None:
-    """Remove folders that killed runs of this user left behind."""
+    """Remove folders that remain from killed runs of this user."""
     for entry in os.scandir(parent):
         process = entry.name.removeprefix(PREFIX).partition("-")[0]
         if not (
@@ -380,8 +382,8 @@ def _end_commands(folder: str) -> None:
 
 @contextmanager
 def lost_calls_named(folder: str) -> Iterator[None]:
-    """Add to the error of a worker that died in the block the samples that it was working on. The block must end the
-    other workers, which remove their notes."""
+    """If a worker dies in the block, add the samples of its current call to the error. The block must end the other
+    workers, which then remove their records."""
     try:
         yield
     except LostWorkerError as error:
@@ -408,7 +410,8 @@ def _is_running(process: int) -> bool:
 
 
 def write_slices(results: Iterable[SliceResult], task: GatherTask) -> PendingCommit[ShardInfo]:
-    """Write one shard from the results of its slices; the caller commits it. Raises DataError for a repeated key."""
+    """Write one shard from the results of its slices. The caller commits the shard. Raises DataError for a repeated
+    key."""
     keys, taken = KeySet(), 0
     with task.settings.open(task.address) as shard:
         for result in results:
@@ -433,8 +436,8 @@ def _twice(key: bytes, address: str) -> DataError:
 
 
 def gathered_bytes(task: GatherTask) -> memoryview:
-    """The samples of a task in memory, in the bytes of the shard, without the end of archive. Raises as :func:`gather`
-    does."""
+    """Return the samples of a task as the bytes that the shard would have, without the end of archive. Raises the
+    errors of :func:`gather`."""
     memory = _Memory(task.address)
     settings = ShardSettings(task.settings.form, "none", with_index=False)
     with Inputs(task.inputs) as inputs, ShardFile(task.address, settings, memory) as shard:
@@ -446,7 +449,7 @@ def gathered_bytes(task: GatherTask) -> memoryview:
 
 
 def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
-    """The samples in :func:`gathered_bytes`."""
+    """Parse the samples in the result of :func:`gathered_bytes`."""
     scanner = Scanner(address, form=form)
     scanner.feed(data, 0)
     return group_columns(scanner.take(), address)

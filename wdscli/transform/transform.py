@@ -1,4 +1,4 @@
-"""The transform of ``wds map``: a record in tasks, plan files and manifests, and the function that it selects.
+"""The transform of ``wds map``. It is a record in tasks, plan files and manifests, and selects a function.
 
 A :class:`Transform` has only plain values, so that it can be sent to other processes and stored in plan files. The code
 of each kind is imported at its first call. :class:`Taken` is a sample before its transform, and :data:`Made` a sample
@@ -25,7 +25,8 @@ OnFailure = Literal["stop", "skip", "keep"]
 
 
 class Taken(NamedTuple):
-    """A sample before its transform: key, fields and payloads in order, and the shard and place that it comes from."""
+    """A sample before its transform: key, fields and payloads in order, and the sample's shard and place in the
+    shard."""
 
     key: bytes
     fields: list[tuple[bytes, bytes]]
@@ -39,15 +40,16 @@ Call = Callable[[Sequence[Taken]], list[Made]]
 
 
 class CallError(Exception):
-    """A failed call; the text is the reason, on one line."""
+    """A failed call. The text is the reason, on one line."""
 
 
 class Transform(NamedTuple):
-    """``what`` is the command, or ``module:function``; ``field`` is the field of a filter.
+    """The options of a transform. ``what`` is the command, or ``module:function``. ``field`` is the field of a filter.
 
-    ``batch`` samples go into one call; ``multi`` lets a command make several samples of one. ``timeout`` is the seconds
-    of a call. ``size`` to ``quality`` belong to ``resize``: pixels, :data:`ResizeMode`, and how a picture is written.
-    With ``new_fields`` a new sample has only the fields that its input sample lacks.
+    One call gets ``batch`` samples. With ``multi``, a command may make several samples from one sample. ``timeout`` is
+    the longest time of a call in seconds. The fields from ``size`` to ``quality`` are for ``resize``: pixels,
+    :data:`ResizeMode`, and the options for encoding pictures. With ``new_fields``, a new sample has only the fields
+    that its source lacks.
 
     >>> Transform("cmd", "rm sample.txt").options()
     {'kind': 'cmd', 'what': 'rm sample.txt'}
@@ -78,14 +80,15 @@ class Transform(NamedTuple):
         return self.kind in ("cmd", "filter")
 
     def options(self) -> dict[str, Any]:
-        """The options that shape the result, for the manifest, without those at their default."""
+        """Return the options for the manifest: those that change the result and are not at their default."""
         plain = self._asdict()
         given = {name: value for name, value in plain.items() if value != self._field_defaults.get(name)}
         given.pop("timeout", None)
         return given
 
     def checked(self) -> Transform:
-        """This transform. Raises UsageError for values that are out of range or contradict each other."""
+        """Return this transform after a check. Raises UsageError for values that are out of range or contradict each
+        other."""
         if self.new_fields and (self.multi or self.on_failure == "keep"):
             other = (
                 "--multi, which makes new keys" if self.multi else "--on-error keep, which writes old fields"
@@ -100,8 +103,8 @@ class Transform(NamedTuple):
         return self
 
     def call(self, folder: str) -> Call:
-        """The function that transforms samples; commands make their scratch folders in ``folder``. Raises UsageError
-        for a function that cannot be found, or a package that is not installed."""
+        """Return the function that transforms samples. Commands make their scratch folders in ``folder``. Raises
+        UsageError for a function that cannot be found, or a package that is not installed."""
         if self.kind == "resize":
             return _resizing(self)
         if self.kind not in _MODULES:
@@ -127,7 +130,7 @@ def of_field(name: str) -> Iterator[None]:
 
 
 def checked(key: bytes, fields: list[tuple[bytes, bytes]]) -> Made:
-    """A new sample, after a check that its names can be written and read back. Raises CallError."""
+    """Check that the names of a new sample can be written and read back, and return the sample. Raises CallError."""
     try:
         for field, _ in fields:
             check_name(key, field)
@@ -137,7 +140,7 @@ def checked(key: bytes, fields: list[tuple[bytes, bytes]]) -> Made:
 
 
 def _resizing(transform: Transform) -> Call:
-    """The function that resizes pictures. Raises UsageError if Pillow is missing."""
+    """Return the function that resizes pictures. Raises UsageError if Pillow is missing."""
     needed("PIL.Image", "--resize", INSTALL_IMAGES)
     recoding = Recoding(transform.size, transform.mode, transform.only_if_bigger, transform.quality)
     return partial(_resized, recoding, transform.format)
@@ -158,7 +161,7 @@ def _resized(recoding: Recoding, form: PictureFormat | None, samples: Sequence[T
 
 
 def _picture(recoding: Recoding, form: PictureFormat | None, name: str, payload: bytes) -> tuple[str, bytes]:
-    """A field's new name and payload; a field that is no picture is returned unchanged."""
+    """Return a field's new name and payload. A field that is no picture stays unchanged."""
     from wdscli.codecs.images import opened_image
 
     kind = extension(name)
