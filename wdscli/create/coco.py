@@ -1,12 +1,12 @@
-"""COCO annotations: JSON files about many pictures, to one row per picture.
+"""COCO annotations. JSON files about many pictures become one row per picture.
 
 :func:`coco_layout` returns the layout. A row has the columns ``key``, ``image`` and ``json``. The key is the file's
 name without its extension, and the image is the picture's address. The JSON is the picture's entry in ``images``, with
-a list ``annotations`` of its annotations, each with the name of its category. Files about the same pictures, such as
-COCO's instances and captions, make one row per picture, with one list for each file, named after the file.
+a list ``annotations``. Each annotation has the name of its category. Several files may be about the same pictures, such
+as COCO's instances and captions. They also make one row per picture, with one list for each file, named after the file.
 
-A file's lists are read element by element. Elements are kept in a temporary file until the end, so that memory is some
-twenty bytes per annotation or image. This module does not know samples.
+A file's lists are read element by element. Elements are kept in a temporary file until the end. So an annotation or
+image needs only some twenty bytes of memory. This module does not know samples.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from wdscli.storage.streams import stream_of
 
 _PIECE_CHARACTERS = 1 << 18
 _TRIED = 20
-"""This many pictures are searched in a folder before it is rejected."""
+"""If none of this many pictures is found in a folder, the folder is rejected."""
 _ANNOTATIONS = "annotations"
-"""The name of the list of annotations from a single file."""
+"""The name of the list of annotations if there is only one file."""
 _LISTS = ("images", "annotations", "categories")
 
 
 def coco_layout(options: TableOptions, files: Sequence[str]) -> Layout:
-    """The layout of annotations, with the picture and its JSON as fields if none are named."""
+    """Return the layout of annotations. By default, the fields are the picture and its JSON."""
     if not (options.fields or options.json_rest or options.json_merge):
         options = options._replace(fields=("*=@image", "json=json"))
     if options.key is None and options.rekey is None:
@@ -44,7 +44,8 @@ def coco_layout(options: TableOptions, files: Sequence[str]) -> Layout:
 
 
 class _Joined:
-    """Several files, read when the first row is needed. A picture is yielded once, with the first file that has it."""
+    """Several files, which are read when the first row is needed. A picture in several files is yielded once, with the
+    first of them."""
 
     def __init__(self, files: Sequence[str], folder: str | None) -> None:
         self._files, self._folder = list(dict.fromkeys(files)), folder
@@ -52,7 +53,8 @@ class _Joined:
         self._groups: list[dict[int, str]] = []
 
     def rows(self, file: str) -> Iterator[dict[str, Any]]:
-        """The rows of pictures first found in a file. Raises DataError if two files disagree about a picture."""
+        """Yield the rows of pictures that are not in an earlier file. Raises DataError if two files disagree about a
+        picture."""
         if not self._read:
             self._read = [_Annotations(address, self._folder) for address in self._files]
             self._groups = _groups_of(self._read)
@@ -91,13 +93,13 @@ def _check_same(picture: str, one: str, image: dict[str, Any], other: str, found
 
 
 def _key(name: str) -> str:
-    """A picture's name without its extension."""
+    """Return a picture's name without its extension."""
     dot = name.rfind(".", name.rfind("/") + 2)
     return name[:dot] if dot > 0 else name
 
 
 def _groups_of(files: Sequence[_Annotations]) -> list[dict[int, str]]:
-    """Files with common pictures: their numbers, and the name of the list for each."""
+    """Return groups of files with common pictures: the numbers of the files, and the name of the list for each file."""
     groups: list[list[int]] = []
     for number, file in enumerate(files):
         near = [one for one in groups if any(file.shares_pictures(files[other]) for other in one)]
@@ -106,7 +108,7 @@ def _groups_of(files: Sequence[_Annotations]) -> list[dict[int, str]]:
     named = []
     for group in groups:
         names = [base_name(files[number].address).partition(".")[0] for number in group]
-        # COCO's instances_val2017.json and captions_val2017.json.
+        # Example: COCO's instances_val2017.json and captions_val2017.json.
         if len({name.rpartition("_")[2] for name in names}) == 1:
             names = [name.rpartition("_")[0] or name for name in names]
         named.append(dict(zip(group, names if len(group) > 1 else [_ANNOTATIONS])))
@@ -114,7 +116,7 @@ def _groups_of(files: Sequence[_Annotations]) -> list[dict[int, str]]:
 
 
 class _Lookup:
-    """Numbers of things, found by their hashes."""
+    """Finds numbers by the hashes of values."""
 
     def __init__(self, hashes: array[int]) -> None:
         import numpy
@@ -124,7 +126,7 @@ class _Lookup:
         self._rising = self.hashes[self._order]
 
     def numbers(self, value: Any) -> list[int]:
-        """The numbers with a value's hash, in order; two values may have the same hash."""
+        """Return the numbers with a value's hash, in order. Two values may have the same hash."""
         import numpy
 
         one = numpy.uint64(_hash_of(value))
@@ -140,7 +142,7 @@ def _hash_of(value: Any) -> int:
 
 
 class _Annotations:
-    """One file; ``images`` are the places of its images."""
+    """One file with annotations. ``images`` has the places of its images."""
 
     def __init__(self, address: str, folder: str | None) -> None:
         self.address, self.images = address, array("q")
@@ -165,32 +167,32 @@ class _Annotations:
 
     @cached_property
     def pictures(self) -> _Lookup:
-        """Its images, found by the addresses of pictures."""
+        """The file's images, which are found by the addresses of pictures."""
         return _Lookup(array("Q", [_hash_of(self.picture(self.at(at))) for at in self.images]))
 
     def at(self, place: int) -> dict[str, Any]:
-        """The element at an offset of the temporary file."""
+        """Return the element at an offset in the temporary file."""
         self._scratch.seek(place)
         element: dict[str, Any] = json.loads(self._scratch.readline())
         return element
 
     def picture(self, image: dict[str, Any]) -> str:
-        """The address of an image."""
+        """Return the address of an image."""
         return f"{self._folder}{image['file_name']}"
 
     def shares_pictures(self, other: _Annotations) -> bool:
-        """Whether this file has an image in common with another one."""
+        """Return whether this file and another file have a common image."""
         import numpy
 
         return bool(numpy.isin(self.pictures.hashes, other.pictures.hashes).any())
 
     def image_of(self, picture: str) -> dict[str, Any] | None:
-        """The file's entry for the image at an address."""
+        """Return the file's entry for the image at an address."""
         images = (self.at(self.images[number]) for number in self.pictures.numbers(picture))
         return next((image for image in images if self.picture(image) == picture), None)
 
     def annotations_of(self, identity: Any) -> list[dict[str, Any]]:
-        """The annotations of an image, each with the name of its category."""
+        """Return the annotations of an image, each with the name of its category."""
         found = [self.at(self._places[number]) for number in self._owners.numbers(identity)]
         found = [one for one in found if one.get("image_id") == identity]
         for one in found:
@@ -200,8 +202,8 @@ class _Annotations:
 
 
 def _folder_of(address: str, names: Sequence[str], given: str | None) -> str:
-    """The folder of the pictures: the given one, or one beside the annotations that has some of them. Raises
-    InputError."""
+    """Return the folder of the pictures. It is the given folder, or a folder next to the annotations that has some of
+    the pictures. Raises InputError."""
     if given is not None:
         return given if given.endswith("/") else given + "/"
     here, name = split_folder(address)
@@ -221,7 +223,7 @@ def _folder_of(address: str, names: Sequence[str], given: str | None) -> str:
 
 
 def _elements(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The elements of the three known lists, each with its list's name. Raises DataError ``bad-table``."""
+    """Yield the elements of the three known lists, each with its list's name. Raises DataError ``bad-table``."""
     with open_source(address) as source:
         text = _Text(io.TextIOWrapper(stream_of(source), "utf-8-sig"), address)
         text.expect("{")
@@ -247,7 +249,7 @@ def _elements(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class _Text:
-    """A JSON stream that holds one value and its read buffer."""
+    """A JSON stream. Only one value and the read buffer are in memory."""
 
     def __init__(self, text: io.TextIOWrapper, address: str) -> None:
         self._text, self._address = text, address
@@ -270,7 +272,7 @@ class _Text:
         )
 
     def after(self) -> str:
-        """The next non-blank character; empty at the end."""
+        """Return the next non-blank character, or an empty text at the end."""
         while True:
             while self._at < len(self._buffer):
                 if not self._buffer[self._at].isspace():
@@ -293,7 +295,7 @@ class _Text:
                 if not self._more():
                     raise self._bad(str(error)) from None
                 continue
-            # A number may go on in the next piece.
+            # A number may continue in the next piece.
             if end < len(self._buffer):
                 self._at = end
                 return value

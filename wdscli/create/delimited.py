@@ -1,9 +1,9 @@
-"""Tables as text: CSV, TSV and JSON Lines.
+"""This module reads tables in text formats: CSV, TSV and JSON Lines.
 
-A :class:`Reading` has the options. :class:`Delimited` yields the rows of a CSV or TSV, and :func:`json_lines` those of
-JSON Lines. :func:`is_number` decides whether a column of CSV or TSV has numbers. Text is read line by line, with memory
-for one row. Text that is not of its encoding, and a cell that is too large, are errors that name the row and, if known,
-the column. This module does not know files, keys, fields or samples.
+A :class:`Reading` has the options. :class:`Delimited` yields the rows of a CSV or TSV, and :func:`json_lines` yields
+the rows of JSON Lines. :func:`is_number` decides whether a column of CSV or TSV has numbers. Text is read line by line,
+and only one row is in memory. It is an error if bytes do not fit the encoding, or if a cell is too large. The error
+names the row and, if known, the column. This module does not know files, keys, fields or samples.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import DataError, UsageError
 
 UTF8 = "utf-8-sig"
-"""With a byte order mark or without."""
+"""UTF-8, with or without a byte order mark."""
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 _MAX_DIGITS = 4300
-"""The most digits of a number that Python parses."""
+"""The most digits of a number that Python's ``int`` accepts."""
 _MAX_BYTES_A_CHARACTER = 4
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 class Reading(NamedTuple):
-    """How text becomes rows: its ``encoding``, the columns that are ``text`` whatever their cells contain, and the most
-    bytes of a cell. Lines of JSON may have twice as many."""
+    """How text becomes rows. The columns ``text`` are read as text, even if their cells are numbers. ``max_decoded`` is
+    the most bytes of a cell; a line of JSON may have twice as many."""
 
     encoding: str = UTF8
     text: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ PLAIN = Reading()
 
 
 def checked_encoding(name: str) -> str:
-    """The normalized name of an encoding. Raises UsageError for an unknown one."""
+    """Return the normalized name of an encoding. Raises UsageError for an unknown encoding."""
     import codecs
 
     try:
@@ -55,7 +55,7 @@ def checked_encoding(name: str) -> str:
 
 
 def is_number(cell: str) -> bool:
-    """Whether writing the number that a cell reads as gives the same text again.
+    """Return whether a cell is a number that would be written with exactly the same text.
 
     >>> [text for text in ("7", "-0.5", "1e-05", "007", "+1", "1.10", "1e5", "-0", "inf") if is_number(text)]
     ['7', '-0.5', '1e-05']
@@ -75,11 +75,11 @@ class NumberText(str):
 
 
 class _Lines:
-    """Lines of a text, of at most ``limit`` characters, and the lines since :meth:`begin`, which are the current
-    record. ``where`` names it in errors."""
+    """The lines of a text, each with at most ``limit`` characters. The lines since :meth:`begin` are the current
+    record. ``where`` is the text's name in errors."""
 
     def __init__(self, stream: IO[bytes], address: str, reading: Reading, newline: str = "") -> None:
-        # Bytes of another encoding are found as lone surrogates, so that the error can name their row.
+        # Bytes that do not fit the encoding are read as lone surrogates, so that the error can name their row.
         self._text = io.TextIOWrapper(stream, reading.encoding, "surrogateescape", newline=newline)
         self._address, self._reading = address, reading
         self.limit = reading.max_cell_bytes
@@ -106,18 +106,18 @@ class _Lines:
             raise self.error(f"not {self._reading.encoding}: {reason}") from None
 
     def error(self, message: str, column: str | None = None, hint: str | None = None) -> DataError:
-        """The error of the record, or of its cell in a column."""
+        """Return the error for the record, or for its cell in a column."""
         cell = "" if column is None else f', column "{column}"'
         return DataError(f"{self._address}, {self.where}{cell}: {message}", code="bad-table", hint=hint)
 
     def too_large(self, column: str | None = None) -> DataError:
-        """The error of a cell with too many bytes."""
+        """Return the error for a cell with too many bytes."""
         limit = self._reading.max_cell_bytes
         return self.error(f"a cell of more than {limit} bytes", column, "WDSCLI_MAX_DECODED=SIZE allows more")
 
     def check(self, cells: Iterable[tuple[str, Any]], raw: Collection[str] = ()) -> None:
-        """Raise DataError for the first cell of the record that is too large, or that has bytes outside the encoding
-        and is not in a ``raw`` column."""
+        """Raise DataError for the first bad cell of the record. A cell is bad if it is too large. Outside the ``raw``
+        columns, a cell is also bad if it has bytes that do not fit the encoding."""
         limit = self._reading.max_cell_bytes
         if not self.is_broken and sum(map(len, self.record)) * _MAX_BYTES_A_CHARACTER <= limit:
             return
@@ -133,7 +133,7 @@ class _Lines:
 
 
 def _foreign_byte(text: str) -> int | None:
-    """The first byte outside the encoding."""
+    """Return the first byte that does not fit the encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -142,7 +142,7 @@ def _foreign_byte(text: str) -> int | None:
 
 
 class Delimited:
-    """The rows of a CSV or TSV; ``names`` are its columns. All methods raise DataError ``bad-table``."""
+    """The rows of a CSV or TSV. ``names`` are its columns. All methods raise DataError ``bad-table``."""
 
     def __init__(self, stream: IO[bytes], address: str, kind: str, reading: Reading) -> None:
         self._lines = _Lines(stream, address, reading)
@@ -178,7 +178,7 @@ class Delimited:
             raise DataError(f"{line}: {error}", code="bad-table") from None
 
     def cells(self, raw: Collection[str] = ()) -> Iterator[list[str]]:
-        """The cells of each row; those of ``raw`` columns may have bytes of any encoding."""
+        """Yield the cells of each row. Cells in ``raw`` columns may have bytes of any encoding."""
         names, lines, row = self.names, self._lines, 1
         lines.where = "row 1"
         while (cells := self._next()) is not None:
@@ -195,7 +195,8 @@ class Delimited:
             lines.where = f"row {row}"
 
     def rows(self, numbers: Collection[str]) -> Iterator[dict[str, Any]]:
-        """Rows by column. An empty cell is None; cells of the columns ``numbers`` are marked as :class:`NumberText`."""
+        """Yield rows as dictionaries by column. An empty cell is None. Cells in the columns ``numbers`` are
+        :class:`NumberText`."""
         marked = [at for at, name in enumerate(self.names) if name in numbers]
         for cells in self.cells():
             for at in marked:
@@ -203,7 +204,7 @@ class Delimited:
             yield {name: cell or None for name, cell in zip(self.names, cells)}
 
     def exact(self, raw: Collection[str]) -> Iterator[dict[str, str]]:
-        """Rows by column, without empty cells; an empty cell in quotes is an empty text."""
+        """Yield rows as dictionaries by column, without empty cells. An empty cell in quotes is an empty text."""
         mark = self._delimiter
         cell_of = re.compile(rf'(?:\A|{mark})("[^"]*(?:""[^"]*)*"|[^{mark}\r\n]*)')
         for cells in self.cells(raw):
@@ -215,7 +216,7 @@ class Delimited:
 
 
 def json_lines(stream: IO[bytes], address: str, reading: Reading) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each JSON object, and its line. Raises DataError ``bad-table``."""
+    """Yield each JSON object, and its line. Raises DataError ``bad-table``."""
     lines = _Lines(stream, address, reading, "\n")
     lines.limit = 2 * reading.max_cell_bytes
     lines.where = "line 1"

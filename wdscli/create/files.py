@@ -1,14 +1,15 @@
-"""Files that will become members, as packed columns, and the rules that make a key and a field of a path.
+"""This module has the files that will become members, as packed columns, and the rules that split a path into key and
+field.
 
-:class:`Files` is the result of walk, lists and tables, which the plan sorts and cuts. A file takes its name and 8
-bytes, or 16 if its payload is not a file of that name. Names are concatenated; their ends, sizes and places are arrays.
-All are kept in blocks, because growing one large array would copy it and fragment memory. Python objects would take 300
-bytes for each of millions of files. An order is an array of file numbers.
+:class:`Files` is the result of walk, lists and tables. The plan sorts and cuts these files. A file needs memory for its
+name and 8 bytes, or 16 bytes if its payload is not a file with that name. Names are joined; their ends, sizes and
+places are arrays. All are kept in blocks, because a growing array would be copied and would fragment memory. Python
+objects would need 300 bytes for each of millions of files. An order is an array of file numbers.
 
-A :class:`KeyRule` is ``first-dot`` (webdataset's own rule), ``last-dot``, or a regular expression. It returns key and
-field of a path, or the reason why it has none. With the last two rules a key may have dots in its last part. Readers
-would split it at the first dot, so dots are written as ``_``. The rule remembers renamed keys, to report them and to
-refuse two keys that become one: the first ten thousand as text, the others as hashes.
+A :class:`KeyRule` is ``first-dot`` (webdataset's rule), ``last-dot``, or a regular expression. It returns key and field
+of a path, or the reason why the path has none. With the last two rules, a key may have dots in its last part. Readers
+would split such a key at the first dot, so dots are written as ``_``. The rule remembers renamed keys, to report them,
+and to refuse two different keys that become equal. The first ten thousand are remembered as text, the others as hashes.
 
 This module does not open files, and does not know where they come from.
 """
@@ -32,12 +33,11 @@ from wdscli.selection.expressions import Expression
 from wdscli.storage.local import reason
 
 SEPARATOR = b"\0"
-"""Between key and field in a row. It sorts before every byte that a name can hold, so that rows sort by (key,
-field)."""
+"""The byte between key and field in a row. It sorts before every byte of a name, so that rows sort by (key, field)."""
 FIRST_DOT = "first-dot"
 LAST_DOT = "last-dot"
 REMEMBERED_KEYS = 10_000
-"""Keys that are remembered as text."""
+"""How many renamed keys are remembered as text."""
 
 
 class Inline(NamedTuple):
@@ -60,15 +60,16 @@ class Remote(NamedTuple):
 
 
 Place = bytes | Inline | Stored | Remote
-"""Where a payload is; bytes are a local path."""
+"""The place of a payload. Bytes are a local path."""
 _KINDS: tuple[type[Inline | Stored | Remote], ...] = (Inline, Stored, Remote)
 _SHIFT = 15
 _MASK = (1 << _SHIFT) - 1
-"""A block has one file more than this."""
+"""A block has one more file than this number."""
 
 
 class _Block:
-    """Up to 32,768 files: concatenated rows, and their ends; ``places`` is one number while all places are the same."""
+    """Up to 32,768 files: joined rows, and their ends. ``places`` is a single number as long as all places are
+    equal."""
 
     __slots__ = ("ends", "names", "places", "sizes")
 
@@ -79,7 +80,7 @@ class _Block:
         self.places: array[int] | int = array("q")
 
     def seal(self) -> None:
-        """The block is full: keep it in as few bytes as possible."""
+        """Pack a full block into as few bytes as possible."""
         self.names = bytes(self.names)
         self.ends = array("I", self.ends)
         self.sizes = array("I" if max(self.sizes) < 1 << 32 else "Q", self.sizes)
@@ -94,10 +95,10 @@ class _Block:
 
 
 class Files:
-    """A row (key, NUL, field), a planned payload size in bytes and a place for each file, by its number.
+    """All files, by number. Each file has a row (key, NUL, field), a planned payload size in bytes, and a place.
 
-    A place is kept as a number: its offset in a buffer of places, or if negative the number of a root folder, in which
-    the file has its own name.
+    A place is stored as a number. It is the offset in a buffer of places. A negative number is the number of a root
+    folder, in which the file has its own name.
 
     >>> files = Files()
     >>> files.add(b"n1", b"txt", 2, Inline(b"hi"))
@@ -121,8 +122,8 @@ class Files:
         self.add_row(key + SEPARATOR + field, size, self.keep(place))
 
     def add_row(self, row: bytes, size: int, place: int) -> None:
-        """Add one file by the number of its place. If that is a root, its path is its row in that folder, with a dot
-        for the NUL."""
+        """Add one file by the number of its place. If the place is a root folder, the file's path in this folder is its
+        row, with a dot instead of the NUL."""
         block = self._open_block()
         block.names += row
         block.ends.append(len(block.names))
@@ -130,7 +131,8 @@ class Files:
         block.all_places().append(place)
 
     def add_rows(self, found: list[tuple[bytes, int]], place: int) -> None:
-        """Add files of one root, with their sizes. They are sorted by row, which speeds up the sort of all files."""
+        """Add files of one root folder, with their sizes. They are sorted by row here, which makes the later sort of
+        all files faster."""
         found.sort()
         done = 0
         while done < len(found):
@@ -144,28 +146,28 @@ class Files:
             done += len(some)
 
     def _open_block(self) -> _Block:
-        """The last block, with room for at least one file."""
+        """Return the last block, with space for at least one file."""
         if len(self._blocks[-1].sizes) > _MASK:
             self._blocks[-1].seal()
             self._blocks.append(_Block())
         return self._blocks[-1]
 
     def begin_source(self) -> None:
-        """The files added next belong to a new source: a folder, or a row of a table."""
+        """Begin a new source: a folder, or a row of a table. The files added next belong to it."""
         if self._begins is not None:
             self._begins.append(len(self))
 
     def source(self, at: int) -> int:
-        """The number of a file's source; only with ``by_source``."""
+        """Return the number of a file's source. This needs ``by_source``."""
         return bisect_right(self._begins or (), at)
 
     def root(self, path: bytes) -> int:
-        """The place number of all files in a folder."""
+        """Return the place number of all files in a folder."""
         self._roots.append(path if path.endswith(b"/") else path + b"/")
         return -len(self._roots)
 
     def keep(self, place: Place) -> int:
-        """Store a place; its number."""
+        """Store a place, and return its number."""
         number = len(self._others)
         self._others += marshal.dumps(
             place if isinstance(place, bytes) else (_KINDS.index(type(place)), *place)
@@ -184,7 +186,7 @@ class Files:
         return bytes(block.names[block.ends[at] : block.ends[at + 1]])
 
     def rows(self, numbers: Iterable[int]) -> list[bytes]:
-        """The rows of some files."""
+        """Return the rows of some files."""
         blocks, found = self._blocks, []
         for at in numbers:
             block = blocks[at >> _SHIFT]
@@ -193,30 +195,30 @@ class Files:
         return found
 
     def all_rows(self) -> Iterator[tuple[int, list[bytes]]]:
-        """The rows of each block, with the number of its first file."""
+        """Yield the rows of each block, with the number of its first file."""
         for number, block in enumerate(self._blocks):
             names, ends = bytes(block.names), block.ends
             yield number << _SHIFT, [names[begin:end] for begin, end in zip(ends, islice(ends, 1, None))]
 
     def measured(self) -> Iterator[tuple[int, int]]:
-        """The bytes of each file's row and payload, in the order of their addition."""
+        """Yield the sizes of each file's row and payload, in the order in which files were added."""
         for block in self._blocks:
             yield from zip(map(sub, islice(block.ends, 1, None), block.ends), block.sizes)
 
     def keys(self) -> Iterator[bytes]:
-        """The key of each file, in the order of their addition."""
+        """Yield the key of each file, in the order in which files were added."""
         return (self.row(at).partition(SEPARATOR)[0] for at in range(len(self)))
 
     def size(self, at: int) -> int:
         return self._blocks[at >> _SHIFT].sizes[at & _MASK]
 
     def place_number(self, at: int) -> int:
-        """The number of a file's place."""
+        """Return the number of a file's place."""
         places = self._blocks[at >> _SHIFT].places
         return places if isinstance(places, int) else places[at & _MASK]
 
     def folder(self, place: int) -> bytes:
-        """The root folder with this place number, with a slash at its end."""
+        """Return the root folder with this place number, with a slash at its end."""
         return self._roots[-1 - place]
 
     def place(self, at: int) -> Place:
@@ -231,7 +233,7 @@ class Files:
         return place
 
     def part(self, numbers: Iterable[int], rows: Iterable[bytes] | None = None) -> Files:
-        """A copy of some files, in this order, optionally with other ``rows``."""
+        """Return a copy of some files, in the given order, optionally with other ``rows``."""
         found = Files()
         found._roots = self._roots
         for at, new in zip(numbers, repeat(None) if rows is None else rows):
@@ -245,17 +247,17 @@ class Files:
 
 
 def numbers_of(numbers: Iterable[int], count: int) -> array[int]:
-    """An array of numbers below ``count``, in as few bytes as they need."""
+    """Return an array of numbers below ``count``, with as few bytes per number as possible."""
     return array("I" if count < 1 << 32 else "Q", numbers)
 
 
 def is_value(place: Place) -> bool:
-    """Whether the payload is a value in a list or table."""
+    """Return whether the payload is a value in a list or table."""
     return not isinstance(place, (bytes, Remote))
 
 
 def describe_place(place: Place) -> str:
-    """A place in messages."""
+    """Return the text for a place in messages."""
     if isinstance(place, bytes):
         return to_text(place)
     if isinstance(place, Remote):
@@ -264,7 +266,7 @@ def describe_place(place: Place) -> str:
 
 
 def cannot_read(place: Place, error: OSError | ValueError) -> InputError:
-    """The error of a payload or folder that cannot be read."""
+    """Return the error for a payload or folder that cannot be read."""
     is_lost = isinstance(error, FileNotFoundError) and isinstance(place, bytes) and os.path.islink(place)
     why = "broken symlink" if is_lost else reason(error)
     kind = InputNotFoundError if isinstance(error, FileNotFoundError) else InputError
@@ -272,8 +274,8 @@ def cannot_read(place: Place, error: OSError | ValueError) -> InputError:
 
 
 class Skipped:
-    """Counts of files and values that are part of no sample, by reason; ``-v`` lists them. ``outside`` counts the links
-    that lead out of the given folder."""
+    """Counts of files and values that belong to no sample, by reason. ``-v`` lists them. ``outside`` counts links that
+    point outside the given folder."""
 
     def __init__(self, progress: Progress = QUIET) -> None:
         self.counts: dict[str, int] = {}
@@ -285,14 +287,14 @@ class Skipped:
         self._note(f"skipped {to_text(name)}: {reason}")
 
     def add_outside(self, path: bytes) -> None:
-        """Count a link that leads out of the given folder."""
+        """Count a link that points outside the given folder."""
         self.outside += 1
         self._note(f"{to_text(path)} leads to {to_text(os.path.realpath(path))}")
 
 
 class KeyRule:
-    """``first-dot``, ``last-dot`` or a regular expression that matches the whole path and has the groups
-    ``key`` and ``field``, or just two groups.
+    """The rule that splits a path: ``first-dot``, ``last-dot`` or a regular expression. The expression must match the
+    whole path, and must have the groups ``key`` and ``field``, or exactly two groups.
 
     >>> KeyRule("last-dot").split(b"n01/img.v2.jpg")
     (b'n01/img_v2', b'jpg')
@@ -311,8 +313,8 @@ class KeyRule:
         self._pattern = None if text in (FIRST_DOT, LAST_DOT) else _compile(text)
 
     def split(self, path: bytes) -> tuple[bytes, bytes] | str:
-        """Key and field of a relative path, or the reason why it is part of no sample: ``hidden``,
-        ``appledouble``, ``dunder``, ``no-field``, ``no-match``. Raises DataError when two keys become one."""
+        """Return key and field of a relative path, or the reason why it belongs to no sample: ``hidden``,
+        ``appledouble``, ``dunder``, ``no-field``, ``no-match``. Raises DataError if two keys become equal."""
         base = path.rfind(b"/") + 1
         if path.startswith(b".", base):
             return "appledouble" if path.startswith(b"._", base) else "hidden"
@@ -338,8 +340,8 @@ class KeyRule:
         return path[:dot], path[dot + 1 :]
 
     def written(self, key: bytes) -> bytes:
-        """``key`` without dots in its last part, so that every reader parses it back. Raises DataError if another key
-        becomes the same."""
+        """Return ``key`` without dots in its last part, so that every reader finds the same key. Raises DataError if
+        another key becomes equal."""
         base = key.rfind(b"/") + 1
         new = key[:base] + key[base:].replace(b".", b"_")
         old = self._found.get(new)
@@ -358,12 +360,12 @@ class KeyRule:
 
     @property
     def renamed(self) -> dict[bytes, bytes]:
-        """Written keys that differ from the found ones, with the latter; only remembered ones."""
+        """Return the new keys with the old keys from which they differ. Only remembered keys are included."""
         return {new: old for new, old in self._found.items() if new != old}
 
     def count_renamed(self, keys: Callable[[], Iterable[bytes]]) -> int:
-        """The number of renamed keys; call it once, at the end. ``keys`` returns the written ones, for the message of
-        the DataError that is raised if two keys became one."""
+        """Return the number of renamed keys. Call it once, at the end. Raises DataError if two keys became equal;
+        ``keys`` returns the written keys for the message."""
         known, hashed = len(self.renamed), self._hashed
         self._hashed = array("Q")
         if not hashed:
@@ -372,7 +374,7 @@ class KeyRule:
 
         pairs = numpy.unique(numpy.frombuffer(hashed, numpy.uint64).reshape(-1, 2), axis=0)
         written, counts = numpy.unique(pairs[:, 0], return_counts=True)
-        # A written key with two different found keys is an error.
+        # A written key with two different old keys is an error.
         twice = dict(zip(written[counts > 1].tolist(), counts[counts > 1].tolist()))
         new = b""
         for new in {key for key in keys() if self._hash(key) in twice} if twice else ():
@@ -405,7 +407,8 @@ def _compile(text: str) -> Expression[str]:
 
 
 def check_written(key: bytes, field: bytes, path: str = "") -> None:
-    """Raise DataError, which names the path, unless ``key.field`` is safe and reads back as this key and field."""
+    """Raise DataError unless ``key.field`` is safe, and readers split it into this key and field. The error names the
+    path."""
     try:
         check_name(key, field)
     except UsageError as error:

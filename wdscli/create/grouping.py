@@ -1,11 +1,13 @@
-"""Columns of files to samples in order: sort, group, check, label, select, order, and give new keys.
+"""This module turns columns of files into samples: it sorts, groups, checks, labels, selects and orders them, and makes
+new keys.
 
-Arrays of numbers index the columns, which do not move. A file's row sorts by (key, field), so grouping is one pass.
-Rows are sorted some ten thousand at a time and merged, so that only those are Python objects at one time.
+The columns do not change; arrays of file numbers refer to them. A file's row sorts by (key, field), so grouping is one
+pass. Blocks of some ten thousand rows are sorted and then merged, so that only these rows are Python objects at the
+same time.
 
-For ``--on-duplicate``, files of one key are one sample as long as no field is repeated. If one is, the files of each
-source (a folder, a row of a table) stay together: they join the sample before them if it has none of their fields, and
-are a new sample otherwise. The first of these keeps the key.
+For ``--on-duplicate``, files with the same key are one sample if no field is repeated. If a field is repeated, the
+files of each source (a folder, a row of a table) stay together. If the sample before has none of their fields, they are
+added to it; otherwise they are a new sample. The first sample keeps the key.
 
 This module does not read or write anything.
 """
@@ -36,15 +38,16 @@ if TYPE_CHECKING:
 _ROWS_TOGETHER = 1 << 10
 LABEL = b"cls"
 REKEY_NAMES = ("index", "n", "key")
-"""The names in a ``--rekey`` format for files."""
+"""The names that a ``--rekey`` format for files may contain."""
 DEFAULT_REKEY = "{key}-{index:09d}"
 """The format of ``--on-duplicate rekey`` without ``--rekey``."""
 _KEYS_TOGETHER = 1 << 10
 
 
 class Samples(NamedTuple):
-    """Samples over ``files``: ``order`` has numbers of files; sample ``i`` has those of ``order[firsts[i]]`` to
-    ``order[firsts[i + 1]]``; ``places[i]`` is its place among all samples that were found, before any was left out."""
+    """Samples made of ``files``. ``order`` has file numbers. Sample ``i`` has the numbers from ``order[firsts[i]]`` to
+    before ``order[firsts[i + 1]]``. ``places[i]`` is its place among all samples found, before any sample was left
+    out."""
 
     files: Files
     order: array[int]
@@ -59,7 +62,7 @@ class Samples(NamedTuple):
         return self.files.row(self.order[self.firsts[sample]]).partition(SEPARATOR)[0]
 
     def members(self, sample: int) -> array[int]:
-        """The numbers of the sample's files."""
+        """Return the numbers of a sample's files."""
         return self.order[self.firsts[sample] : self.firsts[sample + 1]]
 
     def fields(self, sample: int) -> list[bytes]:
@@ -67,7 +70,7 @@ class Samples(NamedTuple):
 
 
 def sorted_numbers(files: Files) -> array[int]:
-    """The numbers of all files by their rows, bytewise; of those with one row the first comes first."""
+    """Return the numbers of all files, sorted bytewise by row. Files with equal rows stay in their order."""
     count = len(files)
     blocks: list[array[int]] = []
     edges: list[tuple[bytes, bytes]] = []
@@ -92,14 +95,14 @@ def _with_rows(files: Files, numbers: array[int]) -> Iterator[tuple[bytes, int]]
 
 
 def _blocks_of(numbers: array[int]) -> Iterator[array[int]]:
-    """An array in blocks small enough for lists of Python objects."""
+    """Yield an array in blocks that are small enough for lists of Python objects."""
     for first in range(0, len(numbers), _ROWS_TOGETHER):
         yield numbers[first : first + _ROWS_TOGETHER]
 
 
 def group(files: Files, *, without: Collection[int] = (), twice: list[int] | None = None) -> Samples:
-    """Sort the files by key and field, bytewise, and find the samples; ``without`` are files to leave out. Raises
-    DataError for a repeated field, unless ``twice`` collects the numbers of such samples."""
+    """Sort the files bytewise by key and field, and find the samples. The files ``without`` are left out. Raises
+    DataError for a repeated field. If ``twice`` is given, it collects the numbers of such samples instead."""
     order = sorted_numbers(files)
     if without:
         order = numbers_of((at for at in order if at not in without), len(files))
@@ -125,7 +128,7 @@ def group(files: Files, *, without: Collection[int] = (), twice: list[int] | Non
 
 
 def _twice(name: str, first: Place, second: Place) -> DataError:
-    """The error of a repeated field."""
+    """Return the error for a repeated field."""
     message = f'"{name}" comes twice: from {describe_place(first)} and from {describe_place(second)}'
     hint = "give one folder that contains both sources, or use --on-duplicate skip or rekey"
     if is_value(first) and is_value(second):
@@ -135,8 +138,8 @@ def _twice(name: str, first: Place, second: Place) -> DataError:
 
 
 def as_given(samples: Samples, walked: array[int]) -> Samples:
-    """The samples in the order in which their keys were first given; their places become that order. ``walked`` has the
-    files of folders, which come first, in the order of their names."""
+    """Return the samples in the order in which their keys were first given, and number their places in this order. The
+    files from folders (``walked``) come first, sorted by name."""
     import numpy
 
     ranks = numbers_of((0,), len(walked)) * len(walked)
@@ -154,8 +157,9 @@ def as_given(samples: Samples, walked: array[int]) -> Samples:
 def require(
     samples: Samples, fields: Sequence[str], incomplete: str, skipped: Skipped
 ) -> tuple[Samples, int]:
-    """Samples that have all ``fields``, and how many lack some. With ``incomplete`` ``error`` these raise DataError
-    ``missing-field``, ``skip`` leaves them out, and ``keep`` keeps them. ``jpg;png`` means either."""
+    """Return samples, and how many of them lack one of ``fields``. If ``incomplete`` is ``error``, an incomplete sample
+    raises DataError ``missing-field``; ``skip`` leaves it out, and ``keep`` keeps it. ``jpg;png`` means that one of the
+    two fields is enough."""
     wanted = [(text, {to_bytes(name) for name in text.split(";")}) for text in fields]
     whole = numbers_of((), samples.total)
     first = ""
@@ -187,14 +191,14 @@ def require(
 
 
 def leave_out(samples: Samples, keys: Collection[bytes], skipped: Skipped) -> Samples:
-    """All samples except those with these keys; each key is counted, even without a sample."""
+    """Return all samples except samples with these keys. Each key is counted, even if it has no sample."""
     for key in sorted(keys):
         skipped.add("incomplete", key + b" (a source is missing)")
     return take(samples, (one for one in range(samples.total) if samples.key(one) not in keys))
 
 
 def take(samples: Samples, chosen: Iterable[int]) -> Samples:
-    """Some samples, in the order of ``chosen``."""
+    """Return some samples, in the order of ``chosen``."""
     order = numbers_of((), len(samples.files))
     starts = numbers_of((0,), len(samples.files) + 1)
     places = numbers_of((), samples.total)
@@ -206,7 +210,7 @@ def take(samples: Samples, chosen: Iterable[int]) -> Samples:
 
 
 def fields_as_given(samples: Samples) -> Samples:
-    """The samples with their fields in the order in which these were given, not sorted by name."""
+    """Return the samples with their fields in the order in which the fields were given, not sorted by name."""
     order = samples.order[:]
     for first, end in pairwise(samples.firsts):
         order[first:end] = array(order.typecode, sorted(order[first:end]))
@@ -214,8 +218,8 @@ def fields_as_given(samples: Samples) -> Samples:
 
 
 def add_labels(samples: Samples, which: str = "parent") -> Samples:
-    """The samples with a field ``cls``, whose payload is the name of the key's last folder, or of its ``top`` folder;
-    :func:`number_labels` replaces names by numbers. Raises DataError."""
+    """Add a field ``cls`` to each sample. Its payload is the name of the key's last folder, or of its ``top`` folder.
+    :func:`number_labels` later replaces names by numbers. Raises DataError."""
     files = samples.files
     without = range(len(files)) if len(samples.order) < len(files) else ()
     left_out = frozenset(without).difference(samples.order)
@@ -228,7 +232,7 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
                 code="duplicate-field",
                 hint="leave out --label-from, or the files with --exclude '*.cls'",
             )
-        # A folder of the key, or if the key has none, the folder of the first field's file.
+        # Use a folder of the key. If the key has no folder, use the folder of the first field's file.
         folders = key.rpartition(b"/")[0]
         label = folders.partition(b"/")[0] if which == "top" else folders.rpartition(b"/")[2]
         place = b"" if label else files.place(samples.order[samples.firsts[sample]])
@@ -247,8 +251,8 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
 
 
 def number_labels(samples: Samples, known: Sequence[str] = ()) -> list[str]:
-    """Replace label names by their place in the list of classes, and return that list: ``known`` classes in their
-    order, then the others sorted bytewise. Raises DataError for a label from a file."""
+    """Replace label names by their places in the list of classes, and return the list. It has the ``known`` classes in
+    their order, then the other classes, sorted bytewise. Raises DataError for a label from a file."""
     files = samples.files
     end = SEPARATOR + LABEL
     labelled = numbers_of((at for at in samples.order if files.row(at).endswith(end)), len(files))
@@ -275,7 +279,8 @@ def number_labels(samples: Samples, known: Sequence[str] = ()) -> list[str]:
 
 
 def shuffled(samples: Samples, seed: int) -> Samples:
-    """The samples in the pinned order of a seed, by their place among all samples found (as if in shard 0)."""
+    """Return the samples in the shuffled order of a seed. The order depends on their places among all samples found, as
+    if all were in shard 0."""
     import numpy
 
     if not samples.places:
@@ -286,7 +291,7 @@ def shuffled(samples: Samples, seed: int) -> Samples:
 
 
 def sample_ends(samples: Samples, form: Form) -> array[int]:
-    """The end of each sample in bytes if all were in one tar, preceded by 0."""
+    """Return the end of each sample in bytes, as if all samples were in one tar. A 0 comes before the first end."""
     lengths = array("Q", bytes(8 * len(samples.files)))
     for at, (name, size) in enumerate(samples.files.measured()):
         if name > 100 or size >= 1 << 33:
@@ -301,16 +306,16 @@ def sample_ends(samples: Samples, form: Form) -> array[int]:
 def separated(
     files: Files, policy: OnDuplicate, rekey: Rekey | None, first_index: int = 0
 ) -> tuple[Samples, int]:
-    """The samples of files by key, and how many were left out because their key was a repeat. ``{index}`` in a format
-    counts from ``first_index``. With ``policy`` ``error`` raises DataError for a repeated field, otherwise only for a
-    new key that exists already."""
+    """Group files into samples by key. Return the samples, and how many were left out because of a repeated key.
+    ``{index}`` in a format counts from ``first_index``. If ``policy`` is ``error``, a repeated field raises DataError;
+    otherwise only a new key that already exists does."""
     if policy == "error":
         return group(files), 0
     twice: list[int] = []
     samples = group(files, twice=twice)
     if not twice:
         return samples, 0
-    # Samples after the first one of their key, and the number of that one.
+    # The samples with a repeated key, and for each the number of the first sample with its key.
     later = [
         (sample, members)
         for sample in twice
@@ -340,7 +345,7 @@ def separated(
 
 
 def _apart(files: Files, members: Sequence[int]) -> list[list[int]]:
-    """The files of one key, separated into samples."""
+    """Separate the files with one key into samples."""
     found: list[list[int]] = []
     there: set[bytes] = set()
     for _, run in groupby(members, files.source):
@@ -355,7 +360,7 @@ def _apart(files: Files, members: Sequence[int]) -> list[list[int]]:
 
 
 def _units(files: Files, members: Iterator[int]) -> Iterator[list[int]]:
-    """Runs of files of one source without a repeated field."""
+    """Yield runs of files from the same source without a repeated field."""
     unit: list[int] = []
     there: set[bytes] = set()
     for at in members:
@@ -375,7 +380,8 @@ def _field(files: Files, at: int) -> bytes:
 def rekeyed(
     samples: Samples, rekey: Rekey, first_index: int = 0, only: Collection[int] | None = None
 ) -> Samples:
-    """The samples in their order with new keys, all or ``only`` some. Raises DataError for two equal keys."""
+    """Return the samples in their order, with new keys for all samples, or for ``only`` some. Raises DataError for two
+    equal keys."""
     seen, together = KeySet(), []
 
     def new_rows() -> Iterator[bytes]:
@@ -402,8 +408,9 @@ def settled(
     rekey: Rekey | None,
     first_index: int,
 ) -> tuple[Samples, int]:
-    """The samples that may be added to a set with these ``keys``, and how many were left out. With ``policy`` ``error``
-    raises DataError for a sample whose key exists already, otherwise only for such a new key."""
+    """Return the samples that may be added to a set with these ``keys``, and how many were left out. If ``policy`` is
+    ``error``, a sample with an existing key raises DataError. Otherwise only a new key from a format that already
+    exists does."""
     found = found_among(samples, keys())
     if not found:
         return samples, 0
@@ -424,7 +431,7 @@ def settled(
 
 
 def found_among(samples: Samples, keys: Iterable[Sequence[bytes]]) -> list[int]:
-    """The samples whose key is among ``keys``, which come in batches."""
+    """Return the samples with a key in ``keys``, which come in batches."""
     import numpy
 
     def hashes(some: Iterable[bytes]) -> NDArray[numpy.int64]:
@@ -444,7 +451,7 @@ def found_among(samples: Samples, keys: Iterable[Sequence[bytes]]) -> list[int]:
 
 
 def taken(key: bytes) -> DataError:
-    """The error of a new key that exists already."""
+    """Return the error for a new key that already exists."""
     return DataError(
         f'two samples would have the key "{to_text(key)}"',
         code="duplicate-key",

@@ -1,10 +1,10 @@
-"""A table as one more set of a join: its rows become samples of a shard in scratch space.
+"""The table in a join, which is treated like one more set. Its rows become samples of a shard in scratch space.
 
-A :class:`Table` reads its rows one at a time. Their values become bytes as in ``create --from``, and each row with a
-value is written as one sample. After that the table is a set like any other, and takes 16 bytes of memory per key. To
-merge JSON, the samples of earlier sets are read first: the row's ``json`` becomes the merged object, which replaces
-theirs like any field of a table; this takes 38 more bytes per row. This module does not know the other sets of the
-join.
+A :class:`Table` reads its rows one at a time. Values become bytes like in ``create --from``, and each row with a value
+is written as one sample. After that, the table is like any other set, and needs 16 bytes of memory per key. To merge
+JSON, the samples of earlier sets are read first. The row's ``json`` becomes the merged object, and replaces the object
+of the sample, like any field of a table. This needs 38 more bytes per row. This module does not know the other sets of
+the join.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JSON = b"json"
 
 
 class _Sample(NamedTuple):
-    """A row with at least one value: its key, and its fields and values, which are bytes or addresses."""
+    """A row with at least one value: its key, its fields, and their values, which are bytes or addresses."""
 
     row: Row
     key: bytes
@@ -54,7 +54,7 @@ class _Sample(NamedTuple):
 @dataclass(frozen=True)
 class Table(JoinedTable):
     """A table, its column of keys, and its fields: ``EXT=COLUMN``, or ``EXT=@COLUMN`` for a column that names files.
-    Several files are one table; each has all columns. ``reading`` says how text becomes cells."""
+    Several files form one table, and each must have all columns. ``reading`` says how text becomes cells."""
 
     reading: Reading = PLAIN
 
@@ -89,8 +89,8 @@ class Table(JoinedTable):
 
 
 def _merged(rows: str, address: str, look: Look) -> ShardInfo:
-    """Write the shard of a table whose rows have the merged JSON of their samples; ``rows``, the shard with the table's
-    own JSON, is removed."""
+    """Write the shard of a table again, with the merged JSON in each row. Remove ``rows``, the shard with the table's
+    own JSON."""
     with open_source(rows) as source, TemporaryFile() as scratch:
         objects = _Objects(source, scratch)
         look(objects.extract)
@@ -104,7 +104,7 @@ def _merged(rows: str, address: str, look: Look) -> ShardInfo:
 
 
 class _Objects:
-    """The JSON of each row of a table, and the merged JSON, which is stored in ``scratch``."""
+    """The JSON of each row of a table, and the merged JSON. The merged JSON is stored in ``scratch``."""
 
     def __init__(self, source: Source, scratch: IO[bytes]) -> None:
         self._source, self._scratch = source, scratch
@@ -120,16 +120,17 @@ class _Objects:
                 self._sizes.append(batch.sizes[at] if at >= 0 else 0)
         self._rows = RowsByKey(hashes, numbers_of(range(len(hashes)), len(hashes)))
         self._row = 0
-        # The set that the JSON of a row was merged with, and the offset and size of the result.
+        # For each row, the set with which its JSON was merged, and the offset and size of the result.
         self._sets = array("h", [-1]) * len(hashes)
         self._merged = array("Q", [0, 0]) * len(hashes)
 
     def extract(self, of_set: int, selection: Selection) -> Extract:
-        """The extract that merges the JSON of one set's samples."""
+        """Return the extract that merges the JSON of one set's samples."""
         return _Merging(self, of_set, selection)
 
     def find(self, key: bytes, of_set: int) -> int | None:
-        """The row for the sample of this key, unless it was merged with another sample of the same set."""
+        """Return the row for the sample with this key, unless the row was already merged with another sample of the
+        same set."""
         row = self._rows.find(hash(key), lambda at: self._log.has(self._keys[at], key))
         return None if row is None or not self._sizes[row] or self._sets[row] == of_set else row
 
@@ -142,7 +143,7 @@ class _Objects:
         self._scratch.write(whole)
 
     def fields(self, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
-        """The fields of the next row, with its merged JSON."""
+        """Return the fields of the next row, with its merged JSON."""
         number, self._row = self._row, self._row + 1
         for at in range(batch.firsts[row], batch.firsts[row + 1]):
             field, size = batch.fields[at], batch.sizes[at]
@@ -155,7 +156,7 @@ class _Objects:
 
 
 class _Merging(Extract):
-    """Merges the JSON of samples, and returns no values."""
+    """An extract that merges the JSON of samples, and returns no values."""
 
     payload_fields = frozenset((JSON,))
 
@@ -181,7 +182,7 @@ class _Merging(Extract):
 
 
 def _size_of(addresses: Sequence[str], otherwise: int) -> int:
-    """The bytes of a table's files, or ``otherwise`` if a size is unknown."""
+    """Return the total size of a table's files, or ``otherwise`` if a size is unknown."""
     total = 0
     for address in addresses:
         if is_stream(address):
@@ -202,7 +203,7 @@ def _make_folder(folder: str) -> None:
 
 
 def _samples(reader: TableReader, dropped: Counter[str], progress: Progress) -> Iterator[_Sample]:
-    """The rows with at least one value; the others are counted in ``dropped``."""
+    """Yield the rows with at least one value. Rows without a value are counted in ``dropped``."""
     for row in reader.rows(progress):
         try:
             key = reader.key(row)
@@ -220,7 +221,7 @@ def _samples(reader: TableReader, dropped: Counter[str], progress: Progress) -> 
 def _without_repeats(
     samples: Iterator[_Sample], on_duplicate: str, dropped: Counter[str]
 ) -> Iterator[_Sample]:
-    """The samples without repeated keys. Raises DataError for a repeat if ``on_duplicate`` is ``error``."""
+    """Yield the samples without repeated keys. Raises DataError for a repeated key if ``on_duplicate`` is ``error``."""
     keys = KeySet()
     while some := list(islice(samples, _ROWS_TOGETHER)):
         repeated = keys.add([sample.key for sample in some])
@@ -256,7 +257,7 @@ def _write(shard: ShardFile, sample: _Sample, trust_addresses: bool) -> None:
 
 
 def _pieces(address: str, where: str, stack: ExitStack, trust_addresses: bool) -> tuple[int, Iterable[bytes]]:
-    """Size and pieces of the payload at an address in the table at ``where``."""
+    """Return size and pieces of the payload at an address in the table at ``where``."""
     if address == "-":
         raise InputError("standard input cannot be a payload", hint="name a file")
     address = listed_address(where, address, trusted=trust_addresses, is_cell=True)

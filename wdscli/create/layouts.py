@@ -1,13 +1,13 @@
-"""The options and layouts of tables: files of rows, and columns that become fields.
+"""This module has the options and the layouts of tables: files with rows, and columns that become fields.
 
-:class:`TableOptions` says how rows become samples. A :class:`Layout` has the files, how their rows are read, and the
-options completed by the kind of table (the key of a line is its number). :func:`exported_layout` is for tables that
-``wds cat`` wrote: their columns are the key and the fields.
+:class:`TableOptions` has the options that turn rows into samples. A :class:`Layout` has the files, the function that
+reads rows, and the options with the defaults of the kind of table. For example, the key of a line of text is its
+number. :func:`exported_layout` is for tables written by ``wds cat``, whose columns are the key and the fields.
 
-:func:`hf_layout` is for datasets of Hugging Face's library. ``datasets`` loads what :func:`~datasets.save_to_disk`
-wrote, or any name or folder that its ``load_dataset`` takes. Each split is a file of rows. It is read as Arrow, so that
-no picture and no sound is decoded. If no columns are named, their features say what they become. ``datasets`` is
-imported when a dataset is named.
+:func:`hf_layout` is for datasets of Hugging Face's library. ``datasets`` loads folders written by
+:func:`~datasets.save_to_disk`, and any name or folder that ``load_dataset`` accepts. Each split is a file with rows. It
+is read as Arrow, so that pictures and sounds are not decoded. If no columns are named, the dataset's features decide
+which field each column becomes. ``datasets`` is imported when a dataset is named.
 
 This module does not know where payloads go.
 """
@@ -30,7 +30,7 @@ from wdscli.shards.tables import field_of_column
 from wdscli.storage import addresses_of
 
 Kind = Literal["table", "lines", "hf", "coco"]
-"""Tables; lines of text; datasets of Hugging Face's library; COCO annotations."""
+"""The kinds of sources with rows: tables; lines of text; datasets of Hugging Face's library; COCO annotations."""
 OPTIONS: dict[Kind, str] = {
     "table": "--from",
     "lines": "--from lines:",
@@ -38,19 +38,20 @@ OPTIONS: dict[Kind, str] = {
     "coco": "--from coco:",
 }
 _NAME = re.compile(r"(?P<name>.+?)(?:,(?P<config>[^,:/]+))?(?::(?P<split>[^/:][^/]*))?")
-"""NAME[,CONFIG][:SPLIT]; a colon before a slash belongs to a URL."""
+"""Matches NAME[,CONFIG][:SPLIT]. A colon before a slash belongs to a URL."""
 _SAVED = ("dataset_dict.json", "state.json")
 _BATCH_ROWS = 256
 _OWN = ("split", "row")
-"""Columns added to each row: the split's name, and the row's number in it."""
+"""Columns that are added to each row: the split's name, and the row's number in the split."""
 
 
 class TableOptions(NamedTuple):
-    """``address`` is one or several tables, read one after the other, each with all columns. ``key`` is a column, or
-    ``rekey`` a format over columns and ``index`` (the row's number in all tables, from 0). ``fields`` are
-    ``EXT=COLUMN`` and ``EXT=@COLUMN``. ``json_rest`` puts the other columns into the field ``json``, ``json_merge``
-    into the JSON object that the sample has in that field. ``kind`` is the kind of table, ``images`` the folder of
-    COCO's pictures, and ``reading`` says how text becomes rows."""
+    """The options of a table. ``address`` is one or several tables, read one after the other. Each must have all
+    columns. The key comes from the column ``key``, or from the format ``rekey``, which may contain columns and
+    ``index`` (the row's number in all tables, from 0). ``fields`` are ``EXT=COLUMN`` and ``EXT=@COLUMN``. ``json_rest``
+    puts the other columns into the field ``json``. ``json_merge`` adds them to the sample's existing JSON object.
+    ``kind`` is the kind of table, and ``images`` is the folder of COCO's pictures. ``reading`` says how text becomes
+    rows."""
 
     address: str | Sequence[str]
     key: str | None = None
@@ -64,15 +65,16 @@ class TableOptions(NamedTuple):
 
     @property
     def is_exported(self) -> bool:
-        """Whether no option names a column, which only tables of ``wds cat`` do not need."""
+        """Whether no option names a column. This is allowed only for tables of ``wds cat``."""
         named = (self.key, self.rekey, *self.fields, self.json_rest, self.json_merge)
         return self.kind == "table" and not any(named)
 
 
 class Layout(NamedTuple):
-    """The files; a function that reads a file's rows (its arguments: the columns in use, and whether all others are
-    needed too); the completed options; and the class names of the numbers in the field ``cls``, if known. With
-    ``has_samples`` a row has payloads by field, and its key in the column :data:`SAMPLE_KEY`."""
+    """The layout of a table. It has the files, and a function that reads a file's rows; the function gets the columns
+    in use, and whether all other columns are needed too. It also has the completed options, and the class names for the
+    numbers in ``cls``, if known. With ``has_samples``, a row has payloads by field, and its key in the column
+    :data:`SAMPLE_KEY`."""
 
     files: Sequence[str]
     rows: Callable[[str, Collection[str], bool], Iterator[Mapping[str, Any]]]
@@ -82,7 +84,7 @@ class Layout(NamedTuple):
 
 
 SAMPLE_KEY = ""
-"""A name that no field has."""
+"""The column of the key. No field can have this name."""
 KEY_HINT = "--key-column id, or --rekey '{split}/{index:08d}'"
 _KEY = "key"
 _AFTER_BLANKS = re.compile(r"[ \t\r\n:,]*")
@@ -90,7 +92,7 @@ _LINE = {_KEY, "shard", "index", "fields"}
 
 
 def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
-    """The layout of tables that ``wds cat`` wrote as Parquet, TSV or JSON Lines."""
+    """Return the layout of tables that ``wds cat`` wrote as Parquet, TSV or JSON Lines."""
     classes = {class_names(file, "cls") for file in files}
     return Layout(
         files,
@@ -102,7 +104,7 @@ def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
 
 
 def _samples(file: str, reading: Reading) -> Iterator[Mapping[str, Any]]:
-    """The key and the payloads of each row. Raises UsageError for a table that ``wds cat`` did not write."""
+    """Yield the key and the payloads of each row. Raises UsageError for a table that ``wds cat`` did not write."""
     for kind, row, line in read_exact(file, reading, (_KEY,)):
         if next(iter(row), None) != _KEY or (kind == "jsonl" and row.keys() != _LINE):
             raise UsageError(
@@ -122,7 +124,7 @@ def _samples(file: str, reading: Reading) -> Iterator[Mapping[str, Any]]:
 
 
 def _payload(kind: str, column: str, cell: Any) -> bytes:
-    """The payload in a cell. Raises DataError."""
+    """Return the payload in a cell. Raises DataError."""
     if isinstance(cell, bytes):
         return cell
     if not isinstance(cell, str):
@@ -132,7 +134,7 @@ def _payload(kind: str, column: str, cell: Any) -> bytes:
 
 
 def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
-    """The payloads in a line of JSON; JSON fields keep their text. Raises DataError."""
+    """Return the payloads in a line of JSON. JSON fields keep their exact text. Raises DataError."""
     if not isinstance(fields, dict):
         raise _no_payload("fields", "it is not a JSON object")
     found: dict[str, bytes] = {}
@@ -155,7 +157,7 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
-    """The names in a valid JSON object, and the text of their values."""
+    """Return the names in a valid JSON object, with the text of their values."""
     decode, at = json.JSONDecoder().raw_decode, text.index("{") + 1
     while (at := _AFTER_BLANKS.match(text, at).end()) < len(text) and text[at] != "}":  # type: ignore[union-attr]
         name, at = decode(text, at)
@@ -183,8 +185,8 @@ def _no_payload(column: str, why: str, hint: str | None = None) -> DataError:
 
 
 def hf_layout(options: TableOptions) -> Layout:
-    """The layout of datasets, with fields by their features if none are named. Raises UsageError if ``datasets`` is
-    missing, InputError if it cannot load them."""
+    """Return the layout of datasets. If no fields are named, the features decide them. Raises UsageError if
+    ``datasets`` is not installed, and InputError if it cannot load the datasets."""
     try:
         import datasets
     except ImportError:
@@ -214,7 +216,7 @@ def hf_layout(options: TableOptions) -> Layout:
 
 
 def _splits(datasets: Any, text: str) -> dict[str, Any]:
-    """The splits of a dataset, by name and split. Raises InputError."""
+    """Return the splits of a dataset, by name and split. Raises InputError."""
     name, config, split = text, None, None
     if not os.path.exists(text):
         match = _NAME.fullmatch(text)
@@ -258,9 +260,9 @@ def _rows(dataset: Any, name: str, columns: Collection[str], *, whole: bool) -> 
 def _by_features(
     datasets: Any, dataset: Any, options: TableOptions
 ) -> tuple[TableOptions, tuple[str, ...] | None]:
-    """Fields for the columns of a dataset, and the names of its classes. Pictures and sounds get their own extension,
-    after the column's name if there are several. The first label becomes cls, lists of numbers become arrays, and the
-    only column of text becomes txt. Other columns go into json."""
+    """Return the fields for the columns of a dataset, and the names of its classes. Pictures and sounds get their own
+    extension; if there are several, the column's name comes before it. The first label becomes ``cls``, lists of
+    numbers become arrays, and a single text column becomes ``txt``. Other columns go into ``json``."""
     import pyarrow
 
     schema = dataset.data.schema

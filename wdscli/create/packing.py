@@ -1,10 +1,10 @@
-"""Files into shards: the maker and the task of ``create``.
+"""This module packs files into shards. It has the maker and the task of ``create``.
 
-:func:`pack` is a pure function of a :class:`PackTask`; :class:`PackMaker` makes all shards of a plan by it. The
-compiled core reads small files whole, after their headers, into one buffer that is reused. Other files, and files that
-have changed, go through the buffer in pieces, so that memory is bounded. Each read requests one byte more than planned.
-So a file that has shrunk or grown is an error, never a broken tar, and the shard gets no name. This module does not
-know how files were found, ordered or cut.
+:func:`pack` is a pure function of a :class:`PackTask`, and :class:`PackMaker` makes all shards of a plan by it. For
+small files, the compiled core writes the header into a buffer, and reads the whole file after it. Other files, and
+files that have changed, go through the buffer in pieces, so that memory is limited. Each read requests one more byte
+than planned. So a file that has shrunk or grown is an error, never a broken tar, and the shard is not published. This
+module does not know how files were found, ordered or cut.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from wdscli.storage.opening import at_once
 from wdscli.tar import build_header, core, padding
 
 PIECE_BYTES = 1 << 20
-"""Smaller files are read whole."""
+"""Smaller files are read as a whole."""
 ENOUGH_BYTES = 1 << 18
-"""The buffer is written when it has this many bytes."""
+"""The buffer is written to the shard when it has this many bytes."""
 _SAMPLES_TOGETHER = 1024
 _VALUES_BYTES = 1 << 24
-"""Most bytes of values that are written together."""
+"""The most bytes of values that are written together."""
 HELD_BYTES = 1 << 22
-"""Remote payloads up to this size are read whole, several at a time."""
+"""Remote payloads up to this size are read as a whole, several at the same time."""
 AHEAD_BYTES = 1 << 24
-"""Most bytes of remote payloads that are held at a time."""
+"""The most bytes of remote payloads in memory at the same time."""
 PROCESSES_FOR_BYTES = 400_000_000
-"""Processes are started to pack at least this many bytes of files."""
+"""With fewer bytes of files than this, no processes are started."""
 BYTES_PER_MEMBER = 13_000
-"""Opening a file costs as much as copying this many bytes."""
+"""Opening a file takes as long as copying this many bytes."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
@@ -63,8 +63,8 @@ _Elsewhere = bytes | Stored | Remote
 
 
 class PackTask(NamedTuple):
-    """One shard: its address, its settings, and its members, as numbers of ``files`` in order; ``firsts`` are the
-    samples' first members and, at the end, the number of members."""
+    """The task for one shard: its address, its settings, and its members, as numbers of ``files`` in order. ``firsts``
+    has the first member of each sample and, at the end, the number of members."""
 
     address: str
     settings: ShardSettings
@@ -73,8 +73,8 @@ class PackTask(NamedTuple):
     firsts: array[int]
 
     def portable(self, *, holds_all: bool = False) -> PackTask:
-        """The same with only its own files, for another process; with ``holds_all`` for another machine, which cannot
-        read this machine's scratch files."""
+        """Return the same task with only its own files, for another process. With ``holds_all``, it is for another
+        machine, which cannot read this machine's scratch files."""
         files = self.files.part(self.members)
         for number in range(len(files)) if holds_all else ():
             place, size = files.place(number), files.size(number)
@@ -83,8 +83,8 @@ class PackTask(NamedTuple):
         return self._replace(files=files, members=numbers_of(range(len(files)), len(files)))
 
     def parcel(self) -> bytes:
-        """The task as bytes, for a plan file; :func:`unpacked_task` is the inverse. Raises UsageError for an address
-        with a password in it."""
+        """Return the task as bytes for a plan file. :func:`unpacked_task` is the inverse. Raises UsageError for an
+        address with a password."""
         import msgpack
 
         part = self.portable(holds_all=True)
@@ -117,7 +117,7 @@ PATH, ROOT, REMOTE, INLINE = "path", "root", "address", "bytes"
 
 
 def unpacked_task(plan: ReorderPlan, number: int) -> PackTask:
-    """The task of a shard's parcel in a plan file. Raises DataError."""
+    """Return the task in a parcel of a plan file. Raises DataError."""
     import msgpack
 
     assert plan.parcel is not None
@@ -140,7 +140,7 @@ def unpacked_task(plan: ReorderPlan, number: int) -> PackTask:
 
 
 class PackMaker(Maker):
-    """Packs files into shards; ``task_of`` gives the task of a shard by its number."""
+    """Packs files into shards. ``task_of`` returns the task of a shard by its number."""
 
     def __init__(self, plan: ReorderPlan, task_of: Callable[[int], PackTask]) -> None:
         super().__init__(plan)
@@ -150,7 +150,7 @@ class PackMaker(Maker):
     def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
         request, shards = self.request, [self.contents.shards[number] for number in numbers]
         progress.start("writing shards", sum(shard.size_bytes for shard in shards), "bytes")
-        # Other processes can only take work off the largest shard's task, and starting one takes time too.
+        # More processes cannot be faster than the task of the largest shard, and starting a process takes time too.
         work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in shards]
         jobs = useful_jobs(request.jobs, len(work), sum(work) - max(work), PROCESSES_FOR_BYTES)
         is_here = request.engine is None and (jobs == 1 or self.stays_here)
@@ -164,12 +164,12 @@ class PackMaker(Maker):
                 executor,
                 ((task_of(number), pack) for number in numbers),
                 progress.advance,
-                # A task has its files' names, so only a few are made before they are needed.
+                # A task contains the names of its files, so only a few tasks are created before they are needed.
                 workers_of(executor) + 1,
             )
 
     def outdated(self, numbers: Sequence[int]) -> set[int]:
-        # As make does. A file of the same size may have other contents by now.
+        # Compare times, like make, because a file of the same size may have new contents.
         found = set()
         for number in numbers:
             address = self.contents.shards[number].address
@@ -181,10 +181,10 @@ class PackMaker(Maker):
 
 
 def _is_newer(task: PackTask, than_ns: int) -> bool:
-    """Whether one of a shard's local files was written or renamed after a moment."""
+    """Return whether one of a shard's local files was written or renamed after a given time."""
     for number in task.members:
         place = task.files.place(number)
-        # A file that is gone does not make an existing shard wrong.
+        # An existing shard stays correct if a file was removed.
         with suppress(FileNotFoundError):
             if isinstance(place, bytes) and os.stat(place).st_ctime_ns > than_ns:
                 return True
@@ -192,7 +192,7 @@ def _is_newer(task: PackTask, than_ns: int) -> bool:
 
 
 def pack(task: PackTask) -> PendingCommit[ShardInfo]:
-    """Write the shard; the caller commits it. Raises InputError, DataError ``changed-while-read``, OutputError."""
+    """Write the shard. The caller commits it. Raises InputError, DataError ``changed-while-read``, OutputError."""
     advance = tick_of_task()
     with task.settings.open(task.address) as shard, ExitStack() as stack:
         packer = _Packer(shard, task, stack)
@@ -225,7 +225,7 @@ class _Packer:
         """Payloads of the current members that values need, by their offset in the shard."""
 
     def pack(self, first: int, end: int) -> int:
-        """Write samples ``first`` to ``end``; return their bytes."""
+        """Write the samples ``first`` to ``end - 1``, and return their size in bytes."""
         task, begin = self._task, self._shard.position
         firsts = task.firsts[first : end + 1].tolist()
         members = task.members[firsts[0] : firsts[-1]].tolist()
@@ -265,7 +265,7 @@ class _Packer:
         return self._shard.position - begin
 
     def _values(self, members: Sequence[int], sizes: Sequence[int]) -> list[bytes] | None:
-        """Payloads that are all values of a list or table; None if one is not."""
+        """Return payloads if all of them are values of a list or table; otherwise None."""
         found = []
         for at, size in zip(members, sizes):
             place = self._task.files.place(at)
@@ -285,8 +285,8 @@ class _Packer:
     def _copy(
         self, place: int, rows: list[bytes], sizes: list[int], at: int, end: int, columns: _Columns
     ) -> int:
-        """Small files of one folder, rows ``at`` to ``end``, read and laid out by the compiled core. Returns the first
-        row that it did not take, which the slow path writes."""
+        """Copy small files of one folder, the rows ``at`` to ``end - 1``, by the compiled core. Return the first row
+        that the core did not take; the slow path writes it."""
         if core.CORE is None or self._shard.numbers.names:
             return at
         if (folder := self._folders.get(place)) is None:
@@ -307,7 +307,7 @@ class _Packer:
         return descriptor
 
     def _write(self, row: bytes, size: int, place: Place, columns: _Columns) -> None:
-        """Write one member; a large payload goes through the buffer in pieces."""
+        """Write one member. A large payload goes through the buffer in pieces."""
         shard, (fields, starts, offsets) = self._shard, columns
         starts.append(shard.position)
         shard.write_blocks(build_header(row.replace(SEPARATOR, b"."), size, self._task.settings.form))
@@ -322,7 +322,7 @@ class _Packer:
         shard.write_blocks(padding(size))
 
     def _payload(self, place: Place, size: int) -> Iterable[bytes | memoryview]:
-        """The pieces of one payload."""
+        """Yield the pieces of one payload."""
         if isinstance(place, Inline):
             return [place.payload]
         fetched = next(self._fetched) if isinstance(place, Remote) else None
@@ -330,8 +330,8 @@ class _Packer:
 
 
 def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[bytes | None]:
-    """The payloads of remote members, several of them requested at a time; None for one that is too large to hold.
-    Raises InputError, DataError ``changed-while-read``."""
+    """Yield the payloads of remote members. Several are requested at the same time. A payload that is too large for
+    memory is None. Raises InputError, DataError ``changed-while-read``."""
     group: dict[str, int] = {}
     waiting: list[str] = []
 
@@ -353,7 +353,8 @@ def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[byt
 
 
 def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
-    """A payload in pieces no larger than ``buffer``. Raises InputError, DataError ``changed-while-read``."""
+    """Yield a payload in pieces that are not larger than ``buffer``. Raises InputError, DataError
+    ``changed-while-read``."""
     done = 0
     for piece in _read(place, size, buffer):
         done += len(piece)
@@ -365,14 +366,14 @@ def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes 
 
 
 def payload_at(place: Place, size: int) -> bytes:
-    """A whole payload. Raises InputError, DataError ``changed-while-read``."""
+    """Return a whole payload. Raises InputError, DataError ``changed-while-read``."""
     if isinstance(place, Inline):
         return place.payload
     return b"".join(map(bytes, _pieces(place, size, memoryview(bytearray(size + 1)))))
 
 
 def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
-    """The pieces of a payload, and one byte more than planned if it has grown. Pieces of files use the same
+    """Yield the pieces of a payload. If it has grown, there is one more byte than planned. Pieces of files share
     ``buffer``."""
     done = 0
     if isinstance(place, Remote):
@@ -383,7 +384,7 @@ def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | 
                 done += len(data)
                 yield data
         return
-    # In a scratch file the next payload follows.
+    # In a scratch file, the next payload follows, so do not read one more byte.
     path, first, end = (place.path, place.offset, size) if isinstance(place, Stored) else (place, 0, size + 1)
     try:
         descriptor = os.open(path, _FLAGS)
@@ -398,7 +399,7 @@ def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | 
 
 
 def changed(place: Place, planned: int, found: int) -> DataError:
-    """The error of a file whose size has changed since the plan."""
+    """Return the error for a file with another size than planned."""
     how = "grew" if found > planned else "shrank"
     count = f"more than {planned}" if found > planned else str(found)
     return DataError(

@@ -1,7 +1,7 @@
-"""Payloads that have no file: lines of lists, values of tables, and the output of commands.
+"""This module has the payloads that are not files: lines of lists, values of tables, and the output of commands.
 
-:class:`Payloads` keeps small payloads in memory up to a limit and the others in one temporary file. So memory does not
-grow with a table, and tasks in other processes can read the payloads. The file is made when it is first needed, and
+:class:`Payloads` keeps small payloads in memory up to a limit, and other payloads in one temporary file. So memory does
+not grow with a table, and tasks in other processes can read the payloads. The file is created at the first use, and
 removed at the end of the block.
 
 :func:`read_recipe` reads a list like tarp's recipes. A line is ``name<TAB>source``, or ``name source`` with blanks
@@ -42,21 +42,23 @@ _PROGRESS_LINES = 256
 
 
 class Named(NamedTuple):
-    """An address, the list or table that has it, and whether it is in a cell of a table."""
+    """An address in a list or table, the name of this list or table, and whether the address is in a cell of a
+    table."""
 
     address: str
     where: str
     is_cell: bool = False
 
     def resolved(self, trusted: bool) -> str:
-        """The address relative to the current folder. Raises InputError if the list or table may not name it."""
+        """Return the address relative to the current folder. Raises InputError if the list or table must not name
+        it."""
         from wdscli.storage.addresses import listed_address
 
         return listed_address(self.where, self.address, trusted=trusted, is_cell=self.is_cell)
 
 
 class Unread(NamedTuple):
-    """A source that could not be read, and its member; a folder has neither key nor field."""
+    """A source that could not be read, and its member. A folder has neither key nor field."""
 
     key: str
     field: str
@@ -67,13 +69,13 @@ class Unread(NamedTuple):
 class Payloads:
     """Use it as a context manager around planning and writing.
 
-    ``on_error="skip"`` leaves out the members of sources that cannot be read, and ``incomplete`` other than ``error``
-    those of missing sources; ``unread`` lists them. With ``incomplete="skip"`` their samples are left out too:
-    ``lacking`` has the keys.
+    With ``on_error="skip"``, members are left out if their source cannot be read. Unless ``incomplete`` is ``error``,
+    members with a missing source are left out. ``unread`` lists these members. With ``incomplete="skip"``, their
+    samples are left out too, and ``lacking`` has the keys.
     """
 
     outputs: Outputs | None = None
-    """The command's outputs, which cannot be payloads."""
+    """The command's own outputs, which cannot be payloads."""
 
     def __init__(
         self, trust_addresses: bool = False, *, on_error: OnError = "stop", incomplete: str = "error"
@@ -93,7 +95,7 @@ class Payloads:
         self._end = 0
 
     def keep(self, payload: bytes) -> Place:
-        """Store these bytes; their place."""
+        """Store bytes, and return their place."""
         self._digest.update(b"%d:" % len(payload))
         self._digest.update(payload)
         if len(payload) <= _SMALL_BYTES and self._in_memory < _MAX_IN_MEMORY_BYTES:
@@ -105,11 +107,11 @@ class Payloads:
 
     @property
     def digest(self) -> str:
-        """A digest of all stored payloads, which have no time of change."""
+        """Return a digest of all stored payloads, because they have no time of change."""
         return self._digest.hexdigest()
 
     def of_member(self, key: bytes, field: bytes, named: Named) -> tuple[int, Place] | None:
-        """:meth:`fetch` for one member; None to leave it out. Raises InputError."""
+        """Call :meth:`fetch` for one member. Return None if the member is left out. Raises InputError."""
         try:
             return self.fetch(named)
         except InputError as error:
@@ -117,7 +119,7 @@ class Payloads:
         return None
 
     def lose(self, key: bytes, field: bytes, source: str, error: InputError) -> None:
-        """Leave out a source that cannot be read; raise the error if the options do not allow that."""
+        """Leave out a source that cannot be read, if the options allow this. Otherwise raise the error."""
         is_absent = isinstance(error, InputNotFoundError) and self._incomplete != "error"
         if not (is_absent or self._on_error == "skip"):
             error.hint = error.hint or "--on-error skip leaves it out"
@@ -127,8 +129,8 @@ class Payloads:
             self.lacking.add(key)
 
     def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[Named]]) -> Iterator[Row]:
-        """Yield the rows; the sizes of remote payloads are requested ahead, several at a time. :meth:`fetch` raises the
-        errors of addresses."""
+        """Yield the rows, and request the sizes of remote payloads in advance, several at the same time. Errors are
+        raised later, by :meth:`fetch`."""
         coming, failure = iter(rows), None
         while failure is None:
             some: list[Row] = []
@@ -156,7 +158,7 @@ class Payloads:
         self._known = dict(zip(far, at_once(_size_at, far))) if len(far) > 1 else {}
 
     def fetch(self, named: Named) -> tuple[int, Place]:
-        """Size and place of a payload that a list or table names. Streams and the output of commands are read here,
+        """Return size and place of a payload in a list or table. Streams and the output of commands are read here,
         because their size is unknown. Raises InputError."""
         if named.address == "-":
             raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
@@ -209,7 +211,7 @@ class Payloads:
 
 
 def _size_at(address: str) -> int | InputError | None:
-    """The size of a payload; None for a stream; an error as a value."""
+    """Return the size of a payload, None for a stream, or the error as a value."""
     from wdscli.storage import open_source
 
     try:
@@ -220,7 +222,7 @@ def _size_at(address: str) -> int | InputError | None:
 
 
 class Line(NamedTuple):
-    """One entry: ``number`` counts the file's lines from 1."""
+    """One line of a list. ``number`` counts the lines from 1."""
 
     number: int
     name: bytes
@@ -228,7 +230,7 @@ class Line(NamedTuple):
 
 
 def parse_line(number: int, line: bytes) -> Line | None:
-    r"""An entry, or None for a blank line and a comment. Raises DataError for a name with no source.
+    r"""Parse a line. Return None for a blank line and a comment. Raises DataError for a name without a source.
 
     >>> parse_line(1, b"a b.txt\ttext: hello\n")
     Line(number=1, name=b'a b.txt', source=b'text: hello')
@@ -262,8 +264,8 @@ def read_recipe(
     skipped: Skipped,
     progress: Progress = QUIET,
 ) -> None:
-    """Add the members of a list. Raises InputError for a source that cannot be read, DataError ``bad-list`` and
-    ``unsafe-name`` for a wrong line, all with the line's number."""
+    """Add the members of a list. Raises InputError for a source that cannot be read, and DataError ``bad-list`` or
+    ``unsafe-name`` for a wrong line. All errors have the line's number."""
     with open_source(address) as source:
         for number, text in payloads.ahead(enumerate(stream_of(source), 1), partial(_addresses, address)):
             try:
@@ -282,7 +284,7 @@ def read_recipe(
 
 
 def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[Named]:
-    """The address in a line, if there is one."""
+    """Return the address in a line, if it has an address."""
     if b"://" in line[1]:
         with suppress(WdsError):
             found = parse_line(*line)
@@ -305,7 +307,7 @@ def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
 def locate(
     key: bytes, field: bytes, source: bytes, payloads: Payloads, where: str
 ) -> tuple[int, Place] | None:
-    """Size and place of a member's source in the list at ``where``; None to leave it out."""
+    """Return size and place of a member's source in the list at ``where``, or None to leave it out."""
     if source.startswith(b"text:"):
         payload = source[5:]
         return len(payload), payloads.keep(payload)

@@ -1,11 +1,13 @@
-"""Rows of tables as dictionaries: CSV, TSV, JSON Lines, lines of text, and with an extra Parquet and Arrow.
+"""This module reads rows of tables as dictionaries, from CSV, TSV, JSON Lines, lines of text, and with an extra from
+Parquet and Arrow.
 
-:func:`table_files` finds the files of addresses of tables. A :class:`Table` has their rows as one table.
-:func:`read_rows` yields the rows of one file, and :func:`read_lines` its lines. The suffix of the address decides the
-format, or else the first bytes. All formats are read from any address, and all but Parquet as streams, compressed or
-not, with memory for some rows. A column of CSV and TSV has one type, numbers or text, for which the files are read once
-before; their empty cells are None. Values of Arrow become Python's: lists of numbers become arrays of their type, and
-times in nanoseconds become text if Python's times cannot hold them. This module does not know keys, fields or samples.
+:func:`table_files` finds the files of a table's addresses. A :class:`Table` reads several files as one table.
+:func:`read_rows` yields the rows of one file, and :func:`read_lines` yields its lines. The suffix of the address
+decides the format; without a known suffix, the first bytes do. All formats can be read from any address. All except
+Parquet are read as streams, compressed or not, with only some rows in memory. A column of CSV and TSV has one type,
+numbers or text. So the files are read twice: first to find the types. Empty cells are None. Values of Arrow become
+Python values. Lists of numbers become arrays of the same type. A time in nanoseconds becomes text if Python's times are
+not exact enough. This module does not know keys, fields or samples.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SUFFIXES = {
     "tab": "tsv",
     "tsv": "tsv",
 }
-"""Formats by the suffixes of names."""
+"""The formats of tables, by file suffix."""
 _BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"{": "jsonl"}
 _BUFFER_BYTES = 1 << 16
 _ARROW_FILE = b"ARROW1\0\0"
@@ -47,13 +49,13 @@ _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 24
 
 
 def kind_of(address: str) -> str:
-    """The format of an address's suffix; empty for an unknown one."""
+    """Return the format of an address by its suffix. It is empty for an unknown suffix."""
     return SUFFIXES.get(re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower(), "")
 
 
 def table_files(given: str | Sequence[str] | None, option: str) -> list[str]:
-    """The files of one or several addresses of tables, in order: braces and globs expanded, folders listed (files with
-    a table's suffix, ``part-2`` before ``part-10``). Raises InputError if there are none."""
+    """Return the files of a table's addresses, in order. Braces and globs are expanded. A folder gives its files with a
+    table's suffix, in natural order (``part-2`` before ``part-10``). Raises InputError if there are no files."""
     return [file for address in addresses_of(given, option) for file in _expand(address)]
 
 
@@ -89,8 +91,8 @@ def _in_folder(address: str) -> list[str]:
 
 
 def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[dict[str, Any]]:
-    """The lines of a text as rows of one column, ``line``, which is None for an empty line. Raises InputError,
-    DataError for a line that is too large."""
+    """Yield the lines of a text as rows with one column ``line``, which is None for an empty line. Raises InputError,
+    and DataError for a line that is too large."""
     most = reading.max_cell_bytes
     with open_source(address) as source:
         stream, number = stream_of(source, _BUFFER_BYTES), 1
@@ -107,8 +109,8 @@ def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[dict[str, Any
 
 
 class Table:
-    """Files that are read as one table: a column of CSV and TSV has numbers in all of them, or text in all. Streams and
-    remote files that are read twice are copied to a temporary file."""
+    """Files that are read as one table. A column of CSV and TSV has numbers in all files, or text in all files. Streams
+    and remote files that must be read twice are copied to a temporary file."""
 
     def __init__(self, files: Sequence[str], reading: Reading) -> None:
         self._files, self._reading = files, reading
@@ -116,7 +118,7 @@ class Table:
         self._numbers: frozenset[str] | None = None
 
     def rows(self, file: str, columns: Collection[str], whole: bool) -> Iterator[dict[str, Any]]:
-        """The rows of one of the files, as :func:`read_rows` gives them."""
+        """Yield the rows of one of the files, by :func:`read_rows`."""
         if whole and self._numbers is None:
             self._numbers = self._find_numbers(columns)
         yield from read_rows(
@@ -129,7 +131,7 @@ class Table:
         )
 
     def _find_numbers(self, columns: Collection[str]) -> frozenset[str]:
-        """The columns of CSV and TSV whose cells are all numbers, without ``columns`` and the columns that stay
+        """Find the columns of CSV and TSV that have only numbers. ``columns`` are not searched, nor columns that stay
         text."""
         seen: dict[str, None] = {}
         text = {*columns, *self._reading.text}
@@ -151,7 +153,7 @@ class Table:
 
 
 def _drop_text(table: Delimited, text: set[str]) -> None:
-    """Add to ``text`` the columns with a cell that is no number."""
+    """Add the columns with a cell that is no number to ``text``."""
     maybe = [at for at, name in enumerate(table.names) if name not in text]
     for cells in table.cells():
         if no_numbers := {at for at in maybe if cells[at] and not is_number(cells[at])}:
@@ -160,7 +162,7 @@ def _drop_text(table: Delimited, text: set[str]) -> None:
 
 
 def _opened(address: str, copy: IO[bytes] | None, stack: ExitStack) -> tuple[io.BufferedReader, bool]:
-    """The stream of an address, and whether it is a file that can be memory-mapped."""
+    """Open the stream of an address. Also return whether it is a file that can be memory-mapped."""
     if copy is not None:
         copy.seek(0)
         return stack.enter_context(open(os.dup(copy.fileno()), "rb")), False
@@ -188,9 +190,9 @@ def read_rows(
     numbers: Collection[str] = (),
     copy: IO[bytes] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rows in order. ``columns`` are those in use (``a.b`` is inside ``a``); unless rows are to be ``whole``,
-    Parquet and Arrow are read with only these columns, if all exist. Cells of CSV and TSV in columns of ``numbers`` are
-    marked as :class:`~wdscli.create.delimited.NumberText`. ``copy`` has the address's bytes from an earlier read.
+    """Yield the rows in order. ``columns`` are the columns in use (``a.b`` is inside ``a``). Unless ``whole`` is true,
+    only these columns of Parquet and Arrow are read, if all of them exist. Cells of CSV and TSV in the columns
+    ``numbers`` are :class:`~wdscli.create.delimited.NumberText`. ``copy`` has the address's bytes from an earlier read.
     Raises InputError, DataError ``bad-table``, and UsageError if the extra is missing."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, copy, stack)
@@ -212,9 +214,9 @@ def read_rows(
 def read_exact(
     address: str, reading: Reading, raw: Collection[str]
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The format of a CSV, TSV, JSON Lines or Parquet file, each row, and its line if it is JSON. An absent cell is not
-    in a row of CSV or TSV; an empty text is. Cells of ``raw`` columns may have bytes of any encoding. Other formats
-    yield one empty row. Raises as :func:`read_rows`."""
+    """Yield each row of a CSV, TSV, JSON Lines or Parquet file, with the format, and with the line if it is JSON. A row
+    of CSV or TSV contains empty texts, but not absent cells. Cells in ``raw`` columns may have bytes of any encoding.
+    For other formats, one empty row is yielded. Raises the errors of :func:`read_rows`."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, None, stack)
         kind = kind_of(address) or _sniffed(stream)
@@ -230,7 +232,7 @@ def read_exact(
 
 
 def column_names(address: str) -> list[str]:
-    """The names of a table's columns; without schema and header, those of its first row. Raises as
+    """Return the names of a table's columns, from its schema, its header, or else its first row. Raises the errors of
     :func:`read_rows`."""
     with open_source(address) as source:
         stream = stream_of(source, _BUFFER_BYTES)
@@ -242,7 +244,7 @@ def column_names(address: str) -> list[str]:
 
 
 def _sniffed(stream: io.BufferedReader) -> str:
-    """The format by a table's first bytes: ``{`` begins JSON Lines, a TAB in the header means TSV."""
+    """Return the format by a table's first bytes. ``{`` begins JSON Lines, and a TAB in the header means TSV."""
     line = stream.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
     for beginning, kind in _BEGINNINGS.items():
         if line.startswith(beginning):
@@ -251,8 +253,8 @@ def _sniffed(stream: io.BufferedReader) -> str:
 
 
 def class_names(address: str, column: str) -> tuple[str, ...] | None:
-    """The class names of the numbers in a column of Parquet, if Hugging Face's library or ``wds cat`` has stored them
-    in the file's metadata."""
+    """Return the class names for the numbers in a column of Parquet, if Hugging Face's library or ``wds cat`` has
+    stored them in the file's metadata."""
     if kind_of(address) != "parquet" or is_stream(address):
         return None
     import json
@@ -285,7 +287,7 @@ def _arrow_rows(
     *,
     whole: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of Parquet or Arrow; ``opened`` is the result of :func:`_opened`."""
+    """Yield the rows of Parquet or Arrow. ``opened`` is the result of :func:`_opened`."""
     stream, is_mapped = opened
     try:
         import pyarrow
@@ -295,7 +297,7 @@ def _arrow_rows(
         raise UsageError(f"{name} needs an extra", hint="pip install 'wdscli[parquet]'") from None
     try:
         if kind == "parquet":
-            # For a remote file, one request per column and group of rows would be too many.
+            # For a remote file, one request per column and row group would be too many.
             far = not is_local(address)
             table = stack.enter_context(parquet.ParquetFile(_seekable(stream, stack), pre_buffer=far))
             names = _needed(table.schema_arrow, columns, whole)
@@ -305,7 +307,7 @@ def _arrow_rows(
             names = _needed(reader.schema, columns, whole)
             batches = (batch if names is None else batch.select(names) for batch in reader)
         for batch in batches:
-            # A damaged batch may point anywhere in memory.
+            # Offsets in a damaged batch may point to any place in memory.
             batch.validate(full=True)
             yield from batch_rows(batch, columns)
     except WdsError:
@@ -315,21 +317,21 @@ def _arrow_rows(
 
 
 def _arrow_reader(address: str, stream: Any, is_mapped: bool, stack: ExitStack) -> Any:
-    """A reader of batches."""
+    """Return a reader of batches."""
     import pyarrow
 
     begin = stream.peek(8)
     if is_mapped:
-        # Mapped data takes no memory.
+        # Memory-mapped data does not need memory of its own.
         stream = stack.enter_context(pyarrow.memory_map(local_path(address)))
-    # An Arrow file is a stream after 8 bytes, with the places of its batches at the end.
+    # An Arrow file has 8 bytes, then a stream, and the places of its batches at the end.
     if begin.startswith(_ARROW_FILE[:6]):
         stream.read(len(_ARROW_FILE))
     return stack.enter_context(pyarrow.ipc.open_stream(stream))
 
 
 def _of_groups(table: Any, names: list[str] | None) -> Iterator[Any]:
-    """The batches of a Parquet file. Memory holds one group of rows, and some megabytes of values."""
+    """Yield the batches of a Parquet file. One row group and some megabytes of values are in memory."""
     for group in range(table.num_row_groups):
         facts = table.metadata.row_group(group)
         rows = _rows_together(facts.total_byte_size, facts.num_rows)
@@ -337,17 +339,18 @@ def _of_groups(table: Any, names: list[str] | None) -> Iterator[Any]:
 
 
 def _rows_together(size_bytes: int, rows: int) -> int:
-    """How many rows to convert to Python values at a time."""
+    """Return how many rows to convert to Python values together."""
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, size_bytes)))
 
 
 def _seekable(stream: IO[bytes], stack: ExitStack) -> IO[bytes]:
-    """The stream, or a copy of it if it is not seekable."""
+    """Return the stream, or a copy of it if it is not seekable."""
     return stream if stream.seekable() else stack.enter_context(_copied(stream))
 
 
 def _needed(schema: Any, columns: Collection[str], whole: bool) -> list[str] | None:
-    """The columns to read; None for all, also if one is missing, so that the error can name it."""
+    """Return the columns to read, or None for all columns. If a column is missing, also return None, so that a later
+    error names it."""
     if whole:
         return None
     found = {name for name in schema.names if name in columns or any(_is_below(one, name) for one in columns)}
@@ -362,8 +365,8 @@ def _is_below(column: str, name: str) -> bool:
 
 
 def batch_rows(batch: Any, columns: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-    """The rows of a batch of Arrow's, some at a time. Lists of numbers that ``columns`` name inside structs are columns
-    of their own, so that they keep their type."""
+    """Yield the rows of an Arrow batch. If ``columns`` name a list of numbers inside a struct, it becomes a separate
+    column, so that it keeps its type."""
     together = _rows_together(batch.nbytes, batch.num_rows)
     for first in range(0, batch.num_rows, together):
         some = batch.slice(first, together)
@@ -379,7 +382,7 @@ def batch_rows(batch: Any, columns: Collection[str] = ()) -> Iterator[dict[str, 
 
 
 def _inside(batch: Any, column: str) -> Any:
-    """The list column at a path through structs; None for any other column."""
+    """Return the list column at a path through structs, or None for any other column."""
     import pyarrow
     import pyarrow.compute
 
@@ -397,7 +400,7 @@ def _inside(batch: Any, column: str) -> Any:
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a column as Python objects."""
+    """Return the values of a column as Python objects."""
     import pyarrow
 
     types = pyarrow.types
@@ -418,7 +421,8 @@ def _values(column: Any) -> list[Any]:
 
 
 def _times(column: Any, pyarrow: Any) -> list[Any]:
-    """Times in nanoseconds: Python's times, which have microseconds, or text if these are too coarse."""
+    """Convert times in nanoseconds to Python's times, which have microseconds. If a time is not exact in microseconds,
+    it becomes text."""
     import numpy
 
     counts = column.fill_null(0).cast(pyarrow.int64()).to_numpy()
@@ -435,7 +439,7 @@ def _times(column: Any, pyarrow: Any) -> list[Any]:
 
 
 def number_type(kind: Any, pyarrow: Any) -> str:
-    """The numpy dtype of a column of lists of numbers; empty for any other column."""
+    """Return the numpy dtype of a column with lists of numbers. It is empty for any other column."""
     types, depth = pyarrow.types, 0
     kind = getattr(kind, "storage_type", kind)
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -449,7 +453,7 @@ def number_type(kind: Any, pyarrow: Any) -> str:
 
 
 def _arrays(column: Any, pyarrow: Any) -> list[Any] | None:
-    """Arrays of a column of lists; None for nested lists and missing numbers."""
+    """Return the arrays in a column of lists. Return None for nested lists, and if numbers are missing."""
     numbers = column.values
     if numbers.null_count or pyarrow.types.is_nested(numbers.type):
         return None
@@ -464,8 +468,8 @@ def _arrays(column: Any, pyarrow: Any) -> list[Any] | None:
 
 
 def reach(cells: Any, column: str) -> Any:
-    """The value of a row in a column. ``a.b``, unless it is a column's name, is the member ``b`` of the object, struct
-    or JSON text in ``a``. :data:`ABSENT` if there is no such column. Raises DataError for text that is not JSON.
+    """Return the value of a row in a column. ``a.b`` is a column's name, or else the member ``b`` of the object, struct
+    or JSON text in ``a``. Return :data:`ABSENT` if there is no such column. Raises DataError for text that is not JSON.
 
     >>> reach({"a": {"b": 1}}, "a.b"), reach({"a": '{"b": [2]}'}, "a.b"), reach({"a.b": 3}, "a.b")
     (1, [2], 3)

@@ -1,11 +1,11 @@
-"""Rows to files: which column is the key, and which columns are payloads.
+"""This module turns rows into files. It decides which column is the key, and which columns are payloads.
 
-A :class:`TableReader` knows the column of keys, and the columns that are payloads (``--column EXT=COLUMN``) or that
-name files or addresses (``--column EXT=@COLUMN``). It also knows whether the other columns go into ``json``.
-:func:`read_table` makes files of these. It reads row by row (:mod:`~wdscli.create.rows`) and moves values to the
-payloads, so that memory does not grow with the table. None is no value: the sample has no such field. A struct of
-``bytes`` and ``path``, as Hugging Face has pictures and sounds, is a payload, or names one. An existing JSON object is
-found by a hash, which takes 12 bytes per sample.
+A :class:`TableReader` has the key column, the columns that are payloads (``--column EXT=COLUMN``), and the columns that
+name files or addresses (``--column EXT=@COLUMN``). The other columns may go into ``json``. :func:`read_table` adds the
+rows as files. It reads row by row (:mod:`~wdscli.create.rows`), and stores values as payloads, so that memory does not
+grow with the table. None means that the sample does not have the field. A struct of ``bytes`` and ``path``, which is
+Hugging Face's form for pictures and sounds, is a payload, or names a payload. An existing JSON object is found by a
+hash, which needs 12 bytes per sample.
 
 This module does not know how samples are ordered.
 """
@@ -36,11 +36,11 @@ from wdscli.storage import base_name
 
 _PROGRESS_ROWS = 256
 _ANY = "*"
-"""In a field's name: the extension of the column's content or address."""
+"""The placeholder in a field's name for the extension of the column's content or address."""
 
 
 class Row(NamedTuple):
-    """A row: its file and number there (from 1), its number in all files (from 0), and its cells by column."""
+    """A row: its file, its number in the file (from 1), its number in all files (from 0), and its cells by column."""
 
     file: str
     number: int
@@ -54,8 +54,8 @@ class Row(NamedTuple):
 
 
 class _Format(Formatter):
-    """Formats over columns and members of objects in them; ``{path!k}`` is a path up to the first dot of its last
-    part."""
+    """Fills in formats with columns, and with members of objects in columns. ``{path!k}`` is a path up to the first dot
+    of its last part."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         value = reach(kwargs, field_name)
@@ -74,7 +74,7 @@ _FORMAT = _Format()
 
 
 def _in_text(value: Any, column: str) -> Any:
-    """A value for a format: bytes become text. Raises ValueError for lists and objects."""
+    """Return a value for use in a format. Bytes become text. Raises ValueError for lists and objects."""
     if isinstance(value, bytes):
         return to_text(value)
     if isinstance(value, (list, dict)) or hasattr(value, "tolist"):
@@ -83,18 +83,18 @@ def _in_text(value: Any, column: str) -> Any:
 
 
 class _Field(NamedTuple):
-    """A field of the samples: its name, its column or a format over ``columns``, and whether that is the payload's
-    address."""
+    """A field of the samples. It has a name, and a column or a format with ``columns``. ``is_address`` says whether the
+    value is the payload's address."""
 
     name: bytes
     column: str
     is_address: bool
     columns: frozenset[str]
     text: str
-    """The name as text."""
+    """The field's name as text."""
 
     def value(self, row: Row) -> Any:
-        """A row's value for this field; None or ABSENT for nothing. Raises DataError."""
+        """Return a row's value for this field. None or ABSENT means no value. Raises DataError."""
         if "{" not in self.column:
             return reach(row.cells, self.column)
         try:
@@ -106,12 +106,12 @@ class _Field(NamedTuple):
 
 
 class ClassName(bytes):
-    """The name of a class, in place of its number in the field ``cls``."""
+    """The name of a class. Its number will later replace it in the field ``cls``."""
 
 
 class Value(NamedTuple):
-    """A row's value for one field of its sample: bytes, the address of a payload as text, or None. ``key`` is the key
-    to write."""
+    """A row's value for one field of its sample. It is bytes, the address of a payload as text, or None. ``key`` is the
+    key to write."""
 
     key: bytes
     field: bytes
@@ -141,12 +141,12 @@ def _layout_of(options: TableOptions, option: str) -> Layout:
 
 
 class TableReader:
-    """Rows, and the keys and values in them; ``option`` is the option that named the table. Raises UsageError for
-    options that contradict each other, InputError for missing files. With ``names_classes`` text in the field ``cls``
-    is a :class:`ClassName`."""
+    """Reads rows, and finds keys and values in them. ``option`` is the option that named the table. With
+    ``names_classes``, text in the field ``cls`` is a :class:`ClassName`. Raises UsageError for options that contradict
+    each other, and InputError for missing files."""
 
     has_names: bool | None = None
-    """Whether the field ``cls`` has names, not numbers; None before its first value."""
+    """Whether the field ``cls`` has names, not numbers. It is None before the first value."""
 
     def __init__(
         self,
@@ -182,12 +182,12 @@ class TableReader:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The class names of the numbers in the field ``cls``, if the source has them."""
+        """The class names for the numbers in the field ``cls``, if the source has them."""
         return self._layout.classes
 
     def rows(self, progress: Progress) -> Iterator[Row]:
-        """The rows of all files. Raises UsageError for a column that no row of a file has, and the errors of
-        reading."""
+        """Yield the rows of all files. Raises the errors of reading, and UsageError for a column that no row of a file
+        has."""
         index = 0
         for file in self._layout.files:
             unseen = set(self._used)
@@ -200,23 +200,23 @@ class TableReader:
                 if number % _PROGRESS_ROWS == 0:
                     progress.advance(_PROGRESS_ROWS)
             if unseen and cells:
-                # A row of JSON Lines may leave a column out; none that has it is a mistake in the options.
+                # A row of JSON Lines may lack a column. If all rows lack it, the option is wrong.
                 raise _no_column(min(unseen), cells)
 
     @property
     def has_addresses(self) -> bool:
-        """Whether a column has addresses of payloads."""
+        """Whether some column has addresses of payloads."""
         return any(field.is_address for field in self._fields)
 
     def addresses(self, row: Row) -> Iterator[Named]:
-        """The addresses of payloads in a row; wrong ones are left out."""
+        """Return the addresses of payloads in a row. Wrong addresses are left out."""
         for field in self._fields:
             with suppress(WdsError):
                 if field.is_address and isinstance(value := field.value(row), (str, bytes)):
                     yield Named(to_text(_as_name(value, field.column)), row.file, is_cell=True)
 
     def key(self, row: Row) -> bytes:
-        """The key in a row. Raises UsageError for a missing column, DataError for a cell that is no key."""
+        """Return the key in a row. Raises UsageError for a missing column, and DataError for a cell that is no key."""
         key, rekey = self._options.key, self._options.rekey
         if key is not None:
             value = reach(row.cells, key)
@@ -234,7 +234,7 @@ class TableReader:
             raise DataError(f'--rekey "{rekey}" cannot be filled in: {error}', code="bad-table") from None
 
     def values(self, row: Row, key: bytes) -> Iterator[Value]:
-        """The values of a row with this key, one per field. Raises DataError."""
+        """Yield the values of a row with this key, one per field. Raises DataError."""
         for cell in row.cells if self._layout.has_samples else ():
             if cell != SAMPLE_KEY:
                 raw = to_bytes(cell)
@@ -270,7 +270,7 @@ class TableReader:
                 yield Value(self._written(key, b"json"), b"json", json_bytes(rest))
 
     def _class(self, value: Any, column: str) -> bytes:
-        """The number of a class, or its :class:`ClassName`. Raises DataError for a column that has both."""
+        """Return the number of a class, or its :class:`ClassName`. Raises DataError for a column that has both."""
         try:
             found = cell_payload(value, column, "cls")
         except DataError:
@@ -289,8 +289,8 @@ class TableReader:
         return found
 
     def _rest(self, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns that are neither key nor field. If a field is a member of an object, the object's other members
-        stay."""
+        """Return the columns that are neither key nor field. If a field is a member of an object, the other members of
+        the object are kept."""
         rest = {name: value for name, value in cells.items() if name not in self._used}
         for column in self._inside:
             _leave_out(rest, column)
@@ -308,11 +308,11 @@ class TableReader:
         return rest
 
     def _written(self, key: bytes, field: bytes) -> bytes:
-        """The key to write; only a rule other than first-dot may remove dots. Raises DataError."""
+        """Return the key to write. Only rules other than first-dot may remove dots. Raises DataError."""
         if key == self._checked and field in self._safe:
             return key
         written = self._checked_name(key, field)
-        # Only a name of one part that begins so depends on both.
+        # A name with this beginning and only one part depends on both key and field.
         if written == key and not key.startswith(b"__"):
             if key != self._checked:
                 self._checked = key
@@ -356,7 +356,7 @@ def _check(options: TableOptions) -> None:
 
 
 def _is_media(value: Any) -> bool:
-    """Whether a value is a picture or sound in the form of Hugging Face: a struct of ``bytes`` and ``path``."""
+    """Return whether a value is a picture or sound in Hugging Face's form: a struct of ``bytes`` and ``path``."""
     return (
         isinstance(value, dict)
         and value.keys() == {"bytes", "path"}
@@ -366,7 +366,7 @@ def _is_media(value: Any) -> bool:
 
 
 def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -> str:
-    """The extension for a payload or an address. Raises DataError."""
+    """Return the extension for a payload or an address. Raises DataError."""
     known = ""
     if isinstance(value, bytes):
         known = extension_of(value)
@@ -389,7 +389,7 @@ def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -
 
 
 def _as_name(value: Any, column: str) -> bytes:
-    """A key or an address as bytes. Raises DataError for a value that is neither text, bytes nor a whole number."""
+    """Return a key or an address as bytes. Raises DataError for a value that is not text, bytes or a whole number."""
     try:
         return key_of(value)
     except ValueError as error:
@@ -397,7 +397,8 @@ def _as_name(value: Any, column: str) -> bytes:
 
 
 def _number(cell: str, column: str) -> Any:
-    """The number in a cell of a numeric column. Raises DataError if the file has changed since types were found."""
+    """Return the number in a cell of a numeric column. Raises DataError if the file has changed since the types were
+    found."""
     try:
         return json.loads(cell)
     except ValueError:
@@ -405,7 +406,7 @@ def _number(cell: str, column: str) -> Any:
 
 
 def _leave_out(cells: dict[str, Any], column: str) -> None:
-    """Remove ``a.b`` from a copy of the object in ``a``; an object that becomes empty is removed too."""
+    """Remove ``a.b`` from a copy of the object in ``a``. If the object becomes empty, it is removed too."""
     at = column.find(".")
     while at >= 0:
         head, rest = column[:at], column[at + 1 :]
@@ -438,7 +439,7 @@ def _parse_field(text: str) -> _Field:
 
 
 def _named_in(text: str, option: str) -> set[str]:
-    """The columns in a format. Raises UsageError."""
+    """Return the columns in a format. Raises UsageError."""
     try:
         return {name for _, name, _, _ in Formatter().parse(text) if name is not None}
     except ValueError as error:
@@ -446,7 +447,7 @@ def _named_in(text: str, option: str) -> set[str]:
 
 
 def _columns_of(options: TableOptions) -> set[str]:
-    """The columns of the key."""
+    """Return the columns from which the key is made."""
     if options.key is not None:
         return {options.key}
     names = _named_in(options.rekey or "", f'--rekey "{options.rekey}"')
@@ -458,7 +459,8 @@ def _columns_of(options: TableOptions) -> set[str]:
 
 
 def merged_json(there: bytes, columns: bytes) -> bytes:
-    """A JSON object updated with the members of another one. Raises DataError for anything else."""
+    """Return a JSON object, updated with the members of another object. Raises DataError for values that are no
+    objects."""
     try:
         found = json.loads(there)
     except (ValueError, RecursionError):
@@ -473,7 +475,7 @@ def merged_json(there: bytes, columns: bytes) -> bytes:
 
 
 class RowsByKey:
-    """Rows that are found by the hashes of their keys; takes 12 bytes for each, or 16 for more than 2^32."""
+    """Finds rows by the hashes of their keys. Each row needs 12 bytes, or 16 bytes if there are more than 2^32 rows."""
 
     def __init__(self, hashes: array[int], rows: array[int]) -> None:
         import numpy
@@ -483,7 +485,8 @@ class RowsByKey:
         self._rows: array[int] = array(rows.typecode, numpy.asarray(rows)[order].tobytes())
 
     def find(self, wanted: int, has: Callable[[int], bool]) -> int | None:
-        """The first row with a key, by its hash, None without one; ``has`` says whether a row has the key."""
+        """Return the first row with a key, or None. The hash of the key finds candidates, and ``has`` says whether a
+        row has the key."""
         at = bisect_left(self._hashes, wanted)
         while at < len(self._hashes) and self._hashes[at] == wanted:
             if has(self._rows[at]):
@@ -493,7 +496,7 @@ class RowsByKey:
 
 
 class _Objects:
-    """The ``json`` members of all files so far."""
+    """The members with the field ``json`` among all files so far."""
 
     def __init__(self, files: Files) -> None:
         hashes, numbers = array("q"), numbers_of((), len(files))
@@ -506,8 +509,8 @@ class _Objects:
         self._taken = bytearray(len(files))
 
     def take(self, key: bytes) -> int | None:
-        """The number of a sample's JSON file, which may be replaced once; None if it has none. Raises DataError for a
-        repeated key."""
+        """Return the number of a sample's JSON file, which may be replaced only once. Return None if there is no such
+        file. Raises DataError for a repeated key."""
         row = key + SEPARATOR + b"json"
         number = self._rows.find(hash(row), lambda at: self._files.row(at) == row)
         if number is not None:
@@ -552,7 +555,7 @@ class _Adder:
                 self._files.add(key, field, len(value), self._payloads.keep(value))
 
     def _merged(self, key: bytes, value: bytes) -> bool:
-        """Add a JSON object to the object that the sample has. False if it has none."""
+        """Add a JSON object to the sample's existing object. Return False if the sample has no object."""
         at = None if self._objects is None else self._objects.take(key)
         if at is None:
             return False
@@ -569,9 +572,9 @@ def read_table(
     skipped: Skipped,
     progress: Progress = QUIET,
 ) -> tuple[tuple[str, ...] | None, bool]:
-    """Add the samples of a table; return the names of its classes, if it has any, and whether the field ``cls`` has
-    names, to be numbered. Raises UsageError for a missing column, InputError, and DataError with the row's number for a
-    wrong row."""
+    """Add the samples of a table. Return the names of its classes, if it has any, and whether the field ``cls`` has
+    names that must be numbered. Raises InputError, UsageError for a missing column, and DataError with the row's number
+    for a wrong row."""
     reader = TableReader(options, rule, names_classes=True)
     adder = _Adder(reader, files, payloads, skipped, _Objects(files) if options.json_merge else None)
     rows = reader.rows(progress)

@@ -1,16 +1,18 @@
-"""Local folders and files, to columns.
+"""This module walks local folders, and adds their files as columns.
 
-:func:`walk` is the walk of ``create SOURCE...``. :class:`Globs` are those of ``--include`` and ``--exclude``, and
-:class:`Outputs` recognizes the command's own outputs during a walk. The walk takes one ``scandir`` per folder, paths as
-bytes, one ``stat`` per file and no object per file. The order of the file system does not matter, because the plan
-sorts. An output is recognized by its folder, links resolved, and by any name that its pattern can give. Outputs are
-skipped, and so are the sets whose manifests are in a folder. Links are followed, but no folder is entered inside
-itself; a broken symlink is a source that cannot be read. Links below a source can be left out, and links that lead out
-of it are counted. Names are relative to each given folder; a given file has its own name.
+:func:`walk` is the walk of ``create SOURCE...``. :class:`Globs` has the globs of ``--include`` and ``--exclude``.
+:class:`Outputs` recognizes the command's own outputs during a walk. The walk is fast: one ``scandir`` per folder, one
+``stat`` per file, paths as bytes, and no object per file. The order of the file system does not matter, because the
+plan sorts the files. An output is recognized by its folder, after links are resolved, and by any name that its pattern
+can give. Outputs are skipped. If a folder has a manifest, the files of its set are skipped too. Links are followed, but
+a folder is never entered inside itself. A broken symlink counts as a source that cannot be read. Links below a source
+can be left out, and links that point outside the source are counted. Names are relative to each given folder. A given
+file has its own name.
 
-A glob follows gitignore. Without a slash (except at its end) it is matched with the last part of a path, at any depth;
-with a slash it is matched with the whole path. ``*`` and ``?`` stay within a part, ``**`` spans parts, ``[abc]`` and
-``[!abc]`` are sets. All globs become one regular expression over bytes, so that names need not be UTF-8.
+A glob has the rules of gitignore. A glob without a slash, except at its end, is matched with the last part of a path,
+at any depth. A glob with a slash is matched with the whole path. ``*`` and ``?`` match within a part, ``**`` matches
+several parts, and ``[abc]`` and ``[!abc]`` are sets. All globs become one regular expression over bytes, so names need
+not be UTF-8.
 
 This module does not read files, and does not know shards.
 """
@@ -36,16 +38,16 @@ from wdscli.storage import folder_of, is_local, local_path
 from wdscli.tar import core
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)
-"""The suffix of manifests."""
+"""The suffix of a manifest's name."""
 _BESIDE = (b"", b".idx")
 _JUNK = {b".DS_Store": "ds-store"}
 _Inode = tuple[int, int]
 _ENTRIES_TOGETHER = 4096
-"""Entries of a folder that are read at a time."""
+"""How many entries of a folder are read together."""
 
 
 def translate(pattern: str) -> str:
-    """The regular expression (over Latin-1 text of the bytes) of one glob.
+    """Return the regular expression for one glob. It is for the bytes decoded as Latin-1.
 
     >>> bool(re.fullmatch(translate("a/**/*.jpg"), "a/b/c.jpg")), bool(re.fullmatch(translate("*.jpg"), "b/c.jpg"))
     (True, True)
@@ -55,7 +57,7 @@ def translate(pattern: str) -> str:
     return body if "/" in text else f"(?:.*/)?{body}"
 
 
-# "**/" is any number of whole folders, none included; a "**" at the end is everything below.
+# "**/" matches any number of whole folders, also none. A "**" at the end matches everything below.
 _MEANINGS = {"**/": "(?:[^/]+/)*", "/**": "/.+", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _TOKEN = re.compile(r"(?:^|(?<=/))\*\*(?:/|\Z)|/\*\*\Z|\[(?P<set>[^/][^/\]]*)\]|.", re.DOTALL)
 
@@ -70,7 +72,7 @@ def _token(match: re.Match[str]) -> str:
 
 
 class Globs:
-    """Several globs; false when there are none."""
+    """Several globs. The object is false if there are no globs."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._match = None
@@ -82,12 +84,12 @@ class Globs:
         return self._match is not None
 
     def match(self, path: bytes) -> bool:
-        """Whether any of them matches."""
+        """Return whether any of the globs matches."""
         return self._match is not None and self._match(path) is not None
 
 
 class Outputs:
-    """The local shards and manifest of an output; empty for a remote one."""
+    """The local shards and the manifest of an output. A remote output has none."""
 
     def __init__(self, output: OutputSet) -> None:
         self._pattern = output.pattern
@@ -99,7 +101,7 @@ class Outputs:
             self._real = os.fsencode(os.path.realpath(local_path(self._folder) or "."))
 
     def in_folder(self, path: bytes) -> Callable[[bytes], bool] | None:
-        """A function that says whether a name in a folder belongs to the output; None if none can."""
+        """Return a function that says whether a name in a folder belongs to the output. Return None if no name can."""
         if not self._real:
             return None
         real = os.path.realpath(path)
@@ -125,13 +127,13 @@ class Outputs:
 
 
 def _is_below(real: bytes, folder: bytes) -> bool:
-    """Whether a path without links is a folder or lies in it."""
+    """Return whether a path is the folder, or is inside it. The path must not have links."""
     return real == folder or real.startswith(folder.rstrip(b"/") + b"/")
 
 
 def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
-    """The paths of manifests among ``names``, of the shards that they list, and of other programs' indexes beside them.
-    A file that only has a manifest's name is ignored."""
+    """Return the paths of manifests among ``names``, of the shards that they list, and of other programs' indexes next
+    to the shards. A file with a manifest's name that is no manifest is ignored."""
     found: set[bytes] = set()
     for name in names:
         path = folder + b"/" + name
@@ -148,9 +150,9 @@ def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
 
 
 class Wanted(NamedTuple):
-    """The files to take: ``include`` and ``exclude`` match paths relative to the source; ``outputs`` are never inputs.
-    ``lose`` gets key, field, path and error of a file that cannot be read, and raises the error unless ``skips``. Links
-    below a source are left out unless it ``follows`` them."""
+    """The options that decide which files are taken. ``include`` and ``exclude`` match paths relative to the source.
+    ``outputs`` are never inputs. ``lose`` is called with key, field, path and error of a file that cannot be read;
+    unless ``skips`` is true, it raises the error. Links below a source are left out unless ``follows`` is true."""
 
     rule: KeyRule
     include: Globs
@@ -162,8 +164,8 @@ class Wanted(NamedTuple):
 
 
 class _Folder(NamedTuple):
-    """A folder to read: its path, the prefix of its names, the folders that contain it, the place of files of the
-    source, and the path of the source without links."""
+    """A folder to read: its path, the prefix for names in it, the folders that contain it, the place number of the
+    source's files, and the path of the source without links."""
 
     path: bytes
     prefix: bytes
@@ -171,7 +173,7 @@ class _Folder(NamedTuple):
     root: int
     real: bytes
     sets: set[bytes]
-    """Paths of files that belong to sets found in the walk."""
+    """The paths of files that belong to sets found in the walk."""
 
 
 def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress = QUIET) -> None:
@@ -202,7 +204,7 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
 
 
 def _why_not(path: bytes, wanted: Wanted) -> str:
-    """The reason why the globs leave a path out; empty if they do not."""
+    """Return the reason why the globs leave out a path. It is empty if they take the path."""
     if wanted.include and not wanted.include.match(path):
         return "not-included"
     return "excluded" if wanted.exclude.match(path) else ""
@@ -234,7 +236,7 @@ def _lose(path: bytes, member: tuple[bytes, bytes], error: OSError, wanted: Want
 
 
 def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped) -> list[_Folder]:
-    """The subfolders to walk, last first."""
+    """Return the subfolders to walk, in reverse order."""
     if not names:
         return []
     entered = []
@@ -260,16 +262,16 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
 
 
 def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
-    """Add the files of one folder; return the names of its subfolders."""
+    """Add the files of one folder, and return the names of its subfolders."""
     is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
 
-    # With ``skips`` each file is checked for permission to read it.
+    # With ``skips``, the permission to read each file is checked.
     is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude or wanted.skips)
     is_plain = is_plain and is_own is None and not folder.prefix.startswith(b"__")
 
     def begin(manifests: list[bytes]) -> bool:
-        """Whether all files are taken without a further check."""
+        """Return whether all files are taken without further checks."""
         nonlocal is_plain
         folder.sets.update(_set_members(folder.path, manifests))
         is_plain = is_plain and not folder.sets
@@ -289,7 +291,7 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> li
     )
     if not is_plain:
         with os.scandir(folder.path) as entries:
-            # Not all at once: an entry takes a few hundred bytes.
+            # Do not list all entries together, because an entry takes a few hundred bytes.
             while some := list(islice(entries, _ENTRIES_TOGETHER)):
                 take(some)
     return subfolders
@@ -303,7 +305,7 @@ def _add(
     files: Files,
     skipped: Skipped,
 ) -> Iterator[bytes]:
-    """Add the files among some entries; yield the names of subfolders. ``is_own`` says which names are outputs."""
+    """Add the files among some entries, and yield the names of subfolders. ``is_own`` says which names are outputs."""
     for entry in sorted(entries, key=lambda one: one.name):
         if not wanted.follows and entry.is_symlink():
             skipped.add("link", entry.path)
@@ -325,9 +327,9 @@ def _list(
     take: Callable[[list[tuple[bytes, int]]], object],
     others: Callable[[list[bytes]], object],
 ) -> None:
-    """The list of a folder in Python, as the compiled core makes it. ``begin`` gets the names with the suffix, and
-    returns whether to go on. ``take`` gets rows and sizes of plain files with usual names, ``others`` all other
-    names."""
+    """List a folder in Python, with the same result as the compiled core. ``begin`` gets the names with the suffix, and
+    returns whether to continue. ``take`` gets rows and sizes of regular files with usual names, and ``others`` gets all
+    other names."""
     with os.scandir(path) as entries:
         if not begin([entry.name for entry in entries if entry.name.endswith(suffix)]):
             return
@@ -368,7 +370,7 @@ _Entry = os.DirEntry[bytes] | _Named
 def _is_folder(entry: _Entry) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # its reader raises the error
+    except OSError:  # the reader of this file raises the error
         return False
 
 

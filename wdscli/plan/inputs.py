@@ -58,7 +58,7 @@ class Input(NamedTuple):
     is_held: bool = False
     """Whether an input with another stamp is refused before any byte is read."""
     is_packed: bool = False
-    """Whether the shard is compressed in blocks, each of which is decompressed as a whole."""
+    """Whether the shard is compressed in blocks. A block is always decompressed as a whole."""
     first: int = 0
     """The number of samples in all inputs before this input."""
 

@@ -74,7 +74,7 @@ def run_of(plan: ReorderPlan, progress: Progress = QUIET, maker: Maker | None = 
 
 class Existing(NamedTuple):
     """The existing files of an output. ``shards`` are the kept shards, by task. The shards of the tasks ``again``
-    exist, but must be made again: the index is missing, a source file is newer, or ``--post`` did not run.
+    exist, but must be remade, because the index is missing, a source file is newer, or ``--post`` did not run.
     ``manifests`` are the manifests of complete parts, by number."""
 
     shards: dict[int, ShardInfo]

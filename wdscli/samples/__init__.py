@@ -1,6 +1,6 @@
 """This package turns members into samples: the key rule, the grouping of adjacent members, samples with payloads.
 
-This package does not know where bytes come from, nor what a shard set is.
+This package does not know where bytes come from, and does not know shard sets.
 """
 
 from wdscli.samples.grouping import RAGGED as RAGGED

@@ -1,15 +1,15 @@
 """This module groups adjacent members that share a key into samples, as columns, one window at a time.
 
-:class:`SampleBatch` holds whole samples as plain lists, because a record per sample would cost as much as parsing its
-headers. :class:`Grouper` makes the batches. A sample that continues in the next window is carried over, so that
-batches do not depend on buffers. Members of no sample are counted. A :class:`SampleAt` is one sample of a batch, for
-code that needs a single sample.
+:class:`SampleBatch` has complete samples as lists of columns, because a record per sample would cost as much time as
+parsing its headers. :class:`Grouper` makes the batches. A sample that continues in the next window is kept for the next
+batch, so that samples do not depend on buffers. Members that belong to no sample are counted. A :class:`SampleAt` is
+one sample of a batch.
 
-:func:`iter_batches` yields the samples of one archive, and a :class:`Salvager` those of a damaged one, for
-``--on-error skip``. The samples on both sides of damage may lack members. So each of these is kept only if it has the
-fields of the last sound sample. Dropped samples are counted by reason.
+:func:`iter_batches` yields the samples of one archive. A :class:`Salvager` yields the intact samples of a damaged
+archive, for ``--on-error skip``. The samples before and after damage may lack members. So they are kept only if they
+have the fields of the last intact sample. Dropped samples are counted by reason.
 
-This module does not know where bytes come from, nor what a shard set is.
+This module does not know where bytes come from, and does not know shard sets.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ _MAKE_REGULAR = {
     SPECIAL: "without --label, --listed-incremental and --multi-volume",
     SPARSE: "without --sparse",
 }
-"""GNU tar's options that archive members of these kinds as regular files."""
+"""GNU tar's options that store members of these kinds as regular files."""
 RAGGED = 0b100000
-"""Flag of a sample with other members between its own (folders, names without a dot): it cannot be copied as one
+"""Flag of a sample with foreign members (folders, names without a dot) between its own. It cannot be copied as one
 run."""
 
 
 class SampleBatch(NamedTuple):
-    """Whole samples as columns. Sample ``i`` has the members ``firsts[i]`` to ``firsts[i + 1]`` (``firsts`` is one
-    longer than ``keys``). Per member: field, byte of the first header block, byte of the payload, payload bytes,
-    flags of ``wdscli.tar``. ``index`` is the place of the first sample in its shard. ``marks[i]`` is 0 when sample
-    ``i`` is a run of canonical members that may be copied unchanged, else FOREIGN, GLOBAL and RAGGED. ``values`` are
-    the exact stored values of the whole shard by name (:class:`~wdscli.selection.values.Numbers`)."""
+    """Complete samples as columns. Sample ``i`` has the members from ``firsts[i]`` to before ``firsts[i + 1]``;
+    ``firsts`` has one more entry than ``keys``. Each member has five columns: its field, the offset of its first header
+    block, the offset and the size of its payload, and flags of ``wdscli.tar``. ``index`` is the place of the first
+    sample in its shard. ``marks[i]`` is 0 if sample ``i`` is a run of canonical members, which may be copied unchanged.
+    Otherwise it has the flags FOREIGN, GLOBAL and RAGGED. ``values`` are the exact stored values of the whole shard by
+    name (:class:`~wdscli.selection.values.Numbers`)."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     keys: list[bytes]
@@ -72,11 +73,11 @@ class SampleBatch(NamedTuple):
     values: Mapping[str, Any] = {}
 
     def numbers(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """The columns with one number per member."""
+        """Return the columns with one number per member."""
         return self.starts, self.offsets, self.sizes, self.flags
 
     def columns(self) -> Columns:
-        """The members as the columns of an archive."""
+        """Return the members as the columns of an archive."""
         names = [
             key + b"." + field
             for key, (first, end) in zip(self.keys, pairwise(self.firsts))
@@ -85,16 +86,16 @@ class SampleBatch(NamedTuple):
         return Columns(names, *self.numbers())
 
     def start(self, row: int) -> int:
-        """The first byte of sample ``row``."""
+        """Return the first byte of sample ``row``."""
         return self.starts[self.firsts[row]]
 
     def end(self, row: int) -> int:
-        """The byte after sample ``row``, padding included."""
+        """Return the byte after sample ``row`` and its padding."""
         last = self.firsts[row + 1] - 1
         return self.offsets[last] + padded(self.sizes[last])
 
     def part(self, first: int, end: int) -> SampleBatch:
-        """The samples from ``first`` up to ``end`` as their own batch."""
+        """Return the samples ``first`` to ``end - 1`` as a separate batch."""
         low, high = self.firsts[first], self.firsts[end]
         return SampleBatch(
             self.index + first,
@@ -110,7 +111,7 @@ class SampleBatch(NamedTuple):
         )
 
     def sizes_by_field(self, row: int) -> dict[str, int]:
-        """Payload bytes of one sample by field."""
+        """Return the payload sizes of one sample by field."""
         first, end = self.firsts[row], self.firsts[row + 1]
         return {to_text(self.fields[at]): self.sizes[at] for at in range(first, end)}
 
@@ -120,7 +121,7 @@ def new_batch(index: int = 0) -> SampleBatch:
 
 
 class Ignored:
-    """Counts of members of no sample, by reason."""
+    """Counts of members that belong to no sample, by reason."""
 
     __slots__ = ("counts",)
 
@@ -134,8 +135,8 @@ class Ignored:
 class Grouper:
     """Groups columns into batches. Call ``add`` with every window in order, then ``finish`` once.
 
-    Links, devices and sparse members raise DataError; with ``lenient`` they are counted in ``ignored``. A repeated
-    field of a sample raises DataError ``duplicate-field``; with ``lenient`` it stays, twice.
+    Links, devices and sparse members raise DataError; with ``lenient``, they are counted in ``ignored``. A repeated
+    field in a sample raises DataError ``duplicate-field``; with ``lenient``, both members are kept.
     """
 
     def __init__(
@@ -149,12 +150,12 @@ class Grouper:
         self._junk_since = False
 
     def add(self, window: Window) -> SampleBatch:
-        """The samples that are complete after this window."""
+        """Return the samples that are complete after this window."""
         self._take(window.columns)
         return self._cut(self._batch)
 
     def group(self, columns: Columns) -> SampleBatch:
-        """The samples of columns that begin and end with whole samples."""
+        """Return the samples in columns that begin and end with complete samples."""
         self._take(columns)
         return self.finish()
 
@@ -167,7 +168,7 @@ class Grouper:
                     columns.names, columns.flags, row, self._prefix, batch.keys, batch.firsts, batch.fields
                 )
                 if end > row:
-                    if batch.keys:  # else it was salvaged, and its sample is given out already
+                    if batch.keys:  # otherwise it was salvaged, and its sample was already returned
                         self._prefix = batch.keys[-1] + b"."
                     part = columns if end - row == len(columns.names) else columns.part(row, end)
                     for column, more in zip(batch.numbers(), part[1:], strict=True):
@@ -178,7 +179,7 @@ class Grouper:
             row += 1
 
     def _add_row(self, batch: SampleBatch, columns: Columns, row: int) -> None:
-        """Add one member of any kind: the exact path."""
+        """Add one member of any kind. This is the slow, exact path."""
         name, kind = columns.names[row], columns.flags[row] & KIND_MASK
         parts = split_name(name) if kind == REGULAR else None
         if parts is None:
@@ -200,7 +201,7 @@ class Grouper:
         batch.flags.append(flag)
 
     def ignore(self, name: bytes, kind: int, start: int, size: int) -> None:
-        """Count a member of no sample, or raise DataError if shards may not have it."""
+        """Count a member that belongs to no sample. Raise DataError if shards must not have such a member."""
         self._junk_since = True
         if kind == REGULAR and size and name.endswith(b"/") and not self.lenient:
             raise hidden(self.shard, start, name, size)
@@ -241,14 +242,14 @@ class Grouper:
         return self._closed(batch)
 
     def _closed(self, batch: SampleBatch) -> SampleBatch:
-        """Complete ``firsts``, check the fields and mark the samples."""
+        """Complete ``firsts``, check the fields, and set the marks of the samples."""
         firsts, fields, flags = batch.firsts, batch.fields, batch.flags
         del firsts[0]
         firsts.append(len(fields))
         if len(fields) > len(batch.keys) and not self.lenient:
             row = _row_with_twins(batch)
             if row is not None:
-                # finish() then returns the whole samples before it.
+                # finish() then returns the complete samples before it.
                 self._batch = _opened(batch, row)
                 first, seen = firsts[row], set[bytes]()
                 while fields[first] not in seen:
@@ -263,7 +264,7 @@ class Grouper:
 
 
 def _row_with_twins(batch: SampleBatch) -> int | None:
-    """The first sample with a repeated field."""
+    """Return the first sample with a repeated field."""
     fields, firsts = batch.fields, batch.firsts
     for row, first in enumerate(firsts[:-1]):
         end = firsts[row + 1]
@@ -277,7 +278,7 @@ def _row_with_twins(batch: SampleBatch) -> int | None:
 
 
 def _opened(batch: SampleBatch, rows: int) -> SampleBatch:
-    """The first ``rows`` samples of a closed batch, open again for :meth:`Grouper.finish`."""
+    """Return the first ``rows`` samples of a closed batch as an open batch, for :meth:`Grouper.finish`."""
     part = batch.part(0, rows)
     part.firsts.insert(0, 0)
     part.firsts.pop()
@@ -294,11 +295,12 @@ def iter_batches(
     chunk: int = CHUNK_BYTES,
     see: Callable[[Window], None] | None = None,
 ) -> Iterator[SampleBatch]:
-    """Yield the samples of one archive, some hundreds at a time, from headers only; ``chunk`` bounds the memory.
-    With ``see`` payloads are read too, and it gets every window before its samples are yielded.
+    """Yield the samples of one archive, some hundreds at a time. Only headers are read, and ``chunk`` limits the
+    memory. With ``see``, payloads are read too, and ``see`` is called with every window before its samples are yielded.
 
-    Members of no sample are counted in ``ignored``. Raises DataError after the whole samples before the trouble.
-    The last of these is included when the trouble is in a member of another key, or after the last member.
+    Members that belong to no sample are counted in ``ignored``. For a damaged archive, DataError is raised after all
+    complete samples before the damage. The last sample before it is complete if the damage is in a member with another
+    key, or after the last member.
     """
     grouper = Grouper(source.name, lenient=lenient, ignored=ignored)
     windows = walk(source, new_scanner(source, form), payloads=see is not None, chunk=chunk)
@@ -308,7 +310,7 @@ def iter_batches(
 def group_windows(
     grouper: Grouper, windows: Iterable[Window], see: Callable[[Window], None] | None = None
 ) -> Iterator[SampleBatch]:
-    """Yield the samples of windows, as :func:`iter_batches` does."""
+    """Yield the samples of windows in the same way as :func:`iter_batches`."""
     try:
         for window in windows:
             if see is not None:
@@ -330,7 +332,7 @@ def group_windows(
 
 
 def _is_behind(error: DataError, key: bytes) -> bool:
-    """Whether the error is after the sample with this key, which is then complete."""
+    """Return whether the error is after the sample with this key. The sample is then complete."""
     if error.code in ("no-end-of-archive", "data-after-end"):
         return True
     parts = None if error.member is None else split_name(to_bytes(error.member))
@@ -338,8 +340,8 @@ def _is_behind(error: DataError, key: bytes) -> bool:
 
 
 def hidden(shard: str, offset: int, name: bytes, size: int) -> DataError:
-    """The error of a regular file whose name ends with a slash: bsdtar treats it as a folder, and finds members in
-    bytes that are a payload for tarfile, webdataset and GNU tar."""
+    """Return the error for a regular file with a slash at the end of its name. bsdtar treats it as a folder, and reads
+    its payload as members. tarfile, webdataset and GNU tar read it as a payload."""
     return DataError(
         f"a file's name ends with a slash, so some readers read its {size} bytes as members",
         code="bad-size",
@@ -351,7 +353,7 @@ def hidden(shard: str, offset: int, name: bytes, size: int) -> DataError:
 
 
 def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:
-    """The error of a repeated field of a sample."""
+    """Return the error for a repeated field in a sample."""
     return DataError(
         "the same field twice in one sample",
         code="duplicate-field",
@@ -363,8 +365,8 @@ def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:
 
 
 def group_columns(columns: Columns, shard: str) -> SampleBatch:
-    """One batch of columns that begin and end with whole samples; links and other members of no sample are left
-    out."""
+    """Return one batch from columns that begin and end with complete samples. Links and other members that belong to no
+    sample are left out."""
     return Grouper(shard, lenient=True).group(columns)
 
 
@@ -375,15 +377,15 @@ def salvaged_batches(
     *,
     ignored: Ignored | None = None,
 ) -> Iterator[SampleBatch]:
-    """Yield every sample of an archive that is certainly whole, as :class:`Salvager` does."""
+    """Yield every sample of an archive that is surely complete, by a :class:`Salvager`."""
     return Salvager(source, report, dropped, ignored=ignored).batches()
 
 
 class Salvager:
-    """Finds every sample of one archive that is certainly whole. Each error goes to ``report``; dropped samples are
-    counted in ``dropped``: ``damaged`` (next to damage), ``duplicate-field``. ``see`` gets every window before its
-    samples are yielded, for a stream whose payloads must be read then; a truncated payload that it finds ends the
-    shard."""
+    """Finds every sample of one archive that is surely complete. ``report`` is called with each error. ``dropped``
+    counts dropped samples: ``damaged`` (next to damage), ``duplicate-field``. ``see`` is called with every window
+    before its samples are yielded, because the payloads of a stream must be read at this time. If ``see`` finds a
+    truncated payload, the shard ends there."""
 
     def __init__(
         self,
@@ -403,8 +405,8 @@ class Salvager:
         self.usual: frozenset[bytes] | None = None
 
     def batches(self, known: int = -1) -> Iterator[SampleBatch]:
-        """Yield the samples. ``known`` is the expected number of samples in the shard: those of a damaged shard that
-        cannot be found are counted as ``lost``."""
+        """Yield the samples. ``known`` is the expected number of samples in the shard. If a damaged shard has fewer
+        samples, the missing samples are counted as ``lost``."""
         yield from self._batches()
         if self.was_hurt and known > self.seen:
             self.dropped["lost"] = self.dropped.get("lost", 0) + known - self.seen
@@ -440,7 +442,7 @@ class Salvager:
         self.report(error)
 
     def _sound(self, batch: SampleBatch, first_hurt: bool, last_hurt: bool) -> Iterator[SampleBatch]:
-        """``batch`` without samples that may be incomplete. Its first or last sample may be next to damage."""
+        """Return ``batch`` without samples that may be incomplete. The first or last sample may be next to damage."""
         rows = []
         self.seen += len(batch.keys)
         last = len(batch.keys) - 1
@@ -467,11 +469,12 @@ class Salvager:
 
 
 PayloadOf = Callable[[int, bytes], bytes]
-"""``payload_of(row, field)`` returns the payload of one member of a batch, of a field that the sample has."""
+"""A function ``payload_of(row, field)`` that returns one payload of a batch. The sample must have the field."""
 
 
 class SampleAt(NamedTuple):
-    """Sample ``row`` of a batch of ``shard``. ``payload_of`` returns its payloads; None if they cannot be read."""
+    """Sample ``row`` of a batch from ``shard``. ``payload_of`` returns its payloads. It is None if payloads cannot be
+    read."""
 
     batch: SampleBatch
     row: int
@@ -484,23 +487,23 @@ class SampleAt(NamedTuple):
 
     @property
     def fields(self) -> list[bytes]:
-        """The fields of its members in the sample's order."""
+        """The fields of the sample's members, in their order."""
         return self.batch.fields[self.batch.firsts[self.row] : self.batch.firsts[self.row + 1]]
 
     def member(self, field: bytes) -> int | None:
-        """The place of a field's member in the batch; None if the sample lacks the field."""
+        """Return the place of a field's member in the batch, or None if the sample lacks the field."""
         fields = self.fields
         return self.batch.firsts[self.row] + fields.index(field) if field in fields else None
 
     def payload(self, field: bytes) -> bytes:
-        """The payload of a field, which the sample must have."""
+        """Return the payload of a field. The sample must have the field."""
         assert self.payload_of is not None
         return self.payload_of(self.row, field)
 
     def error(
         self, message: str, code: str, field: bytes | None = None, hint: str | None = None
     ) -> DataError:
-        """A DataError with the place of the sample, or of its member of this field."""
+        """Return a DataError with the place of the sample, or of its member with this field."""
         at = None if field is None else self.member(field)
         return DataError(
             message,

@@ -1,22 +1,22 @@
-"""This module knows keys: how a member's name gives a key and a field, and how repeated keys are found.
+"""This module splits a member's name into key and field, and finds repeated keys.
 
-The rule is webdataset's (``base_plus_ext``): the key is the folder and the file name up to its first dot, and the field
+The rule is webdataset's (``base_plus_ext``). The key is the folder and the file name up to its first dot, and the field
 is the rest after that dot. Some members belong to no sample: folders, names without a dot, AppleDouble ``._x``, names
-of the form ``__x__``, and everything in a folder of such a name. :func:`why_unsafe` has the rule of names that may be
-written (relative, no ``..``, no NUL, no leading slash), and :func:`may_be_unsafe` checks many names at once.
+of the form ``__x__``, and everything in a folder with such a name. :func:`why_unsafe` decides which names may be
+written: relative, no ``..``, no NUL, no leading slash. :func:`may_be_unsafe` checks many names at once.
 
-:class:`KeySet` is a set of keys that grows by batches. It takes 16 bytes of memory per key, and room for a fast table.
-:class:`KeyLog` keeps the keys themselves: in memory, and in a temporary file when they are many. For each key the set
-has a 64-bit hash and the key's place in the log. A hash only finds candidates. Two keys are equal only if the log has
-the same bytes for both.
+:class:`KeySet` is a set to which keys are added in batches. It needs 16 bytes of memory per key, and free places in its
+hash table. :class:`KeyLog` keeps the keys themselves. Many keys are kept in a temporary file. For each key the set has
+a 64-bit hash and the key's place in the log. A hash only finds candidates. Two keys are equal only if the log has the
+same bytes for both.
 
-With the compiled core, the set is a table with linear probing. The table is at most three quarters full, and doubles
-before it gets fuller. In plain Python, a small set is a dictionary. A larger set is a list of sorted arrays, each at
-least twice as long as the next, which are merged as they grow (a log-structured merge).
+With the compiled core, the set is a hash table with linear probing. It is at most three quarters full, and then doubles
+its size. In plain Python, a small set is a dictionary. A larger set is a list of sorted arrays (a log-structured
+merge). Each array is at least twice as long as the next; shorter arrays are merged.
 
-Keys may come from an attacker. Each pair of keys with one hash costs a comparison, so an attacker must not know such
-pairs. Therefore the hash is Python's SipHash with a secret of the process, times :data:`MULTIPLIER`. The multiplier is
-a second secret, for processes whose PYTHONHASHSEED is known. No output depends on either secret.
+Keys may come from an attacker. Each pair of keys with equal hashes costs a comparison, so an attacker must not know
+such pairs. Therefore the hash is Python's SipHash, with a secret of the process, times :data:`MULTIPLIER`. The
+multiplier is a second secret, in case PYTHONHASHSEED is known. The output does not depend on these secrets.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 MAX_NAME_BYTES = 1 << 16
-"""The longest name that is written. No file system has longer ones, and readers hold a whole header in memory."""
+"""The longest name that is written. No file system has longer names, and readers keep a whole header in memory."""
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """Key and field of a member's name; None when it belongs to no sample.
+    """Split a member's name into key and field. Return None if the member belongs to no sample.
 
     >>> split_name(b"n01/img7.seg.png")
     (b'n01/img7', b'seg.png')
@@ -59,13 +59,15 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def is_dunder(name: bytes) -> bool:
-    """Whether webdataset skips this name: its first part is ``__x__`` (``re.match(r"__[^/]*__($|/)", name)``)."""
+    """Return whether webdataset skips this name, because its first part is ``__x__`` (``re.match(r"__[^/]*__($|/)",
+    name)``)."""
     head = name.partition(b"/")[0]
     return len(head) >= 4 and head.startswith(b"__") and head.endswith(b"__")
 
 
 def why_unsafe(name: bytes) -> str | None:
-    """Why a member of this name could be unpacked outside its folder, or be lost; None for a safe name.
+    """Return the reason why a name is unsafe, or None for a safe name. A member with an unsafe name could be unpacked
+    outside its folder, or be lost.
 
     >>> why_unsafe(b"a/b.jpg"), why_unsafe(b"a/../b.jpg"), why_unsafe(b"a\\0b.jpg")
     (None, 'the name has a ".." in it', 'the name has a NUL in it')
@@ -81,7 +83,7 @@ def why_unsafe(name: bytes) -> str | None:
 
 
 def may_be_unsafe(names: Sequence[bytes]) -> bool:
-    """A quick check of many names, or keys and fields: False when all of them are safe."""
+    """Check many names, or keys and fields, quickly. Return False if all of them are safe."""
     joined = b"\n".join(names)
     return (
         b".." in joined
@@ -94,7 +96,7 @@ def may_be_unsafe(names: Sequence[bytes]) -> bool:
 
 
 def check_name(key: bytes, field: bytes) -> None:
-    """Raise UsageError unless ``key.field`` is a safe name that reads back as this key and this field."""
+    """Raise UsageError unless ``key.field`` is a safe name, and readers split it into this key and this field."""
     name = key + b"." + field
     if len(name) > MAX_NAME_BYTES:
         raise UsageError(f"the name has {len(name)} bytes, and at most {MAX_NAME_BYTES} can be written")
@@ -112,12 +114,13 @@ def check_name(key: bytes, field: bytes) -> None:
 
 
 def is_appledouble(name: bytes) -> bool:
-    """Whether the file is ``._x``, in which macOS stores the attributes of ``x``."""
+    """Return whether the file name is ``._x``. macOS stores the attributes of ``x`` in such a file."""
     return name.startswith(b"._", name.rfind(b"/") + 1)
 
 
 def why_ignored(name: bytes, kind: int) -> str:
-    """The reason why a member belongs to no sample: ``directory``, ``appledouble``, ``dunder`` or ``no-field``."""
+    """Return the reason why a member belongs to no sample: ``directory``, ``appledouble``, ``dunder`` or
+    ``no-field``."""
     if kind == DIRECTORY:
         return "directory"
     if is_appledouble(name):
@@ -129,9 +132,9 @@ def why_ignored(name: bytes, kind: int) -> str:
 
 SMALL_KEYS = 1 << 16
 MULTIPLIER = int.from_bytes(os.urandom(8), "little") | 1
-"""Factor of all hashes; 0 gives all keys one hash."""
+"""The factor for all hashes. The factor 0, for tests, gives all keys the same hash."""
 HELD_BYTES = 1 << 20
-"""Bytes of keys in memory before a log makes a file."""
+"""How many bytes of keys a log keeps in memory before it creates a file."""
 _ALL = (1 << 64) - 1
 _SLOT_BYTES = 16
 _LENGTH_BITS = 24
@@ -139,7 +142,7 @@ _LONGEST = (1 << _LENGTH_BITS) - 1
 
 
 class KeyLog:
-    """Keys one after the other. A place is the key's first byte + 1 and its length, in 64 bits."""
+    """A log of joined keys. A key's place has its first byte + 1 and its length, in 64 bits."""
 
     def __init__(self) -> None:
         self.data: Any = bytearray()
@@ -148,9 +151,9 @@ class KeyLog:
         self._end = 0
 
     def append(self, keys: Sequence[bytes]) -> int:
-        """Add keys; returns the first byte of the first of them. Raises DataError for a key that is too long, and
-        OutputError."""
-        # One more byte, so that no key begins where the previous one ends.
+        """Add keys, and return the first byte of the first key. Raises OutputError, and DataError for a key that is too
+        long."""
+        # Add one more byte, so that no key begins where the previous key ends.
         joined, begin = b"".join((*keys, b"\n")), self._end
         if len(joined) > _LONGEST and max(map(len, keys)) > _LONGEST:
             raise DataError(f"a key of more than {_LONGEST} bytes", code="unsafe-name", hint="shorten it")
@@ -167,7 +170,7 @@ class KeyLog:
             self._file.write(joined)
             self._file.flush()
             if self._end > len(self.data):
-                # Map as much again: later keys are then visible without another call.
+                # Map twice as much, so that later keys are visible without another call.
                 self._file.truncate(2 * self._end)
                 self.data = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
@@ -179,19 +182,19 @@ class KeyLog:
 
     @staticmethod
     def places(begin: int, keys: Iterable[bytes]) -> list[int]:
-        """The places of keys that were added together."""
+        """Return the places of keys that were added together."""
         lengths = array("Q", map(len, keys))
         begins = accumulate(lengths, initial=begin + 1)
         return [begin << _LENGTH_BITS | length for begin, length in zip(begins, lengths)]
 
     def has(self, place: int, key: bytes) -> bool:
-        """Whether the key at a place is this one."""
+        """Return whether the key at a place is this key."""
         begin = (place >> _LENGTH_BITS) - 1
         return place & _LONGEST == len(key) and self.data[begin : begin + len(key)] == key
 
 
 class KeySet:
-    """Add keys batch by batch; :meth:`add` returns those that were added before.
+    """A set of keys. Call :meth:`add` with each batch of keys; it returns the positions of repeated keys.
 
     >>> keys = KeySet()
     >>> keys.add([b"a", b"b"]), keys.add([b"c", b"a", b"c"])
@@ -209,14 +212,14 @@ class KeySet:
         self._count = 0
 
     def add(self, keys: Sequence[bytes]) -> list[int]:
-        """Add ``keys``; returns the positions of those that were added before, in this batch or an earlier one.
-        Raises DataError for a key that is too long, and OutputError when keys cannot be stored."""
+        """Add ``keys``. Return the positions of keys that were already added, in this batch or an earlier batch. Raises
+        DataError for a key that is too long, and OutputError if keys cannot be stored."""
         repeated: list[int] = []
         self._add(keys, repeated)
         return repeated
 
     def add_new(self, keys: Sequence[bytes]) -> bool:
-        """Add ``keys`` if all are new and different; otherwise add none and return False."""
+        """Add ``keys`` if all keys are new and different. Otherwise add no key, and return False."""
         return self._add(keys, None)
 
     def _add(self, keys: Sequence[bytes], repeated: list[int] | None) -> bool:
@@ -236,7 +239,7 @@ class KeySet:
         return is_new
 
     def _add_plain(self, keys: Sequence[bytes], begin: int, repeated: list[int] | None) -> bool:
-        """The same without the core. A key whose number is taken by another key gets the next free one."""
+        """Add keys without the core. If another key has the same number, a key gets the next free number."""
         numbers = [hash(key) * self._multiplier & _ALL for key in keys]
         new = dict(zip(numbers, places := self._log.places(begin, keys)))
         known = self._in_runs(numbers)
@@ -261,7 +264,7 @@ class KeySet:
         return True
 
     def _in_runs(self, numbers: list[int]) -> dict[int, int]:
-        """The places of those numbers that are in a sorted array."""
+        """Return the places of the numbers that are in a sorted array."""
         found: dict[int, int] = {}
         if not self._runs:
             return found

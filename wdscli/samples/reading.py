@@ -1,15 +1,16 @@
-"""This module reads samples with their payloads: all samples of an archive in order, or one member at a known place.
+"""This module reads samples with their payloads. It reads all samples of an archive in order, or one member at a known
+place.
 
-:func:`iter_samples` makes one pass over windows that hold the payloads. The compiled core (``core.py``), if there is
-one, cuts many samples at once out of a window's buffer. It leaves the rest to :meth:`_Reading._add`: members of no
-sample, new or repeated fields, payloads of streams that continue after the buffer. Samples and errors are the same on
-both paths.
+:func:`iter_samples` makes one pass over windows with payloads. The compiled core (``core.py``), if installed, takes
+many samples together from a window's buffer. :meth:`_Reading._add` handles all other cases: members that belong to no
+sample, new or repeated fields, and payloads of streams that continue after the buffer. Samples and errors are the same
+in both ways.
 
-:class:`Expected` is a member according to an index or a plan. Its headers are compared before its payload is used.
-Nearly always the block in front of the payload is enough (:func:`says`). The exact scanner decides all other cases,
-such as members of no sample in between (:func:`is_there`).
+:class:`Expected` is a member that an index or a plan describes. Its headers are compared before its payload is used.
+Nearly always, the block before the payload is enough (:func:`says`). The exact scanner decides all other cases, such as
+foreign members before the member (:func:`is_there`).
 
-This module does not know where bytes and expectations come from, nor what a shard set is.
+This module does not know where bytes and expectations come from, and does not know shard sets.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from wdscli.tar.header import BLOCK, checksum_is_right
 _KNOWN_FIELDS = 1 << 12
 HEAP_BLOCK_BYTES = 31 << 20
 FRONT_BYTES = 1 << 16
-"""Bytes between two members of a sample that are read together with the next header."""
+"""The longest gap between two members of a sample that is read together with the next header."""
 _LOOK_BYTES = 1 << 12
 _heap_is_kept = False
 
 
 def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) -> Iterator[Sample]:
-    """Yield the samples of one archive with their payloads, as records. ``fields`` limits which payloads are read;
-    samples with none of them are skipped.
+    """Yield the samples of one archive with their payloads, as records. ``fields`` limits which payloads are read. A
+    sample without any of these fields is skipped.
 
     Raises DataError for a damaged archive, for links, devices and sparse members, and for a repeated field of a
     sample.
@@ -47,7 +48,7 @@ def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) ->
 
 
 class _Reading:
-    """The samples that were read and not yet yielded; the last may continue in the next window."""
+    """The samples that were read but not yet yielded. The last sample may continue in the next window."""
 
     def __init__(self, shard: str, fields: frozenset[str] | None) -> None:
         self._shard = shard
@@ -60,7 +61,7 @@ class _Reading:
         self._grouper = Grouper(shard)
 
     def add(self, window: Window) -> Iterator[Sample]:
-        """Take the members of one window, and yield the samples that are complete. Raises DataError."""
+        """Take the members of one window, and yield the complete samples. Raises DataError."""
         row, count = 0, len(window.columns.names)
         while row < count:
             end = self._cut(window, row)
@@ -77,7 +78,7 @@ class _Reading:
         return self._wanted(self._samples)
 
     def _cut(self, window: Window, row: int) -> int:
-        """Take usual members from ``row`` on. Returns the next row."""
+        """Take usual members, beginning with ``row``. Return the next row."""
         if core.CORE is None:
             return row
         source = window.source
@@ -100,7 +101,7 @@ class _Reading:
         return end
 
     def _add(self, window: Window, row: int) -> None:
-        """Take one member of any kind: the exact path."""
+        """Take one member of any kind. This is the slow, exact path."""
         names, starts, _, sizes, flags = window.columns
         name, kind = names[row], flags[row] & KIND_MASK
         parts = None if kind else split_name(name)
@@ -121,7 +122,7 @@ class _Reading:
         payloads[text] = window.payload(row)
 
     def _text(self, field: bytes) -> str | None:
-        """The name of a field; None when it is not wanted."""
+        """Return the name of a field as text, or None if the field is not wanted."""
         if field in self._texts:
             return self._texts[field]
         text = to_text(field)
@@ -135,14 +136,14 @@ class _Reading:
 
 
 def keep_heap() -> None:
-    """Keep the memory of freed payloads in this process, for the next payloads. One call is enough; a fork inherits
-    it.
+    """Keep the memory of freed payloads in this process, for the next payloads. One call is enough, also for forked
+    processes.
 
-    glibc returns the free end of its heap to the kernel whenever it exceeds 128 KiB. Each payload then causes page
-    faults, which cost more than reading it (measured: payloads of 100 KB one after the other, 100 microseconds each
-    and 20 with this; 64 at a time, 40 and 13). glibc raises that limit itself when a large mapped block is freed.
-    So one block of nearly 32 MiB, the most that counts, is allocated and freed, and never touched. Up to 64 MiB of
-    free memory then stay with the process. Other C libraries ignore this.
+    If more than 128 KiB at the end of glibc's heap are free, glibc returns them to the kernel. Each payload then causes
+    page faults, which cost more time than reading it. Measured: a payload of 100 KB took 100 microseconds, and 20 with
+    this function; with 64 payloads at a time, 40 and 13. glibc raises this limit when a large mapped block is freed. So
+    one block of nearly 32 MiB, the largest block with this effect, is allocated and freed, without using it. Up to 64
+    MiB of free memory then stay in the process. Other C libraries ignore this.
     """
     global _heap_is_kept
     if not _heap_is_kept:
@@ -151,8 +152,8 @@ def keep_heap() -> None:
 
 
 def says(headers: bytes, name: bytes, size: int) -> bool:
-    """Whether these blocks, all of them, are the headers of a regular member of this name and size. False also when
-    the exact scanner is needed.
+    """Return whether these blocks are exactly the headers of a regular member with this name and size. Also return
+    False if only the exact scanner can decide this.
 
     >>> from wdscli.tar import build_header
     >>> says(build_header(b"a.txt", 5), b"a.txt", 5), says(build_header(b"a.txt", 5), b"a.txt", 6)
@@ -166,14 +167,14 @@ def says(headers: bytes, name: bytes, size: int) -> bool:
         and headers.startswith(name + b"\0")
         and headers[124:136] == b"%011o\0" % size
         and headers[156] in b"0\0"
-        # No prefix, which would precede the name.
+        # A prefix, which would precede the name, is not allowed.
         and not headers[345]
     )
 
 
 def is_there(source: ByteSource, head: int, offset: int, name: bytes, size: int) -> bool:
-    """Whether the headers from byte ``head`` on lead to a regular member of this name. Its payload must begin at
-    ``offset`` and have ``size`` bytes. Members of no sample may come before it. Raises InputError."""
+    """Return whether the headers at byte ``head`` belong to a regular member with this name. Its payload must begin at
+    ``offset`` and have ``size`` bytes. Members that belong to no sample may come before it. Raises InputError."""
     columns = _walk(source, head, offset)
     if columns is None or (columns.offsets[-1:], columns.sizes[-1:]) != ([offset], [size]):
         return False
@@ -181,8 +182,8 @@ def is_there(source: ByteSource, head: int, offset: int, name: bytes, size: int)
 
 
 def holds_no_sample(source: ByteSource, begin: int, end: int) -> bool:
-    """Whether no member of a sample begins between two bytes; a header or the end of the archive is expected at the
-    first. Raises InputError."""
+    """Return whether no member of a sample begins in a range of bytes. The range must begin with a header or the end of
+    the archive. Raises InputError."""
     columns = _walk(source, begin, end)
     return columns is not None and _are_of_no_sample(columns, len(columns.names))
 
@@ -193,7 +194,7 @@ def _are_of_no_sample(columns: Columns, count: int) -> bool:
 
 
 class Expected(NamedTuple):
-    """A member according to an index; the headers that lead to it begin at byte ``head``."""
+    """A member that an index describes. Its headers begin at byte ``head``."""
 
     head: int
     offset: int
@@ -202,22 +203,22 @@ class Expected(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The first byte of the read that gets the payload with its headers."""
+        """The first byte of a read that gets the payload together with its headers."""
         return max(self.head, self.offset - FRONT_BYTES)
 
     def payload(self, source: ByteSource) -> bytes:
-        """The payload, read with the headers in front of it. Raises DataError ``stale-index`` unless they have this
-        name and size, InputError."""
+        """Read the headers together with the payload, and return the payload. Raises InputError, and DataError
+        ``stale-index`` unless the headers have this name and size."""
         data = source.read_at(self.first, self.offset + self.size - self.first)
         self._want(source, data)
         return data[self.offset - self.first :]
 
     def check(self, source: ByteSource) -> None:
-        """Check the headers as :meth:`payload` does, without reading the payload."""
+        """Check the headers like :meth:`payload`, without reading the payload."""
         self._want(source, source.read_at(self.first, self.offset - self.first))
 
     def is_confirmed(self, source: ByteSource, data: bytes) -> bool:
-        """Whether the headers match. ``data`` was read from ``first`` on. Raises InputError."""
+        """Return whether the headers match. ``data`` has the bytes from ``first``. Raises InputError."""
         headers = data[: self.offset - self.first]
         is_all = self.first == self.head and len(headers) == self.offset - self.first
         return (is_all and says(headers, self.name, self.size)) or is_there(source, *self)
@@ -235,7 +236,7 @@ class Expected(NamedTuple):
 
 
 def _walk(source: ByteSource, begin: int, end: int) -> Columns | None:
-    """The members whose headers lie between two bytes; None if they are no tar."""
+    """Return the members with headers in a range of bytes, or None if the bytes are no tar."""
     scanner = Scanner(first=begin)
     try:
         while scanner.position < end and not scanner.ended:

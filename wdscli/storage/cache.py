@@ -278,7 +278,7 @@ class _Folder:
                 self._make_room(version.size, part.descriptor, limit)
                 return self._fill(name, part, version, original)
         except StorageError:
-            raise  # of the original
+            raise  # an error of reading the original
         except OSError as error:
             if error.errno in _FULL:
                 _say(f"the cache {self.path} is full: shards are read from their store")

@@ -112,7 +112,7 @@ class Source:
 
     @property
     def stored(self) -> Source:
-        """The source of the stored bytes. It is another source if this source decompresses them."""
+        """The source of the stored bytes. If this source decompresses them, it is a different source."""
         return self
 
     def confirm(self) -> None:

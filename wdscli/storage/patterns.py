@@ -163,7 +163,7 @@ def _listed(address: str, trusted: bool) -> list[str]:
     if is_local(name) and os.path.lexists(address) and not os.path.lexists(local_path(name)):
         hint = f"@ begins the name of a list; the file of this name is ./{address}"
         raise InputError(f"cannot read {name}: no such file", hint=hint)
-    text = read_all(name).removeprefix(b"\xef\xbb\xbf")  # Windows programs begin text files with this character
+    text = read_all(name).removeprefix(b"\xef\xbb\xbf")  # some Windows text files begin with it
     lines = [os.fsdecode(line).strip() for line in text.split(b"\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
     for line in lines:

@@ -1,8 +1,8 @@
 """This module chooses between the compiled core and plain Python.
 
-:data:`CORE` is the compiled module ``_core``, or None. Hot loops read it at each use, so that a test can remove it.
-``WDSCLI_PURE=1`` in the environment disables it. An installation without a compiler has no core. Both paths give the
-same columns, bytes and errors.
+:data:`CORE` is the compiled module ``_core``, or None. The code reads :data:`CORE` at each use, so that a test can
+remove it. ``WDSCLI_PURE=1`` in the environment disables it. An installation without a compiler has no core. Both paths
+give the same columns, bytes and errors.
 """
 
 from __future__ import annotations

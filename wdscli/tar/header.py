@@ -1,11 +1,11 @@
 """This module parses one 512-byte tar block into fields, and builds the canonical block of a member.
 
 It has the rules of POSIX.1-1988 ustar, POSIX.1-2001 pax and old GNU headers. Each rule is next to the code that applies
-it. Parsing takes bytes and reads nothing. It is the slow, exact path; ``scan.py`` has the fast loop. Building fills a
-template with name, size and checksum.
+it. The parser takes bytes and does not read files. It is slow and exact; ``scan.py`` has the fast loop. A header is
+built from a template, with name, size and checksum filled in.
 
-This module does not know files, streams, samples or the place of a block. So its errors have a finding code but no
-place. The scanner adds shard, byte and member.
+This module does not know files, streams, samples or the place of a block. So its errors have a code but no place. The
+scanner adds shard, byte and member.
 
 References: POSIX.1-2017, utility pax, "ustar Interchange Format" and "pax Header Block"; GNU tar 1.34 manual, "Basic
 Tar Format" and "GNU tar and POSIX tar".
@@ -24,20 +24,20 @@ from wdscli.units import whole_number
 
 BLOCK = 512
 NAME_BYTES = 100
-"""The longest name in one block without a prefix."""
+"""The longest name that fits in one block without a prefix."""
 ONE_BLOCK_SIZE = 1 << 33
-"""The smallest size that no octal field holds."""
+"""The smallest size that does not fit in an octal field."""
 END_OF_ARCHIVE = bytes(2 * BLOCK)
 MAX_EXTENDED_SIZE = 1 << 20
 MAX_EXTENDED_CHAIN = 16
 MAX_SIZE = (1 << 63) - 1
 MAX_DIGITS = 64
-"""Digits of a decimal number in a pax header, leading zeros included."""
+"""The most digits of a decimal number in a pax header, leading zeros included."""
 
 REGULAR, DIRECTORY, LINK, SPECIAL, SPARSE = range(5)
 KIND_MASK = 0b111
 FOREIGN = 0b1000
-"""Flag of a member whose header is not canonical, byte for byte."""
+"""Flag of a member with a header that differs from the canonical header in some byte."""
 GLOBAL = 0b10000
 """Flag of a member to which records of a pax global header apply."""
 KIND_NAMES = ("regular", "directory", "link", "special", "sparse")
@@ -50,8 +50,9 @@ _DEVICE = b"0000000\x000000000\x00"
 
 
 class Form(NamedTuple):
-    """The two choices of the canonical form: the mtime (whole seconds, 0 ≤ n < 8^11), and the header of a name too
-    long for ustar: ``pax`` (a path record) or ``gnu`` (an L header, for readers such as DALI's without pax)."""
+    """The two options of the canonical form. One is the mtime in whole seconds (0 ≤ n < 8^11). The other is the header
+    for a name that is too long for ustar: ``pax`` is a path record, and ``gnu`` is an L header, for readers without
+    pax, such as DALI's."""
 
     mtime: int = 0
     long_names: Literal["pax", "gnu"] = "pax"
@@ -65,21 +66,22 @@ CANONICAL = Form()
 
 
 def make_form(mtime: int | None = None, long_names: Literal["pax", "gnu"] = "pax") -> Form:
-    """The form with this mtime (whole seconds); None is SOURCE_DATE_EPOCH if it is set, else 0. Raises UsageError."""
+    """Return the form with this mtime in whole seconds. None means SOURCE_DATE_EPOCH if it is set, otherwise 0. Raises
+    UsageError."""
     name, seconds = "--mtime", mtime
     if seconds is None:
         name, text = "SOURCE_DATE_EPOCH", os.environ.get("SOURCE_DATE_EPOCH", "").strip() or "0"
         if not (text.isascii() and text.isdecimal()):
             raise UsageError(f'SOURCE_DATE_EPOCH is not a number of seconds: "{text}"')
         seconds = whole_number(text)
-    # A ustar header holds eleven octal digits.
+    # A ustar header has eleven octal digits.
     if not 0 <= seconds < ONE_BLOCK_SIZE:
         raise UsageError(f"{name} must be 0 to {ONE_BLOCK_SIZE - 1} seconds, not {seconds}")
     return Form(seconds, long_names)
 
 
 def padded(size: int) -> int:
-    """``size`` rounded up to whole blocks.
+    """Return ``size`` rounded up to whole blocks.
 
     >>> padded(0), padded(1), padded(512)
     (0, 512, 512)
@@ -88,7 +90,8 @@ def padded(size: int) -> int:
 
 
 def tail(typeflag: bytes, prefix: bytes = b"") -> bytes:
-    """The block from typeflag on: no link name, magic "ustar", version "00", no user or group name, device 0."""
+    """Return the end of a block, from the typeflag: no link name, magic "ustar", version "00", no user or group name,
+    device 0."""
     return typeflag + bytes(100) + b"ustar\x0000" + bytes(64) + _DEVICE + prefix.ljust(155, b"\0") + bytes(12)
 
 
@@ -99,14 +102,14 @@ _TAIL_SUMS: dict[bytes, int] = {}
 
 
 def byte_sum(data: bytes | memoryview) -> int:
-    """The sum of all bytes. adler32's low half is one plus this sum modulo 65521; for up to 256 bytes that is the
-    sum itself."""
+    """Return the sum of all bytes. The low half of adler32 is one plus this sum, modulo 65521. For at most 256 bytes,
+    the modulo has no effect."""
     return sum([(adler32(data[at : at + 256]) & 0xFFFF) - 1 for at in range(0, len(data), 256)])
 
 
 def build_block(name: bytes, size: int, middle: bytes, mtime_field: bytes, tail_field: bytes) -> bytes:
-    """One header block with its checksum; ``name`` has at most 100 bytes. A ``size`` of 8^11 or more is written in
-    base 256 (GNU)."""
+    """Return one header block with its checksum. ``name`` has at most 100 bytes. A ``size`` of at least 8^11 is written
+    in base 256 (GNU)."""
     size_field = b"%011o\0" % size if size < 1 << 33 else b"\x80" + size.to_bytes(11, "big")
     rest = middle + mtime_field + tail_field
     known = _TAIL_SUMS.get(rest)
@@ -119,11 +122,11 @@ def build_block(name: bytes, size: int, middle: bytes, mtime_field: bytes, tail_
 
 
 def split_long_name(name: bytes) -> tuple[bytes, bytes] | None:
-    """``(prefix, name)`` of a name of 101 to 256 bytes, split where GNU tar splits it; None when ustar cannot hold
-    it.
+    """Split a name of 101 to 256 bytes into ``(prefix, name)``, at the same slash as GNU tar. Return None if the name
+    does not fit in ustar.
 
-    POSIX: the prefix has at most 155 bytes and the name at most 100, neither empty; the slash between them is left
-    out. Of several possible slashes GNU tar takes the last one in the first 156 bytes.
+    POSIX: the prefix has at most 155 bytes, and the name has at most 100. Neither is empty, and the slash between them
+    is left out. If several slashes are possible, GNU tar takes the last slash in the first 156 bytes.
     """
     slash = name.rfind(b"/", 0, min(156, len(name) - 1))
     if slash <= 0 or len(name) - slash - 1 > 100 or len(name) == slash + 1:
@@ -132,11 +135,10 @@ def split_long_name(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 def build_header(name: bytes, size: int, form: Form = CANONICAL) -> bytes:
-    """The canonical header blocks of a regular member: one block, or an extended header, its data and one block.
+    """Return the canonical header blocks of a regular member: one block, or an extended header, its data and one block.
 
-    The caller ensures that the name is safe (relative, no ``..``); any bytes except NUL are accepted. Raises
-    DataError ``unsafe-name`` for a name with a NUL, because readers would find another name; callers check names
-    earlier.
+    The caller must check that the name is safe (relative, no ``..``). Here, any bytes except NUL are accepted. Raises
+    DataError ``unsafe-name`` for a name with a NUL, because readers would find another name.
 
     >>> len(build_header(b"a.txt", 5)), len(build_header(b"n" * 101, 5))
     (512, 1536)
@@ -155,19 +157,19 @@ def build_header(name: bytes, size: int, form: Form = CANONICAL) -> bytes:
 
 
 def _build_pax(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | None) -> bytes:
-    """A pax header with only the needed records, then the block with the beginning of the name."""
+    """Return a pax header with only the needed records, then the block with the beginning of the name."""
     records = b""
     if split is None:
         try:
             name.decode("utf-8")
         except UnicodeDecodeError:
-            # POSIX: values are UTF-8 unless this record, before them, says otherwise.
+            # POSIX: values are UTF-8, unless this record comes before them.
             records += pax_record(b"hdrcharset", b"BINARY")
         records += pax_record(b"path", name)
     if size >= 1 << 33:
         records += pax_record(b"size", b"%d" % size)
     prefix, short = split if split is not None else (b"", name[:100])
-    # POSIX: with a size record the header's own size is ignored; Python's tarfile and GNU tar write 0.
+    # POSIX: if there is a size record, the header's own size is ignored. Python's tarfile and GNU tar write 0.
     size_field = size if size < 1 << 33 else 0
     return extended(b"x", records, form) + build_block(
         short, size_field, CANONICAL_MIDDLE, form.mtime_field, tail(b"0", prefix)
@@ -175,14 +177,15 @@ def _build_pax(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | 
 
 
 def _build_gnu_long(name: bytes, size: int, form: Form, split: tuple[bytes, bytes] | None) -> bytes:
-    """GNU's L header for a long name; a size of 8 GiB or more is in the block itself, in base 256."""
+    """Return GNU's L header for a long name. A size of at least 8 GiB is in the block itself, in base 256."""
     prefix, short = split if split is not None else (b"", name[:100])
     block = build_block(short, size, CANONICAL_MIDDLE, form.mtime_field, tail(b"0", prefix))
     return block if split is not None else extended(b"L", name + b"\0", form) + block
 
 
 def extended(typeflag: bytes, data: bytes, form: Form = CANONICAL) -> bytes:
-    """An extended header (``x``, ``g``, ``L``) around ``data``, named as by Python's tarfile and GNU tar."""
+    """Return an extended header (``x``, ``g``, ``L``) with ``data``. Its name is the same as in Python's tarfile and
+    GNU tar."""
     name = b"././@LongLink" if typeflag == b"L" else b"././@PaxHeader"
     block = build_block(name, len(data), CANONICAL_MIDDLE, form.mtime_field, tail(typeflag))
     return block + data.ljust(padded(len(data)), b"\0")
@@ -200,12 +203,12 @@ _OCTAL = re.compile(rb"([0-7]*) *\Z")
 
 
 def parse_number(field: bytes, what: str) -> int:
-    """A numeric field: octal digits after any spaces and NULs, up to a NUL, a space or the field's end; or, when
-    the first byte is 0x80 or 0xFF, a big-endian two's complement number in the other bytes (GNU's base 256). Raises
-    DataError.
+    """Parse a numeric field. It has octal digits, with spaces and NULs before them, and a NUL, a space or the field's
+    end after them. If the first byte is 0x80 or 0xFF, the other bytes are a big-endian two's complement number (GNU's
+    base 256). Raises DataError.
 
-    Some old tars wrote a NUL instead of a leading digit; GNU tar and Go read the digits after it. (Python's tarfile
-    reads 0 there; then the next block would be no header.)
+    Some old tars wrote a NUL instead of a leading digit. GNU tar and Go read the digits after it. (Python's tarfile
+    reads 0, and then finds no header at the next block.)
     """
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
@@ -219,7 +222,7 @@ def parse_number(field: bytes, what: str) -> int:
 
 
 def parse_size(field: bytes) -> int:
-    """The size field as a number of bytes, 0 ≤ n < 2^63. Raises DataError."""
+    """Return the size field as a number of bytes, 0 ≤ n < 2^63. Raises DataError."""
     return check_size(parse_number(field, "size"))
 
 
@@ -231,7 +234,8 @@ def check_size(size: int) -> int:
 
 
 def checksum_is_right(block: bytes) -> bool:
-    """POSIX: the unsigned sum of all bytes, with spaces for the checksum field. Some old tars summed signed bytes."""
+    """Return whether the checksum is right. POSIX: it is the unsigned sum of all bytes, with spaces in the checksum
+    field. Some old tars added signed bytes."""
     try:
         stored = parse_number(block[148:156], "checksum")
     except DataError:
@@ -244,8 +248,8 @@ def checksum_is_right(block: bytes) -> bool:
 
 
 class Header(NamedTuple):
-    """One parsed block: ``typeflag`` is one byte, ``name`` includes the prefix; ``prefix`` is that part of it with
-    its slash."""
+    """One parsed block. ``typeflag`` is one byte. ``name`` includes the prefix, and ``prefix`` is the prefix with its
+    slash."""
 
     name: bytes
     prefix: bytes
@@ -255,10 +259,10 @@ class Header(NamedTuple):
 
 
 def parse_block(block: bytes) -> Header:
-    """The fields of a block whose checksum is right. Raises DataError ``bad-size`` or ``bad-header``."""
+    """Parse the fields of a block. Its checksum must be right. Raises DataError ``bad-size`` or ``bad-header``."""
     name = block[:100].partition(b"\0")[0]
     is_posix = block[257:263] == b"ustar\0"
-    # POSIX: a non-empty prefix is joined with one slash. Old GNU headers hold times in these bytes.
+    # POSIX: a non-empty prefix is joined with one slash. Old GNU headers have times in these bytes.
     prefix = block[345:500].partition(b"\0")[0] + b"/" if is_posix and block[345] else b""
     return Header(
         name=prefix + name,
@@ -270,9 +274,9 @@ def parse_block(block: bytes) -> Header:
 
 
 def kind_of(typeflag: bytes, name: bytes) -> int:
-    """The member's kind. POSIX: NUL and "0" are regular files, "7" may be treated as one; 1 and 2 are links, 3, 4
-    and 6 devices and fifos, 5 a directory. Before POSIX a regular file with a trailing slash was a directory. "S"
-    is GNU's sparse file. Others are a vendor's own."""
+    """Return the member's kind. POSIX: NUL and "0" are regular files, and "7" may be treated as a regular file. "1" and
+    "2" are links, "3", "4" and "6" are devices and fifos, and "5" is a directory. Before POSIX, a regular file with a
+    trailing slash was a directory. "S" is GNU's sparse file. Other flags belong to vendors."""
     if typeflag in b"07":
         return REGULAR
     if typeflag == b"\0":
@@ -285,14 +289,14 @@ def kind_of(typeflag: bytes, name: bytes) -> int:
 
 
 def has_payload(typeflag: bytes, kind: int) -> bool:
-    """Whether blocks of payload follow. POSIX: links, devices, fifos and directories have none, whatever their size
-    field says. The same holds for pre-POSIX folders, where some tars stored the folder's own size: tarfile (and so
-    webdataset) and bsdtar then read the next header at once, GNU tar skips as many bytes."""
+    """Return whether payload blocks follow. POSIX: links, devices, fifos and directories have no payload, whatever
+    their size field contains. The same rule is used for pre-POSIX folders, where some tars stored the folder's own
+    size. tarfile, webdataset and bsdtar use this rule too; GNU tar skips this number of bytes."""
     return kind != DIRECTORY and typeflag not in b"123456"
 
 
 def parse_pax(data: bytes) -> dict[bytes, bytes]:
-    """The records of a pax header, in order; a later one replaces an earlier one.
+    """Return the records of a pax header, in order. A later record replaces an earlier record with the same name.
 
     Raises DataError ``bad-extended-header``.
 
@@ -302,7 +306,7 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
     records: dict[bytes, bytes] = {}
     at = 0
     while at < len(data):
-        # Some writers put zeros before a length.
+        # Some programs write zeros before a length.
         space = data.find(b" ", at, at + MAX_DIGITS + 1)
         digits = data[at:space] if space > at else b""
         if not digits.isdigit():
@@ -322,15 +326,15 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
 
 
 def pax_size(value: bytes) -> int:
-    """The pax ``size`` record: decimal digits, perhaps with leading zeros. Raises DataError."""
+    """Parse the pax ``size`` record: decimal digits, perhaps with leading zeros. Raises DataError."""
     if not value.isdigit() or len(value) > MAX_DIGITS or len(value.lstrip(b"0")) > 19:
         raise DataError(f"pax size {value[:40]!r} is impossible", code="bad-size")
     return check_size(int(value))
 
 
 def with_globals(header: bytes, globals_before: dict[bytes, bytes]) -> bytes:
-    """A member's header blocks with records of a global header added to its own pax header. POSIX.1-2001: a member's
-    own record takes precedence over a global one."""
+    """Add the records of a global header to a member's own pax header, and return the header blocks. POSIX.1-2001: a
+    member's own record takes precedence over a global record."""
     records, others, at = dict(globals_before), b"", 0
     while at < len(header):
         block = header[at : at + BLOCK]
@@ -343,6 +347,6 @@ def with_globals(header: bytes, globals_before: dict[bytes, bytes]) -> bytes:
         if block[156:157] not in b"xXg":
             others += header[at:end]
         at = end
-    # An empty value cancels a record, and need not be written for a member without the record.
+    # An empty value cancels a record. It is not written if the member does not have the record.
     data = b"".join(pax_record(keyword, value) for keyword, value in records.items() if value)
     return extended(b"x", data) + others if data else others

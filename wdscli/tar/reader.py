@@ -1,17 +1,19 @@
-"""This module reads the members of an archive: a file by jumps, a stream to its end, a damaged archive past the damage.
+"""This module reads the members of an archive. In a file it can skip payloads, it reads a stream to its end, and it
+continues after damage.
 
-:func:`scan` feeds a :class:`~wdscli.tar.scan.Scanner` one buffer at the scanner's position. For small members the
-buffers are large and adjacent. For large members it reads a few KiB at each header and skips the payloads (or, with
-payloads, reads each payload from its place). The compiled core reads the headers of a plain file.
+:func:`scan` feeds a :class:`~wdscli.tar.scan.Scanner` with one buffer after the other, at the scanner's position. For
+small members, the buffers are large and adjacent. For large members, it reads a few KiB at each header, and skips the
+payloads. If payloads are wanted, it reads each payload from its place. The compiled core reads the headers of an
+uncompressed file.
 
-:func:`scan_salvaging` is a ``scan`` that reports errors and continues after them, at the next header.
-:func:`next_header` finds it: the blocks of an archive lie at multiples of 512 from its first byte, and checksum and
-magic identify a header. A payload that is itself a tar has headers too. They are taken for members only if the header
-that would skip them is lost.
+:func:`scan_salvaging` is a ``scan`` that reports errors, and continues at the next header, which :func:`next_header`
+finds. The blocks of an archive are at multiples of 512 from its first byte, and checksum and magic identify a header. A
+payload that is itself a tar contains headers too. They count as members only if the payload's own header is lost.
 
-This module does not know where bytes come from. A source is any object with the five names of :class:`ByteSource`, and
-optionally ``fd``, the descriptor of a plain file, ``expect``, which announces the next reads, and ``check_members``,
-which gets the members of each window and may raise an error. A chunk bounds the memory, for files and streams.
+This module does not know where bytes come from. A source is any object with the five attributes of :class:`ByteSource`.
+Three more are optional: ``fd``, the descriptor of an uncompressed file; ``expect``, which announces the next reads; and
+``check_members``, which gets the members of each window and may raise an error. The size of a chunk limits the memory,
+for files and streams.
 """
 
 from __future__ import annotations
@@ -31,25 +33,25 @@ FIRST_CHUNK_BYTES = 1 << 16
 JUMP_CHUNK_BYTES = 1 << 12
 HOP_MEMBERS = 1 << 11
 LARGE_STRIDE_BYTES = 1 << 14
-"""Members of this size are read header by header: a read of 4 KiB costs less than copying 16 KiB."""
+"""Members of at least this size are read header by header, because a read of 4 KiB costs less than copying 16 KiB."""
 NEAR_STRIDE_BYTES = 1 << 16
-"""With members up to this size, a remote source is read whole, and ahead."""
-#: A checksum as any tar writes it: digits, perhaps blanks before them, ended by NUL, blank or both.
+"""With members up to this size, a remote source is read completely, and in advance."""
+#: Matches a checksum field of any tar: digits, perhaps with blanks before them, and NUL, blank or both at the end.
 _CHECKSUM = re.compile(rb" {0,5}[0-7]{1,7}[\0 ]")
 _CHECKSUM_END = re.compile(rb"[\0 ]")
 MAX_SEARCHED_BYTES = 1 << 32
-"""Bytes of an endless stream that are searched for the next header."""
+"""How many bytes of an endless stream are searched for the next header."""
 _EXTENDED = (b"x", b"X", b"L", b"K")
 _EXTENDED_NAMES = (b"PaxHeader", b"././@LongLink")
 _LAST_CODES = frozenset(("truncated", "corrupt", "no-end-of-archive"))
 
 
 class ByteSource(Protocol):
-    """Bytes by offset. ``size`` is their number, None for a stream that has not ended; ``seekable`` says whether
-    offsets may go back and jump.
+    """The interface for reading bytes by offset. ``size`` is the number of bytes; it is None for a stream that has not
+    ended. ``seekable`` says whether reads may be in any order.
 
-    ``read_at(offset, length)`` returns ``length`` bytes, fewer only at the end. A source that is not seekable gets
-    ascending offsets and skips the bytes between them. ``read_some`` may return fewer bytes, but none only at the
+    ``read_at(offset, length)`` returns ``length`` bytes, or fewer only at the end. If a source is not seekable, offsets
+    rise, and it skips the bytes between reads. ``read_some`` may return fewer bytes, but returns no bytes only at the
     end.
     """
 
@@ -88,10 +90,10 @@ class BytesSource:
 
 
 class Window:
-    """The members whose headers lie in one buffer, and their payloads.
+    """The members with headers in one buffer, and their payloads.
 
-    ``columns`` are the members; ``buffer`` holds the archive's bytes from ``base`` on. Payloads of a stream must be
-    read in order, before the next window.
+    ``columns`` are the members. ``buffer`` has the archive's bytes from ``base``. The payloads of a stream must be read
+    in order, before the next window.
     """
 
     __slots__ = ("base", "buffer", "columns", "source")
@@ -103,7 +105,7 @@ class Window:
         self.columns = columns
 
     def payload(self, row: int) -> bytes:
-        """The payload of one member. Raises DataError ``truncated`` when the source ends too early."""
+        """Return the payload of one member. Raises DataError ``truncated`` if the source ends too early."""
         offset, size = self.columns.offsets[row], self.columns.sizes[row]
         at = offset - self.base
         if at >= 0 and at + padded(size) <= len(self.buffer):
@@ -111,8 +113,8 @@ class Window:
         return self._beyond(row, at, offset, size)
 
     def _beyond(self, row: int, at: int, offset: int, size: int) -> bytes:
-        """A payload that is not in the buffer with all of its padding. For a stream the padding is read too, which
-        proves that the member is whole; the scan of a file compares its size instead."""
+        """Return a payload if it, or its padding, is not completely in the buffer. For a stream, the padding is read
+        too, which proves that the member is complete. For a file, the scan compares the file's size instead."""
         data = self.buffer[at : at + padded(size)] if at >= 0 else b""
         if len(data) < size and self.source.seekable:
             data = self.source.read_at(offset, size)
@@ -134,10 +136,11 @@ def scan(
     chunk: int = CHUNK_BYTES,
     first: int = 0,
 ) -> Iterator[Window]:
-    """Yield the members of ``source``, one window at a time; ``chunk`` bounds the memory.
+    """Yield the members of ``source``, one window at a time. ``chunk`` limits the memory.
 
-    With ``payloads`` the windows are prepared for :meth:`Window.payload` on every row. ``form`` is the canonical
-    form that decides FOREIGN. Raises DataError (after the members before the trouble) and the errors of the source.
+    With ``payloads``, :meth:`Window.payload` can be called for every row. ``form`` is the canonical form, which decides
+    the flag FOREIGN. Raises the errors of the source. Raises DataError for damage, after all members before it are
+    yielded.
 
     >>> from wdscli.tar import END_OF_ARCHIVE, build_header
     >>> source = BytesSource(build_header(b"a.txt", 5) + b"hello".ljust(512, b"\\0") + END_OF_ARCHIVE)
@@ -148,14 +151,14 @@ def scan(
 
 
 def new_scanner(source: ByteSource, form: Form = CANONICAL, first: int = 0) -> Scanner:
-    """A scanner for the archive that begins at byte ``first`` of ``source``."""
+    """Return a scanner for the archive that begins at byte ``first`` of ``source``."""
     return Scanner(source.name, limit=source.size if source.seekable else None, form=form, first=first)
 
 
 def walk(
     source: ByteSource, scanner: Scanner, *, payloads: bool = False, chunk: int = CHUNK_BYTES
 ) -> Iterator[Window]:
-    """:func:`scan` with the caller's scanner, which shows the position after an error."""
+    """Do the work of :func:`scan` with the caller's scanner. After an error, the scanner shows the position."""
     walk_by = _jump if source.seekable else _stream
     windows = walk_by(source, scanner, chunk, payloads)
     check: Callable[[Columns], None] | None = getattr(source, "check_members", None)
@@ -169,7 +172,7 @@ def _checked(windows: Iterator[Window], check: Callable[[Columns], None]) -> Ite
 
 
 def is_dense(source: ByteSource) -> bool:
-    """Whether the first headers lie so close together that reading headers means reading nearly everything."""
+    """Return whether the first headers are so close together that reading headers means reading nearly all bytes."""
     scanner = new_scanner(source)
     try:
         scanner.feed(source.read_at(0, FIRST_CHUNK_BYTES), 0)
@@ -181,7 +184,7 @@ def is_dense(source: ByteSource) -> bool:
 def _fed(
     source: ByteSource, scanner: Scanner, buffer: bytes, base: int, seen: int | None
 ) -> Iterator[Window]:
-    """Feed one buffer; the members before an error are yielded before it is raised."""
+    """Feed one buffer. The members before an error are yielded before the error is raised."""
     try:
         scanner.feed(buffer, base)
     except DataError:
@@ -193,7 +196,7 @@ def _fed(
 def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> Iterator[Window]:
     descriptor: int | None = getattr(source, "fd", None)
     length, hopping = min(chunk, FIRST_CHUNK_BYTES), not payloads
-    # Reading all of a remote source is cheaper than a request for each header, unless members are large.
+    # Reading a whole remote source is faster than one request per header, unless members are large.
     expect: Any = getattr(source, "expect", None)
     was_expected = expect is None or descriptor is not None
     is_here = False
@@ -238,7 +241,8 @@ def _stream(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) ->
 
 
 def _filled(source: ByteSource, buffer: bytes, base: int, wanted: int, chunk: int) -> tuple[bytes, bool]:
-    """``buffer`` with the stream's next bytes, at least ``wanted`` in all; False when the stream ended earlier."""
+    """Add the stream's next bytes to ``buffer``, until there are at least ``wanted`` bytes. Return all bytes, and False
+    if the stream ended earlier."""
     parts, length, more = [buffer] if buffer else [], len(buffer), True
     while more and length < wanted:
         part = source.read_some(base + length, chunk)
@@ -261,7 +265,8 @@ def members(source: ByteSource) -> Iterator[Member]:
 
 
 class Globals:
-    """The records of a shard's pax global headers, by the byte from which they apply; one pass over its headers."""
+    """The records of a shard's pax global headers, by the first byte where they apply. This needs one pass over all
+    headers."""
 
     def __init__(self, source: ByteSource) -> None:
         self._places: list[int] = []
@@ -271,7 +276,7 @@ class Globals:
         for window in scan(source):
             _, starts, offsets, sizes, _ = window.columns
             for start, offset, size in zip(starts, offsets, sizes, strict=True):
-                # Extended headers lie in front of a member's own block: before its start, or after it.
+                # A global header may be before the start of a member, or among the member's extended headers.
                 if offset - BLOCK > end:
                     self._look(source, end, start)
                     self._look(source, start, offset - BLOCK)
@@ -291,16 +296,17 @@ class Globals:
             self._records.append(dict(scanner.globals))
 
     def before(self, start: int) -> dict[bytes, bytes]:
-        """The records in effect at byte ``start``."""
+        """Return the records that apply at byte ``start``."""
         at = bisect_right(self._places, start)
         return self._records[at - 1] if at else {}
 
 
 def next_header(source: ByteSource, offset: int, *, first: int = 0) -> int | None:
-    """The first byte from ``offset`` on with a header, or None. Only multiples of 512 from ``first`` count.
+    """Return the first byte at or after ``offset`` where a header begins, or None. Only multiples of 512 from ``first``
+    count.
 
-    A header has the right checksum and the magic of POSIX or GNU; one without magic (Unix v7) must be plausible in
-    every other field. A source that is not seekable has been read beyond that byte.
+    A header has the right checksum, and the magic of POSIX or GNU. A header without magic (Unix v7) must be plausible
+    in every other field. After the call, a source that is not seekable has been read beyond the returned byte.
 
     >>> from wdscli.tar import BytesSource, build_header
     >>> next_header(BytesSource(bytes(1024) + build_header(b"a.txt", 5)), 100)
@@ -311,7 +317,7 @@ def next_header(source: ByteSource, offset: int, *, first: int = 0) -> int | Non
 
 
 def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int, bytes]:
-    """:func:`next_header`, and the place and bytes of the last read."""
+    """Return the result of :func:`next_header`, and the place and bytes of the last read."""
     base = begin = first + (offset - first + BLOCK - 1) // BLOCK * BLOCK
     while True:
         if not source.seekable and base - begin > MAX_SEARCHED_BYTES:
@@ -320,7 +326,7 @@ def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int,
                 hint="it may not be a tar; store it as a file to search all of it",
             )
         buffer = source.read_at(base, CHUNK_BYTES)
-        # Two bytes exclude most blocks: a name is not empty, a checksum ends with NUL or a blank.
+        # Two bytes exclude most blocks: a name is not empty, and a checksum ends with NUL or a blank.
         for match in _CHECKSUM_END.finditer(buffer[155::BLOCK]):
             at = match.start() * BLOCK
             if buffer[at] and _CHECKSUM.match(buffer, at + 148) and is_plausible(buffer[at : at + BLOCK]):
@@ -331,7 +337,7 @@ def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int,
 
 
 def is_plausible(block: bytes) -> bool:
-    """Whether a block can only be a header."""
+    """Return whether a block is surely a header."""
     if len(block) < BLOCK or not checksum_is_right(block):
         return False
     try:
@@ -345,7 +351,8 @@ def is_plausible(block: bytes) -> bool:
 
 
 def _is_plausible_v7(block: bytes, name: bytes) -> bool:
-    """Unix v7: the block ends with the link name; all numbers are octal, and nothing follows a name's NUL."""
+    """Return whether a block is a plausible Unix v7 header. The block ends with the link name, all numbers are octal,
+    and only NULs follow a name's first NUL."""
     for at, end in ((100, 108), (108, 116), (116, 124), (136, 148)):
         parse_number(block[at:end], "header")
     unused = block[257:] + block[len(name) : 100]
@@ -360,12 +367,12 @@ def scan_salvaging(
     payloads: bool = False,
     chunk: int = CHUNK_BYTES,
 ) -> Iterator[Window]:
-    """Yield the members of a damaged archive, one window at a time; each error goes to ``report``.
+    """Yield the members of a damaged archive, one window at a time. ``report`` is called with each error.
 
-    After an error it continues at the next header; after ``data-after-end`` with the following archive. It omits
-    members whose payload is truncated, and members whose extended header is damaged, because that had their name or
-    size (this is reported too). A truncated archive ends there. Errors of the source other than DataError are
-    raised; so is ``truncated`` by :meth:`Window.payload`, for a stream with ``payloads``.
+    After an error, the scan continues at the next header; after ``data-after-end``, with the next archive. A member
+    with a truncated payload is left out. A member with a damaged extended header is left out too, because its name or
+    size is lost; this is also reported. A truncated archive ends at the truncation. Errors of the source are raised,
+    except DataError. For a stream with ``payloads``, :meth:`Window.payload` raises ``truncated``.
 
     >>> from wdscli.tar import END_OF_ARCHIVE, BytesSource, build_header
     >>> damaged = build_header(b"a", 0) + b"?" * 512 + build_header(b"c", 0) + END_OF_ARCHIVE
@@ -395,13 +402,13 @@ def scan_salvaging(
 
 
 def _resume(source: ByteSource, scanner: Scanner, error: DataError) -> tuple[Scanner | None, bool]:
-    """A scanner at the next header after ``error``, and whether its first member has lost its extended header. None if
-    nothing can follow the error."""
+    """Return a scanner at the next header after ``error``, and whether its first member has lost its extended header.
+    Return None if no member can follow the error."""
     if error.code in _LAST_CODES:
         return None, False
     first, offset, orphan = scanner.first, scanner.position, False
     if scanner.ended and error.offset is not None:
-        # The first byte that is not zero may begin a header.
+        # A header may begin at the first byte that is not zero.
         offset = error.offset
     elif error.code != "data-after-end":
         orphan = _is_extended(source.read_at(offset, BLOCK))
@@ -419,12 +426,12 @@ def _resume(source: ByteSource, scanner: Scanner, error: DataError) -> tuple[Sca
 
 
 def _is_extended(block: bytes) -> bool:
-    """Whether a damaged block is, or was, an extended header; the next header alone would then be wrong."""
+    """Return whether a damaged block is, or was, an extended header. The next header without it would then be wrong."""
     return block[156:157] in _EXTENDED or any(name in block[:100] for name in _EXTENDED_NAMES)
 
 
 def _orphan(shard: str, window: Window) -> DataError:
-    """Remove the first member, and return the error that says so."""
+    """Remove the first member, and return an error for it."""
     names, starts, *others = window.columns
     name, start = names.pop(0), starts.pop(0)
     for column in others:
@@ -439,7 +446,7 @@ def _orphan(shard: str, window: Window) -> DataError:
 
 
 class _Held:
-    """A stream that can be read again from the bytes that its reader still holds."""
+    """A stream with some earlier bytes in memory, which can be read again."""
 
     seekable = False
 
@@ -457,7 +464,7 @@ class _Held:
         return self._source.size
 
     def hold(self, base: int, held: bytes) -> None:
-        """Keep ``held``, the last read bytes from ``base`` on, to be read again."""
+        """Keep ``held``, the last read bytes, which begin at ``base``, so that they can be read again."""
         if base + len(held) >= self._base + len(self._held):
             self._base, self._held = base, held
 

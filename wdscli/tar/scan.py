@@ -1,15 +1,15 @@
 """This module turns the header blocks of an archive into columns of members, one buffer at a time.
 
-:class:`Scanner` is a push parser. ``feed`` takes a buffer and the place of its first byte in the archive, walks its
-headers and appends to the lists of :class:`Columns`: names, starts, offsets, sizes, flags. ``position`` is the next
-byte that it needs. That byte is after the buffer when a payload is skipped. The scanner reads nothing itself, so a
-file and a stream, cut into any buffers, give the same columns.
+:class:`Scanner` is a push parser. ``feed`` takes a buffer and the offset of its first byte in the archive. It parses
+the headers, and appends to the lists of :class:`Columns`: names, starts, offsets, sizes, flags. ``position`` is the
+next byte that the scanner needs. If a payload is skipped, this byte is after the buffer. The scanner does not read
+files itself. So files and streams give the same columns, with buffers of any size.
 
-``_block`` handles every block: extended headers, folders, links, sparse members, the end of the archive, and every
-error. :class:`Extensions` keeps pax records and GNU's long names until their member comes. Sizes and chains of
-extended headers are bounded, because a crafted archive could otherwise fill the memory with records. The compiled
-core (``core.py``), if there is one, takes the usual members, many at a time, and leaves all others to ``_block``.
-Columns and errors are the same.
+``_block`` handles every kind of block: extended headers, folders, links, sparse members, the end of the archive, and
+every error. :class:`Extensions` keeps pax records and GNU's long names until their member comes. The size and the
+number of extended headers are limited, because a crafted archive could otherwise fill the memory with records. The
+compiled core (``core.py``), if installed, parses usual members, many at a time. All other blocks are left to
+``_block``. Columns and errors are the same with and without the core.
 
 This module knows no samples, files or networks.
 
@@ -53,9 +53,9 @@ Buffer = bytes | bytearray | memoryview
 _USUAL_HEAD_BYTES = 3 * BLOCK
 """A pax header with one block of records, and the member's own header."""
 _MAX_POSITION = 1 << 60
-"""Crafted sizes may lead to any position; beyond this one the core is not used."""
+"""Crafted sizes may lead to any position. At positions beyond this, the core is not used."""
 MAX_ZEROS_BYTES = 1 << 26
-"""The most zeros after a stream's end of archive; many times what fills the last record of a tape."""
+"""The most zeros after a stream's end of archive. The last record of a tape is filled with far fewer zeros."""
 _ZERO_BLOCK = bytes(BLOCK)
 CUT_SHORT = "the shard is incomplete: copy it again, or save whole samples with `wds repair -o OUT`"
 """The hint for an archive that ends too early."""
@@ -66,17 +66,17 @@ _OTHER_FORMATS = {
     b"PAR1": "it is a Parquet table: create shards of its rows with `wds create --from`",
     b"<": "it is a web page or XML, perhaps an error message: download the shard again",
 }
-"""Other files with the name of a shard: their first bytes, and a hint."""
-#: x and g are POSIX's, X is what Solaris wrote before POSIX had x, L and K are GNU's long name and long link name.
+"""Files of other formats that may have the name of a shard: their first bytes, and a hint."""
+#: x and g are POSIX's. X was used by Solaris before POSIX had x. L and K are GNU's long name and long link name.
 TYPEFLAGS = frozenset((b"x", b"g", b"X", b"L", b"K"))
 _SPARSE = b"GNU.sparse."
 _LEADING = (b"path", b"size")
 
 
 class Columns(NamedTuple):
-    """Members as parallel lists. ``starts`` are the bytes of the first header block (extended headers included),
-    ``offsets`` those of the payload, ``flags`` a kind (``KIND_MASK``) with FOREIGN and GLOBAL; 0 is a canonical
-    regular member."""
+    """Members as parallel lists. ``starts`` are the offsets of the first header blocks, extended headers included.
+    ``offsets`` are the offsets of the payloads. ``flags`` have a kind (``KIND_MASK``) with FOREIGN and GLOBAL; a
+    canonical regular member has 0."""
 
     names: list[bytes]
     starts: list[int]
@@ -85,12 +85,12 @@ class Columns(NamedTuple):
     flags: list[int]
 
     def part(self, first: int, end: int | None) -> Columns:
-        """The rows from ``first`` up to ``end``; None for all the rest."""
+        """Return the rows ``first`` to ``end - 1``. If ``end`` is None, return all rows from ``first``."""
         rows: list[Any] = [column[first:end] for column in self]
         return Columns(*rows)
 
     def member(self, row: int) -> Member:
-        """One row as a public record."""
+        """Return one row as a public record."""
         kind = KIND_NAMES[self.flags[row] & KIND_MASK]
         return Member(to_text(self.names[row]), kind, self.starts[row], self.offsets[row], self.sizes[row])
 
@@ -100,7 +100,7 @@ def new_columns() -> Columns:
 
 
 def cut(shard: str | None, columns: Columns, row: int, seen: int) -> DataError:
-    """The error of an archive that ends ``seen`` bytes after the header of a member."""
+    """Return the error for an archive that ends in a member, ``seen`` bytes after its header."""
     size = columns.sizes[row]
     return DataError(
         f"archive ends after {max(0, seen)} of {size} payload bytes"
@@ -115,10 +115,10 @@ def cut(shard: str | None, columns: Columns, row: int, seen: int) -> DataError:
 
 
 class Extensions:
-    """The extended headers since the last member, and the globals of the archive so far.
+    """The extended headers since the last member, and the global records of the archive so far.
 
-    ``start`` is the byte of the first header about the next member, or None; ``raw`` are its blocks and those after
-    it; ``gap`` means that a global header is among them.
+    ``start`` is the offset of the first extended header of the next member, or None. ``raw`` are all blocks from there.
+    ``gap`` means that a global header is among them.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Extensions:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all but the globals, after their member."""
+        """After a member, forget its extended headers, but keep the global records."""
         self.start: int | None = None
         self.raw = b""
         self.gap = False
@@ -139,16 +139,16 @@ class Extensions:
 
     @property
     def long_name(self) -> bytes | None:
-        """The next member's name, if it is known."""
+        """The next member's name, if an extended header gives it."""
         return self._records.get(b"path") or self._long_name
 
     @property
     def globals_lead(self) -> bool:
-        """Whether the globals affect names, sizes or kinds."""
+        """Whether the global records affect names, sizes or kinds."""
         return bool(self._leading)
 
     def check(self, size: int) -> None:
-        """Raise DataError ``bad-extended-header`` if one more header of ``size`` bytes exceeds the limits."""
+        """Raise DataError ``bad-extended-header`` if another header of ``size`` bytes would exceed the limits."""
         if self._size + size > MAX_EXTENDED_SIZE:
             raise DataError(
                 f"extended headers of {self._size + size} bytes (at most {MAX_EXTENDED_SIZE} are read)",
@@ -177,7 +177,7 @@ class Extensions:
             self.raw += blocks
 
     def put_globals(self, records: dict[bytes, bytes]) -> None:
-        """Set the globals, for a scan that starts in the middle of an archive."""
+        """Set the global records, for a scan that starts in the middle of an archive."""
         self.globals, self._leading, self._globals_size = {}, {}, 0
         self._add_globals(records)
 
@@ -198,7 +198,7 @@ class Extensions:
             )
 
     def describe(self, header: Header) -> tuple[bytes, int, int]:
-        """Name, size and kind of a member with its extended headers; a pax record takes precedence over a GNU
+        """Return name, size and kind of a member with its extended headers. A pax record takes precedence over a GNU
         header."""
         name, size, typeflag = header.name, header.size, header.typeflag
         if self._long_name is not None:
@@ -215,19 +215,19 @@ class Extensions:
         return name, size, kind
 
     def _record(self, keyword: bytes) -> bytes | None:
-        """POSIX: a member's own record takes precedence over the global one; an empty value removes that for this
-        member."""
+        """Return a record for the next member. POSIX: the member's own record takes precedence over the global record.
+        An empty value removes the global record for this member."""
         return self._records[keyword] if keyword in self._records else self._leading.get(keyword)
 
     def _is_sparse(self) -> bool:
-        """GNU's pax formats 0.0, 0.1 and 1.0 of sparse files."""
+        """Return whether the member is a sparse file in GNU's pax formats 0.0, 0.1 or 1.0."""
         return any(
             keyword.startswith(_SPARSE) for records in (self._records, self._leading) for keyword in records
         )
 
 
 def endless(name: str) -> InputError:
-    """The error of a stream that gives only zeros."""
+    """Return the error for a stream that has only zeros."""
     return InputError(
         f"cannot read {name} to its end: more than {MAX_ZEROS_BYTES >> 20} MiB of zeros where an archive ends",
         hint="the input may be a device; in a regular file wdscli reads any number of zeros",
@@ -235,16 +235,17 @@ def endless(name: str) -> InputError:
 
 
 def _other_format(begin: bytes) -> str | None:
-    """A hint for a file that is no tar archive, by its first bytes."""
+    """Return a hint for a file that is no tar archive, by its first bytes."""
     return next((hint for magic, hint in _OTHER_FORMATS.items() if begin.startswith(magic)), None)
 
 
 class Scanner:
-    """Walks one archive. ``limit`` is the archive's size in bytes if known, ``first`` its first byte.
+    """Parses the headers of one archive. ``limit`` is the archive's size in bytes if known, and ``first`` is its first
+    byte.
 
-    Feed it buffers in ascending order that hold the byte at ``position``; take the columns with :meth:`take`; call
-    :meth:`finish` once with the number of bytes read. All errors are DataError with offset and, if known, member;
-    ``shard`` names the archive in them.
+    Feed it buffers in rising order; each must contain the byte at ``position``. Get the columns by :meth:`take`. At the
+    end, call :meth:`finish` once with the number of bytes read. All errors are DataError with an offset, and with a
+    member if known. ``shard`` is the name of the archive in errors.
     """
 
     def __init__(
@@ -278,12 +279,12 @@ class Scanner:
 
     @property
     def is_at_member(self) -> bool:
-        """Whether a member may begin at ``position``: nothing of it, or of the end, has been seen yet."""
+        """Whether a new member may begin at ``position``: no block of it, and no zero block, was parsed yet."""
         return not self.ended and self._zero_at is None and self.extensions.start is None
 
     def take(self, seen: int | None = None) -> Columns:
-        """The members since the last call. With ``seen``, the number of bytes that certainly exist, a member that
-        reaches beyond them is returned only later."""
+        """Return the members since the last call. ``seen`` is the number of bytes that surely exist. A member that ends
+        after them is returned by a later call."""
         self._remember_last()
         columns, self._columns = self._columns, new_columns()
         if columns.names and seen is not None and columns.offsets[-1] + padded(columns.sizes[-1]) > seen:
@@ -292,7 +293,7 @@ class Scanner:
         return columns
 
     def feed(self, buffer: Buffer, base: int) -> None:
-        """Walk the complete headers in ``buffer``, whose first byte is byte ``base`` of the archive."""
+        """Parse the complete headers in ``buffer``, which begins at byte ``base`` of the archive."""
         at = self.position - base
         while 0 <= at <= len(buffer) and not self.ended:
             if core.CORE is not None and self._begins_anew():
@@ -314,13 +315,14 @@ class Scanner:
             self._only_zeros(buffer, max(0, self.position - base), base)
 
     def hop(self, descriptor: int, count: int) -> None:
-        """Walk about ``count`` members of a file by its descriptor and skip their payloads. It stops early, or does
-        nothing, at a block that :meth:`feed` must handle."""
+        """Parse about ``count`` members of a file by its descriptor, and skip their payloads. Stop at a block that
+        :meth:`feed` must handle."""
         if core.CORE is not None and not self.ended and self._begins_anew():
             self.position = core.CORE.hop(descriptor, self.position, count, self._archive())
 
     def _goes_on(self, buffer: Buffer, at: int, base: int) -> bool:
-        """Whether a usual pax header continues after the buffer; it is then read at once, not block by block."""
+        """Return whether a usual pax header continues after the buffer. It is then read as a whole, not block by
+        block."""
         is_cut = at + BLOCK <= len(buffer) < at + _USUAL_HEAD_BYTES
         if not is_cut or self.limit is None or base + at + _USUAL_HEAD_BYTES > self.limit:
             return False
@@ -328,13 +330,13 @@ class Scanner:
         return buffer[at + 156] == ord("x") and b"00000000000" < size <= b"00000001000"
 
     def _begins_anew(self) -> bool:
-        """Whether no earlier header affects the next member, so that the compiled core may parse it."""
+        """Return whether no earlier header affects the next member, so that the compiled core may parse it."""
         before = self.extensions
         is_silent = before.start is None and not (before.gap or before.globals_lead)
         return is_silent and self._zero_at is None and self.position < _MAX_POSITION
 
     def _archive(self) -> tuple[int, Columns, bytes, bool, int, int]:
-        """The compiled core's arguments about the archive."""
+        """Return the compiled core's arguments about the archive."""
         foreign = self._foreign()
         limit = -1 if self.limit is None else self.limit
         gnu_names = self.form.long_names == "gnu"
@@ -351,7 +353,7 @@ class Scanner:
         return FOREIGN | GLOBAL if self.globals else FOREIGN
 
     def _block(self, buffer: Buffer, at: int, base: int) -> int:
-        """Parse one block exactly. Returns the next position in the buffer, or -1 when more bytes are needed first."""
+        """Parse one block exactly. Return the next position in the buffer, or -1 if more bytes are needed first."""
         block = bytes(buffer[at : at + BLOCK])
         here = base + at
         if block == _ZERO_BLOCK:
@@ -386,7 +388,7 @@ class Scanner:
         return at + BLOCK
 
     def _extension(self, buffer: Buffer, at: int, base: int, block: bytes, header: Header) -> int:
-        """A pax or GNU header about the next member (x, L, K) or all further members (g)."""
+        """Parse a pax or GNU header for the next member (x, L, K), or for all later members (g)."""
         self.extensions.check(header.size)
         end = at + BLOCK + padded(header.size)
         if end > len(buffer):
@@ -413,7 +415,8 @@ class Scanner:
         return end + padded(size)
 
     def _is_canonical(self, block: bytes, name: bytes, size: int, kind: int) -> bool:
-        """Whether the member's blocks, with a preceding global header, are what wdscli would write."""
+        """Return whether the member's blocks, with a preceding global header, are the blocks that wdscli would
+        write."""
         if kind != REGULAR or self.extensions.gap or self.globals or not name or 0 in name:
             return False
         if block[100:124] != CANONICAL_MIDDLE:
@@ -421,7 +424,8 @@ class Scanner:
         return self.extensions.raw + block == build_header(name, size, self.form)
 
     def _skip_sparse_map(self, buffer: Buffer, at: int) -> int:
-        """Old GNU sparse: byte 482 says that more blocks of the map follow; byte 504 of each says the same."""
+        """Skip the sparse map of an old GNU sparse file. Byte 482 of the header says whether a block of the map
+        follows. Byte 504 of each such block says whether another block follows."""
         more, end = buffer[at + 482] != 0, at + BLOCK
         while more:
             if end - at > MAX_EXTENDED_SIZE:
@@ -442,7 +446,7 @@ class Scanner:
         columns.flags.append(flag)
 
     def _check_limit(self) -> None:
-        """The last member's payload must fit in the rest of the archive."""
+        """Raise an error unless the last member's payload fits in the rest of the archive."""
         if self.limit is not None and self.position > self.limit and self._columns.names:
             self._remember_last()
             for column in self._columns:
@@ -454,8 +458,8 @@ class Scanner:
             self._last = self._columns.part(-1, None)
 
     def _only_zeros(self, buffer: Buffer, at: int, base: int) -> None:
-        """POSIX: bytes after the two zero blocks are not part of the archive. Only zeros, which fill the last
-        record of a tape, are harmless; anything else is data that readers ignore silently."""
+        """Check the bytes after the two zero blocks, which POSIX does not count as part of the archive. Only zeros are
+        harmless; they fill the last record of a tape. Other bytes are data that readers would ignore silently."""
         rest = bytes(buffer[at:])
         if rest.count(0) != len(rest):
             offset = base + at + len(rest) - len(rest.lstrip(b"\0"))
@@ -470,7 +474,7 @@ class Scanner:
             raise endless(self.shard or "a stream")
 
     def finish(self, total: int) -> None:
-        """The archive ended after ``total`` bytes. Raises DataError unless it is complete."""
+        """Report that the archive ended after ``total`` bytes. Raises DataError unless it is complete."""
         if self.ended:
             return
         if total <= self.first:
@@ -509,7 +513,7 @@ class Scanner:
         return DataError(message, code=code, shard=self.shard, offset=offset, member=member, hint=hint)
 
     def _placed(self, error: DataError, here: int, block: bytes) -> DataError:
-        """Add the place to an error of ``header.py`` or of :class:`Extensions`."""
+        """Add the place to an error from ``header.py`` or :class:`Extensions`."""
         name, start = self.extensions.long_name, self.extensions.start
         if name is None and block[156:157] not in TYPEFLAGS:
             name = block[:100].partition(b"\0")[0]

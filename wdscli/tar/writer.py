@@ -15,23 +15,24 @@ from wdscli.tar import core
 from wdscli.tar.header import BLOCK, CANONICAL, END_OF_ARCHIVE, MAX_SIZE, Form, build_header
 
 GATHER_BYTES = 1 << 16
-"""Larger payloads are written directly (``COPIED`` in ``_core.c``); a fuller buffer is flushed."""
+"""Larger payloads are written directly (``COPIED`` in ``_core.c``). If the buffer has more bytes than this, it is
+flushed."""
 BUFFER_BYTES = 2 * GATHER_BYTES + BLOCK
 _PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
 Payload = bytes | bytearray | memoryview
 Places = tuple[list[bytes], list[int], list[int]]
-"""Members as three columns: names, first bytes of payloads, sizes."""
+"""Members as three columns: names, offsets of payloads, sizes."""
 
 
 class ByteSink(Protocol):
-    """A destination of bytes, in order."""
+    """The interface of a destination to which bytes are written in order."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> object:
-        """Take all of ``data``; the caller reuses its memory afterwards."""
+        """Take all of ``data``. The caller may reuse its memory after the call."""
 
 
 def padding(size: int) -> bytes:
-    """The zeros between a payload of ``size`` bytes and the next block.
+    """Return the zeros between a payload of ``size`` bytes and the next block.
 
     >>> len(padding(500)), padding(512)
     (12, b'')
@@ -67,7 +68,7 @@ class TarWriter:
 
     @property
     def position(self) -> int:
-        """Bytes so far, buffered ones included."""
+        """The number of bytes so far, buffered bytes included."""
         return self._flushed + self._used
 
     def add(self, name: bytes, payload: Payload) -> None:
@@ -77,8 +78,8 @@ class TarWriter:
         self.add_all(b"", [(name, payload)], ([], [], []))
 
     def add_all(self, prefix: bytes, members: Sequence[tuple[bytes, Payload]], places: Places) -> None:
-        """Write regular members of (name, payload), with ``prefix`` before their names; ``places`` gets the names
-        without it. Raises DataError for a name that no tar can hold, before anything is written."""
+        """Write regular members from pairs (name, payload). ``prefix`` is added before each name; ``places`` gets the
+        names without it. If a name cannot be stored in a tar, raises DataError before anything is written."""
         if core.CORE is not None:
             used: int = core.CORE.members(
                 self._buffer, self._used, prefix, members, self._mtime_field, self._flushed, places
@@ -91,7 +92,7 @@ class TarWriter:
         names, offsets, sizes = places
         for name, _ in members:
             if 0 in prefix + name:
-                build_header(prefix + name, 0)  # which raises
+                build_header(prefix + name, 0)  # this call raises the error
         for name, payload in members:
             self.begin(prefix + name, len(payload))
             names.append(name)
@@ -101,13 +102,13 @@ class TarWriter:
             self.raw(padding(len(payload)))
 
     def fill(self, put: Callable[[bytearray, int], int]) -> None:
-        """Write whole members that ``put`` copies into the buffer from a byte on; it returns their end."""
+        """Write complete members. ``put`` copies them into the buffer, beginning at a byte, and returns their end."""
         self._used = put(self._buffer, self._used)
         if self._used >= GATHER_BYTES:
             self.flush()
 
     def begin(self, name: bytes, size: int) -> None:
-        """Write the header of a member; :meth:`raw` then writes its ``size`` bytes, and :func:`padding`.
+        """Write the header of a member. Then call :meth:`raw` to write its ``size`` bytes and the :func:`padding`.
 
         Raises UsageError for a name or a size that no tar can hold.
         """
@@ -122,7 +123,7 @@ class TarWriter:
         return block or build_header(name, size, self._form)
 
     def raw(self, data: Payload) -> None:
-        """Write bytes that are already tar: runs of members, or a payload after :meth:`begin`. Large ones are not
+        """Write bytes that are already tar: runs of members, or a payload after :meth:`begin`. Large pieces are not
         copied."""
         size = len(data)
         if size >= GATHER_BYTES:
