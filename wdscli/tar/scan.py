@@ -55,7 +55,7 @@ _USUAL_HEAD_BYTES = 3 * BLOCK
 _MAX_POSITION = 1 << 60
 """Crafted sizes may lead to any position. At positions beyond this, the core is not used."""
 MAX_ZEROS_BYTES = 1 << 26
-"""The most zeros after a stream's end of archive. The last record of a tape is filled with far fewer zeros."""
+"""The most zeros after a stream's end of archive. The last record of a tape has many times fewer zeros."""
 _ZERO_BLOCK = bytes(BLOCK)
 CUT_SHORT = "the shard is incomplete: copy it again, or save whole samples with `wds repair -o OUT`"
 """The hint for an archive that ends too early."""
