@@ -9,8 +9,8 @@ def version_line() -> str:
 
 
 def _has_core() -> bool:
-    """Whether the compiled core can be loaded. It is loaded by its path, because importing the package around it would
-    take longer than printing one line."""
+    """Return whether the compiled core can be loaded. It is loaded by its path, because importing the package around it
+    would take longer than printing one line."""
     import os
     import sys
     from importlib.machinery import PathFinder

@@ -26,7 +26,7 @@ def main() -> None:
             sys.stdout.flush()
             return
         except (AttributeError, OSError):
-            pass  # closed, full, or without a reader: fall through to the error that every command gives
+            pass  # standard output is closed, full, or has no reader: continue to the usual error of every command
     _leave(_run())
 
 

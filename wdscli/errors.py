@@ -195,7 +195,7 @@ class EngineError(WdsError):
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory is too small. Under a memory limit, this may be an ImportError of a
+    """Return whether an error means that memory is too small. Under a memory limit, this may be an ImportError of a
     library."""
     no_room = "failed to map segment", "annot allocate memory"
     return isinstance(error, MemoryError) or (

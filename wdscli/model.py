@@ -16,12 +16,12 @@ Result = TypeVar("Result")
 
 
 def to_text(raw: bytes) -> str:
-    """A name's bytes as text; bytes that are not UTF-8 become lone surrogates (PEP 383)."""
+    """Return a name's bytes as text. Bytes that are not UTF-8 become lone surrogates (PEP 383)."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def to_bytes(text: str) -> bytes:
-    """The inverse of :func:`to_text`."""
+    """Return a name's text as bytes. This is the inverse of :func:`to_text`."""
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -15,7 +15,7 @@ long."""
 
 
 class Progress(Protocol):
-    """The reports of one operation at a time, from one thread."""
+    """Receives the progress reports of one operation at a time, from one thread."""
 
     def start(self, what: str, total: int | None, unit: Unit) -> None:
         """Begin a stage. ``what`` is a short phrase with a verb. ``total`` is the size of the stage in ``unit``, or
@@ -31,7 +31,7 @@ class Progress(Protocol):
         """Close the open stage, if any."""
 
     def warn(self, message: str) -> None:
-        """Show one line of warning; the work continues."""
+        """Show one line of warning. The work continues."""
 
     def note(self, message: str) -> None:
         """Show one line under ``-v``."""

@@ -1,7 +1,7 @@
-"""Check documents from files against a table of fields, types and bounds.
+"""This module checks documents from files against a table of fields, types and bounds.
 
-:func:`check` checks manifests, indexes, receipts, plans and jobs. A table has the form of the document. All values of
-one place in the table are checked at once, because a manifest may have 100,000 shards.
+:func:`check` checks manifests, indexes, receipts, plans and jobs. A table has the form of the document. All values for
+the same place in the table are checked together, because a manifest may have 100,000 shards.
 
     str, bool, float, bytes, dict   exactly this type; True is not a number
     int                             a whole number from 0 to 2^63 - 1
@@ -38,7 +38,8 @@ _SHOWN = 60
 
 
 def check(value: Any, table: Any) -> None:
-    """Raise ValueError unless a value fits its table: the message has the field's path, its value and what it must be.
+    """Raise ValueError unless a value fits its table. The message has the field's path, its value and the expected
+    type.
 
     >>> check({"shards": [{"size": -1}]}, {"shards": [{"size": int}, ...]})
     Traceback (most recent call last):
@@ -51,7 +52,7 @@ def check(value: Any, table: Any) -> None:
 
 
 def _fit(values: Sequence[Any], table: Any) -> bool:
-    """Whether all values fit a table."""
+    """Return whether all values fit a table."""
     if type(table) is tuple:
         if any(_fit(values, one) for one in table):
             return True

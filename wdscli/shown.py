@@ -126,7 +126,7 @@ def _without_value(found: re.Match[str]) -> str:
 
 
 def _is_opaque(value: str) -> bool:
-    """Whether a value looks like a key rather than a word, a number or a file's name."""
+    """Return whether a value looks like a key rather than a word, a number or a file's name."""
     return bool(re.fullmatch(_OPAQUE, value)) and not re.fullmatch(_FILE_NAME, value)
 
 

@@ -141,7 +141,7 @@ class ForkLock:
         self._mine().release()
 
     def locked(self) -> bool:
-        """Whether a thread of this process holds it."""
+        """Return whether a thread of this process holds it."""
         return self._mine().locked()
 
     def __enter__(self) -> None:

@@ -44,7 +44,7 @@ def parse_size(text: str | int) -> int:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Number and unit; the ``e`` of ``2e9`` belongs to the number."""
+    """Split a text into number and unit. The ``e`` of ``2e9`` belongs to the number."""
     end = len(text)
     while end and not (text[end - 1].isdecimal() or text[end - 1] == "."):
         end -= 1
@@ -102,7 +102,7 @@ def human_size(size_bytes: float) -> str:
 
 
 def human_number(number: float, *, spaced: bool = False, whole: str = "") -> str:
-    """A count in thousands: ``12.3k``. Below a thousand it stays whole, followed by ``whole``.
+    """Return a count in thousands: ``12.3k``. Below a thousand, it stays whole, followed by ``whole``.
 
     >>> human_number(999), human_number(12_345), human_number(1_234_567)
     ('999', '12.3k', '1.23M')

@@ -1,14 +1,14 @@
-"""Listings of samples, members and shards; :mod:`wdscli.look.summary` adds them up.
+"""This module lists samples, members and shards. :mod:`wdscli.look.summary` sums up a listing.
 
-:func:`ls` returns a :class:`Listing`. It yields rows while the shards are read, so that the first row comes at once and
-memory does not grow with the set. Rows are columns of a batch; members are grouped into samples only if a selection
-needs samples. Links, devices and repeated fields are shown or counted; they are no errors here, since nothing is
-copied.
+:func:`ls` returns a :class:`Listing`. It yields rows while the shards are read, so that the first row comes
+immediately, and memory does not grow with the set. Rows come as columns of a batch. Members are grouped into samples
+only if a selection needs samples. Links, devices and repeated fields are shown or counted. They are no errors here,
+because nothing is copied.
 
 :class:`SetReader` is the base of :class:`Listing` and of :class:`~wdscli.look.picking.SampleReader`. It reads a set
-shard by shard and counts samples. The index serves a remote shard when only a part of it is wanted, which saves
-requests. A local shard is scanned, because a scan is as fast, unless its index has values that replace payloads. A
-shard found by listing a folder needs no request if its index belongs to the listed version.
+shard by shard, and counts samples. For a remote shard, the index is used if only a part of the shard is wanted, which
+saves requests. A local shard is scanned, because a scan is as fast; its index is used only if it has values that
+replace payloads. If a folder listing has the version for which the index was made, the shard needs no request.
 
 This module does not know how rows are laid out or printed.
 """
@@ -55,9 +55,9 @@ Opened = TypeVar("Opened")
 class Page(NamedTuple):
     """Some selected samples of one shard.
 
-    ``batch`` holds only these samples, with the selected fields under their new names. ``places`` are the samples'
-    places in the shard, from 0; ``stored`` are the fields' names in the shard. ``payload(row, member)`` returns the
-    payload of a member of ``batch`` whose field was requested; it is valid until the next page.
+    ``batch`` has only these samples, with the selected fields under their new names. ``places`` are the samples' places
+    in the shard, from 0. ``stored`` are the fields' names in the shard. ``payload(row, member)`` returns the payload of
+    a member of ``batch``, if its field was requested. It may be called until the next page.
     """
 
     shard: str
@@ -68,8 +68,8 @@ class Page(NamedTuple):
 
 
 class ShardRow(NamedTuple):
-    """One shard. ``size_bytes`` is the size of the archive (with a selection: of the blocks of the selected members);
-    ``payload_bytes`` is the size of the payloads."""
+    """The row for one shard. ``size_bytes`` is the size of the archive, or with a selection, of the selected members'
+    blocks. ``payload_bytes`` is the size of the payloads."""
 
     shard: str
     samples: int
@@ -79,11 +79,12 @@ class ShardRow(NamedTuple):
 
 
 class LsReport(NamedTuple):
-    """Counts of a listing that has ended.
+    """The counts of a listing that has ended.
 
-    ``samples`` were selected; ``dropped`` counts skipped samples by reason (both stay empty for members without a
-    selection). ``ignored`` counts members outside any sample by reason. ``broken`` are the skipped errors,
-    ``remarks`` the warnings about the selection, ``missing`` the shards that only a manifest next to the others lists.
+    ``samples`` counts selected samples, and ``dropped`` counts skipped samples by reason. Both are empty for members
+    without a selection. ``ignored`` counts members that belong to no sample, by reason. ``broken`` has the skipped
+    errors, and ``remarks`` has the warnings about the selection. ``missing`` has the shards that a manifest lists but
+    that do not exist.
     """
 
     shards: int
@@ -103,12 +104,12 @@ def ls(
     on_error: OnError = "stop",
     progress: Progress = QUIET,
 ) -> Listing:
-    """The listing of the shards at ``addresses``, which have the form for :func:`wdscli.shards.open_set`.
+    """Return the listing of the shards at ``addresses``, in the form of :func:`wdscli.shards.open_set`.
 
-    Nothing is read before the listing is iterated. A folder without shards means the folders below it that have
-    shards: the parts of a set. With ``on_error="skip"`` the undamaged samples of a broken shard are listed, and samples
-    next to damage are counted as ``damaged``; otherwise DataError is raised after the samples before the damage.
-    Missing shards are in the report. Raises UsageError, InputError, DataError.
+    Nothing is read before the listing is iterated. A folder without shards means the folders with shards below it,
+    which are the parts of a set. With ``on_error="skip"``, the undamaged samples of a damaged shard are listed, and
+    samples next to damage are counted as ``damaged``. Otherwise DataError is raised after the samples before the
+    damage. Missing shards are in the report. Raises UsageError, InputError, DataError.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -123,7 +124,7 @@ def ls(
 
 
 def with_parts(addresses: Sequence[str], open_all: Callable[[Sequence[str]], Opened]) -> Opened:
-    """``open_all`` of the addresses, with the folders below in place of a folder without shards."""
+    """Call ``open_all`` with the addresses. A folder without shards is replaced by the folders with shards below it."""
     try:
         return open_all(addresses)
     except InputNotFoundError:
@@ -136,8 +137,8 @@ def with_parts(addresses: Sequence[str], open_all: Callable[[Sequence[str]], Ope
 class SetReader:
     """The shards of a set, and counts of the samples read so far.
 
-    ``troubles`` holds the errors skipped by ``on_error="skip"``. An index is used only if it has this ``form``; None
-    accepts any. Raises UsageError if standard input would have to hold both keys and a shard.
+    ``troubles`` has the errors skipped by ``on_error="skip"``. An index is used only if it has this ``form``; None
+    accepts any form. Raises UsageError if standard input is used for both keys and a shard.
     """
 
     def __init__(
@@ -167,12 +168,12 @@ class SetReader:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Counts of skipped samples by reason."""
+        """The counts of skipped samples, by reason."""
         return dict(sorted((Counter(self.state.dropped) + Counter(self._damaged)).items()))
 
     @property
     def ignored(self) -> dict[str, int]:
-        """Counts of members outside any sample, by reason."""
+        """The counts of members that belong to no sample, by reason."""
         return dict(sorted(self._ignored.counts.items()))
 
     def drop(self, reason: str, count: int = 1) -> None:
@@ -180,7 +181,8 @@ class SetReader:
         self._damaged[reason] = self._damaged.get(reason, 0) + count
 
     def skip_undecodable(self, error: DataError) -> None:
-        """Count a sample that cannot be decoded. Raise other errors, and every error that stops the command."""
+        """Count a sample that cannot be decoded. Raise other errors, and raise every error if errors stop the
+        command."""
         if not self.skips or error.code != "undecodable":
             raise error
         self.drop("undecodable")
@@ -191,12 +193,12 @@ class SetReader:
 
     @cached_property
     def _unindexed(self) -> frozenset[str]:
-        """The shards without an index, as far as this is known without a request per shard."""
+        """Return the shards without an index, if this is known without a request per shard."""
         return frozenset() if all(map(is_local, self.set.addresses)) else without_index(self.set)
 
     def _open_by_index(self, address: str, whole: bool = False) -> Source:
-        """Open a shard, if possible without a request, from what its index says. ``whole`` is passed to
-        :func:`open_source` if there is no index."""
+        """Open a shard by its index, if possible without a request. Without an index, pass ``whole`` to
+        :func:`open_source`."""
         if address in self._unindexed:
             return open_source(address, whole=whole)
         listed = listed_version(address) if address in self.set.listed else None
@@ -208,8 +210,9 @@ class SetReader:
         return source or open_source(address)
 
     def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
-        """The samples of a shard from its index; None if it has no usable index, and for a local shard, unless it is a
-        view's, also if no stored values can replace payloads. Payloads for ``--where`` are requested in groups."""
+        """Return the samples of a shard from its index, or None if the index is not used. For a local shard that is not
+        a view's shard, the index is used only if its stored values can replace payloads. Payloads for ``--where`` are
+        requested in groups."""
         is_near = is_local(source.name) and view_of(source.name) is None
         if not source.seekable or source.name in self._unindexed or (is_near and not payloads.fields):
             return None
@@ -227,7 +230,7 @@ class SetReader:
         return expecting(source, batches, selection, payloads, selection.payload_fields)
 
     def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
-        """The undamaged samples; the others are counted."""
+        """Yield the undamaged samples, and count the damaged samples."""
         from wdscli.samples.grouping import Salvager
 
         form, known = self._form or CANONICAL, self._known.get(source.name, -1)
@@ -238,8 +241,8 @@ class SetReader:
 class Listing(SetReader):
     """A listing: call :meth:`samples`, :meth:`members` or :meth:`shards` once, then :meth:`report`.
 
-    With ``by_index`` remote shards are listed from their indexes. The default is True unless errors are skipped, since
-    an index does not show damage.
+    With ``by_index``, remote shards are listed from their indexes. This is the default unless errors are skipped,
+    because an index does not show damage.
     """
 
     def __init__(
@@ -261,7 +264,8 @@ class Listing(SetReader):
         self._read = 0
 
     def samples(self, payloads_of: frozenset[bytes] = frozenset()) -> Iterator[Page]:
-        """The selected samples in order, with the payloads of some fields, which are named as after ``--rename``."""
+        """Yield the selected samples in order, with the payloads of some fields. ``fields`` are names after
+        ``--rename``."""
         rule = self.selection.field_rule
         renames = () if rule is None else rule.renames
         olds = {old for one in renames if one.new in payloads_of for old in one.olds}
@@ -269,21 +273,22 @@ class Listing(SetReader):
             yield from self._pages(source, payloads_of | olds)
 
     def each(self, payloads_of: Callable[[frozenset[str]], frozenset[bytes]]) -> Iterator[SampleAt]:
-        """The selected samples in order, with all fields under their names in the shard. The payloads of some fields
-        can be read until the next sample: ``payloads_of`` returns these fields for the names of the stored values that
-        the samples of a shard have."""
+        """Yield the selected samples in order, with all fields under their names in the shard. Some payloads can be
+        read until the next sample. ``payloads_of`` returns the fields of these payloads; its argument is the names of
+        the stored values in a shard."""
         for source in self._sources():
             for batch, rows, payloads in self._selected(source, payloads_of(frozenset()), payloads_of):
                 for row in rows:
                     yield SampleAt(batch, row, source.name, payloads)
 
     def remark(self, missing_names: Iterable[MissingName]) -> None:
-        """Add names that no sample has to the report."""
+        """Add a warning to the report about names that no sample has."""
         self._absences += missing_names
 
     def members(self) -> Iterator[tuple[str, Columns]]:
-        """The shard and the columns of some members at a time: all members of the shards, also those outside any
-        sample; with a selection, the selected members, named by key and field."""
+        """Yield the shard and the columns of some members at a time. Without a selection, these are all members of the
+        shards, also members that belong to no sample. With a selection, these are the selected members, named by key
+        and field."""
         self._by_index = self._by_index and not self.selection.is_trivial
         for source in self._sources():
             if self.selection.is_trivial:
@@ -299,7 +304,7 @@ class Listing(SetReader):
                     yield source.name, page.batch.columns()
 
     def shards(self, visit: Callable[[Page], None] | None = None) -> Iterator[ShardRow]:
-        """A row per shard, after it was read; ``visit`` is called with each page of samples."""
+        """Yield a row for each shard after it was read. ``visit`` is called with each page of samples."""
         for source in self._sources():
             samples = members = size = payload = 0
             for page in self._pages(source):
@@ -315,7 +320,7 @@ class Listing(SetReader):
             yield ShardRow(source.name, samples, members, size, payload)
 
     def report(self) -> LsReport:
-        """Counts and warnings, after the listing has ended."""
+        """Return counts and warnings. Call this after the listing has ended."""
         state = self.state
         missing_names = [*self.selection.missing_names(state), *self._absences]
         remarks = [*self.selection.remarks(state), *(one.text for one in missing_names), self._lack]
@@ -361,7 +366,7 @@ class Listing(SetReader):
         wanted = self.selection.payload_fields | payloads_of
         payloads = Payloads(source, wanted)
         batches = self._indexed(source, payloads) if self._by_index else None
-        # A stream cannot be read twice, once for damage and once for payloads.
+        # A stream cannot be read twice: once to find damage, and once for payloads.
         if batches is None and self.skips and (source.seekable or not wanted):
             batches = self._sound(source)
         found = iter_selected(
@@ -390,7 +395,7 @@ class Listing(SetReader):
 
 
 def _empty_where(state: SelectionState) -> str:
-    """The warning that ``--where`` matches no sample; empty if it matches some."""
+    """Return the warning that ``--where`` matches no sample. It is empty if it matches a sample."""
     count = state.dropped.get("where", 0)
     if not count or state.kept or not {"keys", "not-keys", "where"}.issuperset(state.dropped):
         return ""
@@ -407,10 +412,11 @@ def settled(
     distinct: bool = False,
     by_index: bool | None = None,
 ) -> tuple[Selection, str]:
-    """The selection with the ranks that ``--sample N`` draws, and a warning if there are fewer samples, else "".
+    """Return the selection with the ranks that ``--sample N`` chooses. Also return a warning if there are fewer
+    samples, or "".
 
-    To draw a number of samples, all keys are read first; with ``distinct`` a repeated key counts once. ``by_index`` is
-    that of :class:`Listing`. Raises UsageError if a shard cannot be read twice.
+    To choose a number of samples, all keys are read first. With ``distinct``, a repeated key counts once. ``by_index``
+    has the meaning of :class:`Listing`. Raises UsageError if a shard cannot be read twice.
     """
     draw = selection.draw
     if draw is None or not draw.is_open:
@@ -427,7 +433,7 @@ def settled(
 def _project(
     shard: str, batch: SampleBatch, rows: list[int], selection: Selection, payloads: Payloads
 ) -> Page:
-    """A page of the selected samples of a batch."""
+    """Return a page with the selected samples of a batch."""
     if len(rows) == len(batch.keys) and not selection.changes_members:
         whole = range(batch.index, batch.index + len(rows))
         return Page(

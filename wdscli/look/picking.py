@@ -1,11 +1,11 @@
-"""The selected samples of a set in input order, with access to their payloads, for ``cat``.
+"""This module reads the selected samples of a set in input order, with access to their payloads, for ``cat``.
 
-A :class:`SampleReader` reads the inputs one after the other and yields the selected rows of each batch. With
-``--dedup`` it yields only samples that repeat no earlier one. Of a seekable input only headers are read, and payloads
-on demand. A stream cannot seek back, so the payloads of its current samples are kept, large ones in a scratch file. A
-remote shard is read by its index if only a part of it is wanted; the ranges of a page are requested together. With
-``--dedup`` payloads are read twice, so a remote shard is first copied to scratch space. Memory is bounded by one window
-of headers.
+A :class:`SampleReader` reads the inputs one after the other, and yields the selected rows of each batch. With
+``--dedup``, it leaves out samples that repeat an earlier sample. From a seekable input, it reads headers first, and
+payloads only when the caller wants them. A stream cannot seek back, so the payloads of its current samples are kept;
+large payloads go to a scratch file. A remote shard is read by its index if only a part of it is wanted. The ranges of a
+page are then requested together. With ``--dedup``, payloads are read twice, so a remote shard is first copied to
+scratch space. Only one window of headers is in memory.
 
 This module does not know what the samples are for.
 """
@@ -44,17 +44,17 @@ from wdscli.tar.reader import new_scanner, walk
 from wdscli.tar.scan import cut
 
 HELD_BYTES = 1 << 22
-"""Payload bytes of a stream that are kept in memory; more go to a scratch file."""
+"""How many payload bytes of a stream are kept in memory. More bytes go to a scratch file."""
 SCRATCH_BYTES = 1 << 24
-"""A scratch file of this size gets no more payloads, so that it can be removed after its samples."""
+"""A scratch file with this size gets no more payloads, so that it can be removed after its samples."""
 
 
 class Page(NamedTuple):
     """Some selected samples of one input: the rows of ``batch``.
 
-    ``pieces(member)`` yields a member's payload in pieces, :meth:`payload` returns it whole; ``member`` is its place in
-    the batch. Both are valid until the next page. With ``by_index`` the batch comes from an index; call :meth:`check`
-    before other bytes than payloads are copied.
+    ``pieces(member)`` yields a member's payload in pieces, and :meth:`payload` returns it in one piece. ``member`` is
+    the member's place in the batch. Both may be called until the next page. With ``by_index``, the batch comes from an
+    index. Then call :meth:`check` before copying any bytes except payloads.
     """
 
     source: Source
@@ -64,7 +64,7 @@ class Page(NamedTuple):
     by_index: bool = False
 
     def payload(self, member: int) -> bytes:
-        """One member's payload."""
+        """Return one member's payload."""
         found = list(self.pieces(member))
         return found[0] if len(found) == 1 else b"".join(found)
 
@@ -76,8 +76,8 @@ class Page(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The payloads that a caller reads: those of fields for which ``fields`` is true (by their new names), and with
-    ``key`` only those of this sample."""
+    """The payloads that a caller reads. ``fields`` says whether a field, by its new name, is read. With ``key``, only
+    payloads of this sample are read."""
 
     fields: Callable[[bytes], object]
     key: bytes | None = None
@@ -86,10 +86,10 @@ class Part(NamedTuple):
 class SampleReader(SetReader):
     """Reads the inputs of a request. Its counts are final when :meth:`pages` has ended.
 
-    With ``writes_names`` an unsafe name is an error. With ``copies_streams`` a stream is copied to a scratch folder
-    first, so that every page has a seekable source. With ``counts_later`` the caller skips samples itself and counts
-    the others against ``limit``; it calls :meth:`stop` when the limit is reached. ``part`` says which payloads the
-    caller reads; None means all.
+    With ``writes_names``, an unsafe name is an error. With ``copies_streams``, a stream is first copied to a scratch
+    folder, so that every page has a seekable source. With ``counts_later``, the caller itself skips samples, and counts
+    the other samples for ``limit``. It must call :meth:`stop` when the limit is reached. ``part`` says which payloads
+    the caller reads; None means all.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class SampleReader(SetReader):
 
     @property
     def takes_all(self) -> bool:
-        """Whether all samples are selected and a damaged one is an error."""
+        """Whether all samples are selected, and a damaged sample is an error."""
         is_plain = self.selection.is_trivial and self.limit is None and self._seen is None
         return is_plain and not self.skips and not self.state.done
 
     def stop(self) -> None:
-        """Stop reading: the limit is reached."""
+        """Stop reading, because the limit is reached."""
         self.state.done = True
 
     def start(self, what: str) -> None:
@@ -143,10 +143,10 @@ class SampleReader(SetReader):
         self._stage = ShardStage(self._progress, what, self.set.addresses)
 
     def pages(self, begin: Callable[[Source], tuple[int, int]] | None = None) -> Iterator[Page]:
-        """The selected samples of all inputs, in order. Raises InputError, DataError; at the end also for names that no
-        sample has. ``begin`` is called for each input first: it may read the first samples itself, and returns the
-        byte of the next sample and the number of samples before it."""
-        # A caller that counts later skips repeated keys.
+        """Yield the selected samples of all inputs, in order. ``begin`` is called first for each input. It may read the
+        first samples itself, and returns the offset of the next sample and the number of samples before it. Raises
+        InputError and DataError, at the end also for names that no sample has."""
+        # With counts_later, the caller skips repeated keys itself.
         self.selection, lack = settled(self.set, self.selection, self._on_error, distinct=self._counts_later)
         if lack:
             self._progress.warn(lack)
@@ -181,7 +181,7 @@ class SampleReader(SetReader):
             dedup.warn_of_none(self.state.seen_names.fields, self._progress)
 
     def _distinct(self, page: Page, seen: SeenContent) -> Page:
-        """The page without samples that repeat an earlier one, and without those after the limit."""
+        """Return the page without samples that repeat an earlier sample, and without samples after the limit."""
         self.state.seen_names.fields.update(page.batch.fields)
         rows: list[int] = []
         for row in page.rows:
@@ -198,11 +198,11 @@ class SampleReader(SetReader):
         return page._replace(rows=rows)
 
     def check_names(self, missing_names: Sequence[MissingName]) -> None:
-        """Raise DataError for names that no sample has; with ``allow_empty`` warn."""
+        """Raise DataError for names that no sample has. With ``allow_empty``, only warn."""
         check_named(missing_names, allow=self._request.allow_empty, progress=self._progress)
 
     def check_empty(self, samples: int) -> None:
-        """Take the number of samples used; raise DataError if there are none although some were read."""
+        """Store the number of samples used. Raise DataError if it is 0 although samples were read."""
         self.samples = samples
         request = self._request
         check_empty(samples, request.selection, request.on_error, self.dropped, allow=request.allow_empty)
@@ -223,14 +223,14 @@ class SampleReader(SetReader):
         return open_one(address, whole=whole)
 
     def _pays_index(self, address: str, size: int | None = None) -> bool:
-        """Whether reading the index saves bytes or requests. It does not if most of a shard is wanted and one request
-        fetches all of it."""
+        """Return whether reading the index saves bytes or requests. It saves nothing if most of a shard is wanted, and
+        one request can fetch the whole shard."""
         takes_most = self.selection.takes_most and (self._part is None or self._part.key is None)
         return self._by_index and not (takes_most and is_one_request(address, size))
 
     @property
     def _takes_all_bytes(self) -> bool:
-        """Whether a remote shard without an index is read from its first byte to its last."""
+        """Return whether a remote shard without an index is read from its first byte to its last byte."""
         return self.selection.is_trivial and (self._part is None or self._part.key is None)
 
     def _picked(self, source: Source, begin: tuple[int, int] = (0, 0)) -> Iterator[Page]:
@@ -265,7 +265,7 @@ class SampleReader(SetReader):
             yield Page(source, batch, rows, pieces, by_index)
 
     def _wanted(self, batch: SampleBatch, rows: Sequence[int], shard: str) -> Iterator[tuple[int, int]]:
-        """The byte ranges of a shard that will be read for these rows."""
+        """Return the byte ranges of a shard that will be read for these rows."""
         part = self._part
         for row in rows:
             if part is None and not self.selection.changes_members:
@@ -278,8 +278,8 @@ class SampleReader(SetReader):
 
 
 class SeenContent:
-    """Finds duplicates among samples that are read once, by the SHA-256 of their content. Takes 16 bytes of memory for
-    each sample, and 33 in scratch space."""
+    """Finds duplicates among samples that are read once, by the SHA-256 of their content. Each sample needs 16 bytes of
+    memory, and 33 bytes in scratch space."""
 
     def __init__(self, dedup: Dedup) -> None:
         self.dedup = dedup
@@ -288,7 +288,8 @@ class SeenContent:
         """The samples so far that have all fields."""
 
     def has(self, batch: SampleBatch, row: int, pieces_of: Callable[[int], Iterable[bytes]]) -> bool:
-        """Whether a sample repeats an earlier one; it is remembered. ``pieces_of`` reads the payload of a member."""
+        """Return whether a sample repeats an earlier sample, and remember it. ``pieces_of`` reads the payload of a
+        member."""
         members = members_of(batch, row, self.dedup.fields)
         if members is None:
             return False
@@ -300,7 +301,8 @@ class SeenContent:
 
 
 def _seen_content(request: Request) -> SeenContent | None:
-    """What ``--dedup`` remembers of earlier samples; None without it. Raises UsageError for a second pass."""
+    """Return the memory of ``--dedup`` for earlier samples, or None without ``--dedup``. Raises UsageError for a second
+    pass."""
     dedup, draw = Dedup.of(request), request.selection.draw
     if dedup is not None and draw is not None and draw.is_open:
         raise UsageError(
@@ -311,15 +313,15 @@ def _seen_content(request: Request) -> SeenContent | None:
 
 
 def _pieces(source: Source, batch: SampleBatch, by_index: bool, member: int) -> Iterator[bytes]:
-    """A payload of a seekable input in pieces. With ``by_index`` the headers in front of it are compared first."""
+    """Yield a payload of a seekable input in pieces. With ``by_index``, first compare the headers before it."""
     if by_index:
         expected_member(batch, bisect_right(batch.firsts, member) - 1, member).check(source)
     yield from pieces_of(source, batch.offsets[member], batch.sizes[member])
 
 
 class _StreamPayloads(Payloads):
-    """Payloads of a stream's current samples by their offset, in memory up to :data:`HELD_BYTES`, then in scratch
-    files."""
+    """The payloads of a stream's current samples, by offset. Up to :data:`HELD_BYTES` are in memory, and the rest is in
+    scratch files."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, frozenset())
@@ -328,7 +330,7 @@ class _StreamPayloads(Payloads):
         self._file, self._file_bytes = ScratchFile(), 0
 
     def see(self, window: Window) -> None:
-        """Keep the payloads of a window's members. Raises DataError if the stream ends inside one."""
+        """Keep the payloads of a window's members. Raises DataError if the stream ends inside a payload."""
         columns = window.columns
         for row, (offset, size) in enumerate(zip(columns.offsets, columns.sizes, strict=True)):
             if self._held_bytes + size <= HELD_BYTES:
@@ -340,7 +342,7 @@ class _StreamPayloads(Payloads):
                 self._store(offset, self._rest(window, row))
 
     def _rest(self, window: Window, row: int) -> Iterator[bytes]:
-        """A payload that extends beyond the window, in pieces."""
+        """Yield a payload that extends beyond the window, in pieces."""
         offset, size = window.columns.offsets[row], window.columns.sizes[row]
         data = window.buffer[offset - window.base :]
         done, end = 0, padded(size)
@@ -352,8 +354,8 @@ class _StreamPayloads(Payloads):
             raise cut(self._source.name, window.columns, row, done)
 
     def _store(self, offset: int, pieces: Iterable[bytes]) -> None:
-        """Write a payload to the current scratch file, or to a new one if that is full or all its payloads were
-        forgotten."""
+        """Write a payload to the current scratch file. Begin a new file if the current file is full, or if all its
+        payloads are no longer needed."""
         if not self._stored or self._file_bytes >= SCRATCH_BYTES:
             self._file, self._file_bytes = ScratchFile(), 0
         try:
@@ -365,7 +367,7 @@ class _StreamPayloads(Payloads):
         self._file_bytes += sum(piece.length for piece in stored)
 
     def member(self, member: int) -> Iterator[bytes]:
-        """The payload of one member of the current batch in pieces."""
+        """Yield the payload of one member of the current batch in pieces."""
         offset = self.batch.offsets[member]
         if offset in self._kept:
             yield self._kept[offset]
@@ -374,7 +376,7 @@ class _StreamPayloads(Payloads):
             yield from piece.read()
 
     def of(self, row: int, field: bytes) -> bytes:
-        """The payload of a field, for ``--where``."""
+        """Return the payload of a field, for ``--where``."""
         at = self._at(row, field)
         is_stored = self.batch.offsets[at] in self._stored and self.batch.sizes[at] <= MAX_LOOKED_INTO_BYTES
         return b"".join(self.member(at)) if is_stored else super().of(row, field)

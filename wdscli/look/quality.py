@@ -1,9 +1,9 @@
-"""How well mixed an order is: ``wds shuffle --measure``.
+"""This module measures how well mixed an order is, for ``wds shuffle --measure``.
 
 :func:`measure` computes a :class:`Quality` from the shards of samples and their order. A :class:`MeasuredShuffle` is a
-shuffle that is measured while it is planned. Arrays over all samples are used, so that millions take seconds. Three
-orders are compared: the input's, the output's, and the average of random orders. Nothing here changes an order. This
-module does not know how samples are written.
+shuffle that is measured while it is planned. The computation uses arrays over all samples, so that millions of samples
+take seconds. It compares three orders: the order of the input, the order of the output, and the average of random
+orders. Nothing here changes an order. This module does not know how samples are written.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _LONG_VALUE = 64
 
 
 class Mixing(NamedTuple):
-    """``shards_per_window`` and ``fewest_shards`` are the mean and the minimum of distinct source shards per
-    window (None if unknown); ``displacement`` is the mean distance of a sample from its place in the input;
-    ``correlation`` is Spearman's between places in the input and in this order, None for fewer than two samples;
-    ``class_run`` is the mean number of adjacent samples of one class, None without classes."""
+    """The numbers for one order. ``shards_per_window`` and ``fewest_shards`` are the mean and the minimum number of
+    distinct source shards per window (None if unknown). ``displacement`` is the mean distance of a sample from its
+    place in the input. ``correlation`` is Spearman's correlation between places in the input and in this order; it is
+    None for fewer than two samples. ``class_run`` is the mean number of adjacent samples with the same class; it is
+    None without classes."""
 
     shards_per_window: float
     fewest_shards: int | None
@@ -44,8 +45,8 @@ class Mixing(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """The mixing of the input, of the output, and of random orders on average. ``classes`` is the number of classes,
-    None if no sample has a ``cls``."""
+    """The mixing of the input, of the output, and of random orders on average. ``classes`` is the number of classes; it
+    is None if no sample has a ``cls``."""
 
     window: int
     samples: int
@@ -57,7 +58,7 @@ class Quality(NamedTuple):
 
 
 class ClassOf(Extract):
-    """Extracts the class of each sample, empty if it has none."""
+    """An extract of each sample's class. It is empty if the sample has no class."""
 
     payload_fields = frozenset((b"cls",))
 
@@ -71,7 +72,7 @@ MEASURED_BYTES = 160
 
 
 class MeasuredShuffle(Order):
-    """The order of :class:`~wdscli.plan.orders.ShuffledOrder`; ``quality`` is set when it is arranged."""
+    """The order of :class:`~wdscli.plan.orders.ShuffledOrder`. ``quality`` is set when samples are arranged."""
 
     operation = "shuffle"
     extract = ClassOf()
@@ -92,8 +93,8 @@ class MeasuredShuffle(Order):
 def measure(
     shards: Numbers, order: I64 | None, values: Sequence[bytes] | None = None, window: int = WINDOW
 ) -> Quality:
-    """The quality of ``order`` (None: the input's order). The samples' source ``shards`` and class ``values`` are given
-    in input order; an empty value means no class.
+    """Return the quality of ``order`` (None: the input's order). ``shards`` are the samples' source shards, and
+    ``values`` are their classes, both in input order. An empty value means no class.
 
     >>> import numpy
     >>> found = measure(numpy.array([0, 0, 1, 1]), numpy.array([0, 2, 1, 3]), [b"a", b"a", b"b", b"b"], window=2)
@@ -127,7 +128,7 @@ def measure(
 
 
 def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) -> Mixing:
-    """The numbers of one order; ``places`` are its samples' places in the input."""
+    """Return the numbers for one order. ``places`` are its samples' places in the input."""
     total = len(places)
     counts = _distinct(shards[places], window)
     distances = (places - numpy.arange(total)).astype(numpy.float64)
@@ -144,7 +145,7 @@ def _mixing(shards: Numbers, places: I64, classes: Numbers | None, window: int) 
 
 
 def _distinct(shards: Numbers, window: int) -> Numbers:
-    """How many distinct shards each whole window holds."""
+    """Return how many distinct shards each complete window has."""
     windows = len(shards) // window
     rows = numpy.sort(shards[: windows * window].reshape(windows, window), axis=1)
     counts: Numbers = 1 + (rows[:, 1:] != rows[:, :-1]).sum(axis=1)
@@ -152,8 +153,8 @@ def _distinct(shards: Numbers, window: int) -> Numbers:
 
 
 def _random_distinct(shards: Numbers, window: int) -> float:
-    """The expected number of shards in a window of a random order: the sum over shards of the probability that the
-    window has one of its samples."""
+    """Return the expected number of shards in a window of a random order. It is the sum, over all shards, of the
+    probability that the window has a sample of the shard."""
     total = len(shards)
     found = 0.0
     for size, of_this_size in zip(
@@ -164,8 +165,8 @@ def _random_distinct(shards: Numbers, window: int) -> float:
 
 
 def _none_of(total: int, size: int, window: int) -> float:
-    """The probability that none of ``size`` samples is among ``window`` of ``total``: C(total - size, window) over
-    C(total, window)."""
+    """Return the probability that a window has none of ``size`` samples: C(total - size, window) / C(total, window).
+    The window has ``window`` of the ``total`` samples."""
     if size + window > total:
         return 0.0
     parts = lgamma(total - size + 1) - lgamma(total - size - window + 1)
@@ -173,7 +174,8 @@ def _none_of(total: int, size: int, window: int) -> float:
 
 
 def _random_run(classes: Numbers) -> float:
-    """The expected mean run: neighbours share a class with the probability of any two samples."""
+    """Return the expected mean length of runs. In a random order, neighbours share a class with the same probability as
+    any two samples."""
     total = len(classes)
     if total < 2:
         return 1.0

@@ -1,9 +1,9 @@
-"""The summary of a set: counts, bytes, field sizes, balance of the shards, repeated keys.
+"""This module makes the summary of a set: counts, bytes, field sizes, balance of the shards, repeated keys.
 
-:func:`summarize` reads a :class:`~wdscli.look.listing.Listing` to its end. Sizes are counted by value while a field has
-few distinct sizes, later by value rounded down to eight binary digits. So a median is exact or at most 0.8 % too low.
-Keys are kept as 64-bit digests, eight bytes per sample, and sorted at the end. (Two of a billion distinct keys share a
-digest in one of 37 sets.) This module does not know how results are printed.
+:func:`summarize` reads a :class:`~wdscli.look.listing.Listing` to its end. While a field has few distinct sizes, exact
+sizes are counted. Later, sizes are rounded down to eight binary digits. So a median is exact, or at most 0.8 % too low.
+Keys are kept as 64-bit digests, and sorted at the end. (Two of a billion distinct keys share a digest in one of 37
+sets.) This module does not know how results are printed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wdscli.look.listing import Listing, LsReport, Page, ShardRow
 from wdscli.model import to_text
 
 MAX_VALUES = 1 << 13
-"""Distinct sizes of a field before they are rounded."""
+"""How many distinct sizes a field may have before sizes are rounded."""
 MAX_FIELDS = 1 << 9
 OTHERS = "(others)"
 """The name for all fields after the first MAX_FIELDS."""
@@ -54,9 +54,9 @@ class Balance(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Totals of a set. ``size_bytes`` is the size of the shards (with a selection: of the blocks of the selected
-    samples), ``payload_bytes`` that of the payloads, ``overhead_bytes`` the difference: headers, padding and end
-    blocks. ``repeated_keys`` counts keys that several samples have."""
+    """The totals of a set. ``size_bytes`` is the size of the shards, or with a selection, of the selected samples'
+    blocks. ``payload_bytes`` is the size of the payloads. ``overhead_bytes`` is the difference: headers, padding and
+    end blocks. ``repeated_keys`` counts keys that several samples have."""
 
     shards: int
     samples: int
@@ -72,10 +72,10 @@ class Summary(NamedTuple):
 
 
 def summarize(listing: Listing, look: Callable[[Page], None] | None = None) -> Summary:
-    """Read all of ``listing`` and add it up; ``look`` is called with each page. Raises the errors of
+    """Read ``listing`` to its end, and sum it up. ``look`` is called with each page. Raises the errors of
     :func:`wdscli.look.listing.ls`."""
     sizes, digests = _Sizes(), array("Q")
-    # A secret seed: a crafted set cannot make the count wrong.
+    # The seed is secret, so that a crafted set cannot make the count wrong.
     seed = int.from_bytes(os.urandom(8), "little")
 
     def visit(page: Page) -> None:
@@ -119,7 +119,7 @@ class _Sizes:
             self._count(field if field in self._values or len(self._values) < MAX_FIELDS else b"", sizes)
 
     def _count(self, field: bytes, sizes: list[int]) -> None:
-        """Count sizes of a field; the empty field collects all fields after the first MAX_FIELDS."""
+        """Count sizes of a field. The empty field name collects all fields after the first MAX_FIELDS."""
         values = self._values.setdefault(field, Counter())
         values.update(sizes)
         smallest, largest, total = self._ends.get(field, (sizes[0], sizes[0], 0))
@@ -129,7 +129,7 @@ class _Sizes:
             self._values[field] = _fold(values)
 
     def fields(self) -> list[FieldSizes]:
-        """The fields in order of name."""
+        """Return the fields, sorted by name."""
         return [self._field(field) for field in sorted(self._values)]
 
     def _field(self, field: bytes) -> FieldSizes:
@@ -144,7 +144,7 @@ class _Sizes:
 
 
 def _fold(values: Counter[int]) -> Counter[int]:
-    """The counts with every value rounded down to eight binary digits."""
+    """Return the counts with every value rounded down to eight binary digits."""
     folded: Counter[int] = Counter()
     for value, count in values.items():
         shift = max(0, value.bit_length() - 8)
@@ -153,7 +153,7 @@ def _fold(values: Counter[int]) -> Counter[int]:
 
 
 def middle(counts: Mapping[int, int]) -> int:
-    """The median of counted values; the lower of two."""
+    """Return the median of counted values. If there are two, return the lower."""
     left = sum(counts.values())
     for value in sorted(counts):
         left -= 2 * counts[value]
@@ -163,7 +163,7 @@ def middle(counts: Mapping[int, int]) -> int:
 
 
 def _histogram(values: Counter[int], smallest: int, largest: int) -> list[int]:
-    """Counts by size in bins of equal width on a logarithmic scale; one bin if all sizes are equal."""
+    """Return counts by size in bins of equal width on a logarithmic scale. If all sizes are equal, there is one bin."""
     if smallest == largest:
         return [sum(values.values())]
     bins = [0] * BINS
@@ -175,7 +175,7 @@ def _histogram(values: Counter[int], smallest: int, largest: int) -> list[int]:
 
 
 def _repeated(digests: array[int]) -> int:
-    """How many keys occur more than once, by their digests."""
+    """Return how many keys occur more than once, by their digests."""
     if len(digests) <= _FEW:
         return sum(count > 1 for count in Counter(digests).values())
     found: U64 = numpy.frombuffer(digests, dtype=numpy.uint64)

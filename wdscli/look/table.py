@@ -1,17 +1,18 @@
-"""Tables: a row per sample for ``ls --to`` and ``cat --to``, and counts of values for ``ls --count FIELD``.
+"""This module makes tables: a row per sample for ``ls --to`` and ``cat --to``, and counts of values for ``ls --count
+FIELD``.
 
-:func:`listing_table` has the places of samples and the values of some fields; :func:`payload_table` has the payloads.
-Rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listing is read once. For payloads the
+:func:`listing_table` has the places of samples and the values of some fields. :func:`payload_table` has the payloads.
+Rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listing is read once. For payloads, the
 headers are read first, so that all columns are known before the first row. Streams, and remote shards without an index
-(:func:`are_read_once`), are read once, and their rows wait on disc.
+(:func:`are_read_once`), are read once, and their rows are stored on disc until all columns are known.
 
-:func:`count` reads a listing once. FIELD is an expression of ``--where``, or else a field or a place in its JSON. A
-value is counted as its JSON text. If there are many values, they go to scratch files with their counts
-(:class:`~wdscli.plan.values.GrowingValues`); at the end they are sorted, and the counts of equal values are added up.
-So counts and quantiles are exact for any number of values. Memory has at most MAX_VALUES of them, and 40 bytes for each
-line of the scratch files.
+:func:`count` reads a listing once. FIELD is an expression of ``--where``, or else a field or a place in its JSON.
+Values are counted by their JSON text. Many values go to scratch files with their counts
+(:class:`~wdscli.plan.values.GrowingValues`). At the end, they are sorted, and the counts of equal values are added up.
+So counts and quantiles are exact for any number of values. At most MAX_VALUES values are in memory, and 40 bytes for
+each line of the scratch files.
 
-This module does not know terminals, nor where a table goes.
+This module does not know terminals, or where a table is written.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ from wdscli.storage.opening import size_hint
 
 BYTES = Column(0, "bytes")
 _SIZES, _VALUES = 1, 2
-"""Groups of columns; each field of ``--column`` is a group of its own."""
+"""Groups of columns. Each field of ``--column`` is a separate group."""
 MANY_NUMBERS = 100
-"""More distinct numbers are shown as quantiles, unless they are classes."""
+"""If there are more distinct numbers than this, quantiles are shown, unless the numbers are classes."""
 MAX_VALUES, MAX_BYTES = 1 << 17, 1 << 26
-"""Values in memory before they go to scratch files: their number, and the bytes of their text."""
+"""Limits for values in memory before they go to scratch files: their number, and the bytes of their text."""
 MAX_CHARACTERS = 1 << 16
 """The longest value, as JSON."""
 LINES_AT_ONCE = 1 << 10
@@ -86,7 +87,8 @@ _IS_NUMBER = json_code(decoded(b"0"))[:1]
 
 
 def _cells(field: bytes, group: int, payload: bytes) -> Iterator[tuple[Column, Cell]]:
-    """The cells of a payload of a field of ``--column``, JSON or text. Raises ValueError, RecursionError."""
+    """Yield the cells for a payload of a ``--column`` field, which is JSON or text. Raises ValueError,
+    RecursionError."""
     name = to_text(field)
     if kind_of(field) == "text":
         text = text_of(payload)
@@ -108,7 +110,7 @@ _value_column = lru_cache(1 << 12)(Column)
 
 
 def _number(text: str) -> Cell:
-    """The whole number that a text is; other text unchanged.
+    """Return a text as a whole number if it is one; otherwise return it unchanged.
 
     >>> _number("7"), _number("-1"), _number("007")
     (7, -1, '007')
@@ -118,10 +120,10 @@ def _number(text: str) -> Cell:
 
 
 def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spool:
-    """All samples of a listing: key, shard, place in the shard, byte of the first header, bytes, and bytes per field;
-    of each of ``fields`` also its text or the values at the top of its JSON. Raises UsageError for a field that is
-    neither, DataError for a payload that cannot be decoded (with ``on_error="skip"`` the sample is skipped and
-    counted)."""
+    """Yield a table of all samples of a listing. It has the key, the shard, the place in the shard, the offset of the
+    first header, the size, and the size of each field. For each of ``fields``, it also has the text, or the values at
+    the top level of JSON. Raises UsageError for a field that is neither text nor JSON. Raises DataError for a payload
+    that cannot be decoded; with ``on_error="skip"``, the sample is skipped and counted."""
     check_format(form)
     groups: dict[bytes, int] = {}
     for field in dict.fromkeys(fields):
@@ -152,7 +154,7 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spoo
 
 
 def count_table(found: Listing, form: str, fields: Sequence[str]) -> Spool:
-    """The counts of values (:func:`count`), a row each: field, value, name, count."""
+    """Yield a table of counted values (:func:`count`). Each row has field, value, name and count."""
     check_format(form)
     columns = [Column(0, name) for name in ("field", "value", "name", "count")]
     spool, rows = Spool(dict(zip(columns, ("string", "string", "string", "int64")))), Rows()
@@ -167,7 +169,7 @@ def count_table(found: Listing, form: str, fields: Sequence[str]) -> Spool:
 
 
 def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
-    """The place of a sample and the sizes of its fields."""
+    """Return the cells for a sample's place and the sizes of its fields."""
     batch = page.batch
     first, end = batch.firsts[row : row + 2]
     fields, sizes = batch.fields[first:end], batch.sizes[first:end]
@@ -181,7 +183,7 @@ def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
 
 
 def _values(page: Page, row: int, groups: dict[bytes, int]) -> Iterator[tuple[Column, Cell]]:
-    """The cells of a sample's fields that ``--column`` names, by the group of their columns. Raises DataError
+    """Return the cells of the fields in ``--column`` for a sample, by the group of their columns. Raises DataError
     ``undecodable``."""
     batch = page.batch
     for member in range(batch.firsts[row], batch.firsts[row + 1]) if groups else ():
@@ -198,7 +200,8 @@ def _values(page: Page, row: int, groups: dict[bytes, int]) -> Iterator[tuple[Co
 
 
 class CountRow(NamedTuple):
-    """A value, the name of its class or of the quantile, and how many samples have it (None for a quantile)."""
+    """A value, the name of its class or of the quantile, and the number of samples with this value. A quantile has no
+    number."""
 
     value: Any
     name: str | None
@@ -206,9 +209,9 @@ class CountRow(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The values of a FIELD in ``samples`` samples: ``distinct`` values, most frequent first, equally frequent ones in
-    their own order; or the quantiles of many numbers. ``rows`` can be iterated once; the last row counts missing
-    values."""
+    """The values of a FIELD in ``samples`` samples. ``rows`` has the ``distinct`` values, the most frequent first;
+    equally frequent values are sorted. For many numbers, it has quantiles instead. ``rows`` can be iterated only once.
+    The last row counts missing values."""
 
     field: str
     samples: int
@@ -220,9 +223,9 @@ class Counted(NamedTuple):
 
 
 def count(found: Listing, fields: Sequence[str]) -> list[Counted]:
-    """Read a listing to its end, and count the values of each of ``fields``. Names that no sample has become remarks of
-    the listing. Raises UsageError for an invalid FIELD, DataError for a value that cannot be decoded (with
-    ``on_error="skip"`` the sample is skipped and counted)."""
+    """Read a listing to its end, and count the values of each of ``fields``. Names that no sample has are added to the
+    listing's warnings. Raises UsageError for an invalid FIELD. Raises DataError for a value that cannot be decoded;
+    with ``on_error="skip"``, the sample is skipped and counted."""
     classes = classes_of(found.set) or ()
     counts = [_Counts(field, classes) for field in dict.fromkeys(fields)]
     for sample in found.each(lambda names: frozenset().union(*(one.payload_fields(names) for one in counts))):
@@ -251,14 +254,14 @@ class _Counts:
         self._seen = SeenNames()
 
     def payload_fields(self, stored: frozenset[str]) -> frozenset[bytes]:
-        """The fields whose payloads are read if the samples have ``stored`` values."""
+        """Return the fields with payloads that must be read if the samples have the values ``stored``."""
         of = self._of
         if isinstance(of, Where):
             return of.using(stored).payload_fields
         return frozenset() if stored_name(of.field, of.path) in stored else of.payload_fields
 
     def value(self, sample: SampleAt) -> str | None:
-        """The JSON text of a sample's value; None if it has none. Raises DataError."""
+        """Return the JSON text of a sample's value, or None. Raises DataError."""
         try:
             if isinstance(self._of, FieldValue):
                 text = self._of.of(sample)
@@ -294,14 +297,14 @@ class _Counts:
                 self._put_away()
 
     def missing_names(self) -> list[Any]:
-        """The names in FIELD that no sample has, if none has a value."""
+        """Return the names in FIELD that no sample has, if no sample has a value."""
         names = self._of.named("") if isinstance(self._of, FieldValue) else self._of.named
         named = [one._replace(purpose=" for --count", needed=False) for one in names]
         return self._seen.absent(named) if self._missing == self._samples > 0 else []
 
     def _put_away(self) -> None:
-        """Move values and counts to the scratch files. A line is the code by which values sort, the value, and the
-        length of the code."""
+        """Move values and counts to the scratch files. A line has the code for sorting, the value, and the length of
+        the code."""
         lines = []
         for text in self._counts:
             code = json_code(decoded(text.encode()))
@@ -312,7 +315,7 @@ class _Counts:
         self._bytes = 0
 
     def result(self) -> Counted:
-        """The table. Nothing can be added afterwards."""
+        """Return the table. Nothing can be added afterwards."""
         self._put_away()
         values, totals = _added_up(
             self._values.values(), numpy.frombuffer(self._totals.mapped(), dtype=numpy.int64)
@@ -345,7 +348,7 @@ class _Counts:
 
 
 def _parsed(field: str, classes: Sequence[str]) -> Where | FieldValue:
-    """An expression of --where, or else a field or a place in its JSON. Raises UsageError."""
+    """Parse FIELD as an expression of --where, or else as a field or a place in its JSON. Raises UsageError."""
     try:
         return Where(field, classes)
     except UsageError as error:
@@ -355,14 +358,14 @@ def _parsed(field: str, classes: Sequence[str]) -> Where | FieldValue:
 
 
 def _for_count(error: WdsError) -> WdsError:
-    """An error of --where as one of --count."""
+    """Turn an error about --where into an error about --count."""
     error.message = error.message.replace("--where", "--count")
     error.hint = error.hint and error.hint.replace("--where", "--count")
     return error
 
 
 def _number_or_text(text: str) -> Any:
-    """The number that a decimal text is; other text unchanged.
+    """Return a decimal text as a number; return other text unchanged.
 
     >>> _number_or_text("7"), _number_or_text("0.50"), _number_or_text("007")
     (7, 0.5, '007')
@@ -371,7 +374,8 @@ def _number_or_text(text: str) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """A value as JSON, the same for equal numbers; infinities as text; None for null and NaN.
+    """Return a value as JSON text. Equal numbers have equal texts, and infinities are strings. Return None for null and
+    NaN.
 
     >>> _text(2.0), _text("2"), _text([True]), _text(-math.inf)
     ('2', '"2"', '[true]', '"-inf"')
@@ -385,18 +389,18 @@ def _text(value: Any) -> str | None:
 
 
 def _lines(values: Values) -> Iterator[bytes]:
-    """All values, few at a time, because they may be long."""
+    """Yield all values, few at a time, because they may be long."""
     for some in blocks_of(values.total, LINES_AT_ONCE):
         yield from values.part(some.start, some.stop)
 
 
 def _read(line: bytes) -> Any:
-    """The value of a line of the scratch file."""
+    """Return the value in a line of the scratch file."""
     return json.loads(line[int.from_bytes(line[-4:], "big") : -4])
 
 
 def _added_up(values: Values, totals: I64) -> tuple[Values, I64]:
-    """Values in order without repeats, and the sum of the counts of each."""
+    """Yield values in order without repeats, each with the sum of its counts."""
     order = order_of_values(values)
     is_new: Mask = numpy.ones(values.total, dtype=bool)
     last = b""
@@ -409,20 +413,20 @@ def _added_up(values: Values, totals: I64) -> tuple[Values, I64]:
 
 
 class PayloadCells(NamedTuple):
-    """How payloads become cells: text as text, other bytes unchanged in Parquet and, with ``base64``, in base 64 in a
-    delimited table."""
+    """Turns payloads into cells. Text stays text. Other bytes are unchanged in Parquet. In a delimited table, they are
+    written in base 64, which needs ``base64``."""
 
     form: str
     base64: bool = False
     max_decoded: int = MAX_DECODED_BYTES
 
     def kind(self, field: bytes) -> str:
-        """The type of a field's column."""
+        """Return the type of a field's column."""
         return "string" if kind_of(field) or self.form != "parquet" else "binary"
 
     def cell(self, sample: SelectedSample, part: SelectedMember) -> str | bytes:
-        """The cell of a payload. Raises DataError ``undecodable`` for text that is not UTF-8, UsageError for bytes in a
-        delimited table without ``base64``."""
+        """Return the cell for a payload. Raises DataError ``undecodable`` for text that is not UTF-8, and UsageError
+        for bytes in a delimited table without ``base64``."""
         name = to_text(part.field)
         if kind_of(part.field):
             text = text_of(part.whole())
@@ -442,8 +446,8 @@ class PayloadCells(NamedTuple):
 
 
 def are_read_once(shards: ShardSet) -> bool:
-    """Whether shards are read once and rows wait on disc: for streams, and for remote shards without an index if they
-    fill at most a quarter of the free disc space."""
+    """Return whether shards are read only once, and rows are stored on disc. This is so for streams. It is also so for
+    remote shards without an index, if they need at most a quarter of the free disc space."""
     if any(map(is_read_once, shards.addresses)):
         return True
     if all(map(is_local, shards.addresses)) or not without_index(shards):
@@ -458,7 +462,7 @@ def _payload_column(field: bytes) -> Column:
 
 
 def payload_schema(found: Listing, how: PayloadCells) -> dict[Column, str]:
-    """The columns of :func:`payload_table`, from the headers of the same samples."""
+    """Return the columns of :func:`payload_table`, from the headers of the same samples."""
     check_format(how.form)
     order, key_type = _FieldOrder(), "string"
     for page in found.samples():
@@ -471,8 +475,8 @@ def payload_schema(found: Listing, how: PayloadCells) -> dict[Column, str]:
 
 
 class _FieldOrder:
-    """The order of columns: that of the fields in every sample, where the samples agree. A table that is read back
-    then gives samples with their fields in the same order."""
+    """The order of columns. If all samples have the same order of fields, columns have this order. So samples that are
+    made from the table again have the same order of fields."""
 
     def __init__(self) -> None:
         self._before: dict[bytes, set[bytes]] = {}
@@ -489,7 +493,8 @@ class _FieldOrder:
             self._before[field].add(before)
 
     def fields(self) -> Iterator[bytes]:
-        """All fields. Where samples do not decide, or disagree, the field that was seen first comes first."""
+        """Return all fields in order. If the samples do not decide the order of two fields, or disagree, the field that
+        was seen first comes first."""
         left = dict.fromkeys(self._before)
         while left:
             free = (field for field in left if self._before[field].isdisjoint(left))
@@ -501,11 +506,11 @@ class _FieldOrder:
 def payload_table(
     picker: SampleReader, how: PayloadCells, schema: dict[Column, str] | None
 ) -> Iterator[bytes]:
-    """The key and the payloads of each selected sample, as a table with the columns of ``schema``; None if they are not
-    known yet.
+    """Yield a table with the key and the payloads of each selected sample. ``schema`` has the columns; it is None if
+    they are not known yet.
 
-    A row is built in memory: raises DataError ``undecodable`` for a sample with more than ``max_decoded`` bytes, and
-    the errors of :meth:`PayloadCells.cell`.
+    A row is built in memory, so a sample with more than ``max_decoded`` bytes raises DataError ``undecodable``. Also
+    raises the errors of :meth:`PayloadCells.cell`.
     """
     check_format(how.form)
     order, classes = _FieldOrder(), classes_of(picker.set)
@@ -521,7 +526,7 @@ def payload_table(
 
 
 def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[Chunk]:
-    """The chunks. Raises InputError for a column that is not in ``columns``."""
+    """Yield the chunks. Raises InputError for a column that is not in ``columns``."""
     for chunk in chunks:
         if others := chunk.columns.keys() - columns.keys():
             names = ", ".join(sorted(column.name for column in others))

@@ -1,11 +1,12 @@
-"""Samples in other forms than tar: raw payloads, files in a folder, JSON Lines, and text for people (``ls --show``).
+"""This module writes samples in other forms than tar: raw payloads, files in a folder, JSON Lines, and readable text
+(``ls --show``).
 
-Pages of selected samples come from ``picking.py``; each function yields bytes or records, or writes files. Files are
-unpacked safely: a name never leads out of the folder, no link below it is followed, and an existing file is replaced
-only with ``force``.
+Pages of selected samples come from ``picking.py``. Each function yields bytes or records, or writes files. Files are
+unpacked safely. No file is written outside the folder, links below it are not followed, and an existing file is
+replaced only with ``force``.
 
-:func:`show` describes the fields of samples, and the report's cards use the same excerpts. The name of a field decides
-how its payload is shown. Sound, film and payloads above the limit are not read, and of text only the beginning. This
+:func:`show` describes the fields of samples; the report's cards use the same excerpts. The name of a field decides how
+its payload is shown. Sound, film and payloads above the limit are not read. Of a text, only the beginning is read. This
 module does not know terminals or pages.
 """
 
@@ -35,12 +36,13 @@ MAX_TEXT_CHARACTERS = 1200
 MAX_JSON_BYTES = 1 << 20
 _HEX_BYTES = 48
 _FAINT_LEVELS = 64
-"""A grey picture with fewer levels is a mask or an index and looks black; it is stretched."""
+"""A grey picture with fewer levels than this is a mask or an index, and would look black. So its levels are
+stretched."""
 
 
 @lru_cache(1 << 12)
 def kind_of(field: bytes) -> str:
-    """``json`` or ``text`` for fields that JSON Lines hold unchanged, else an empty text."""
+    """Return ``json`` or ``text`` for a field that JSON Lines contain unchanged, otherwise an empty text."""
     last = extension(to_text(field))
     return "json" if last == "json" else "text" if find(last).is_text else ""
 
@@ -53,7 +55,7 @@ class SelectedMember(NamedTuple):
     pieces: Callable[[], Iterator[bytes]]
 
     def whole(self) -> bytes:
-        """The payload in one piece."""
+        """Return the payload in one piece."""
         return b"".join(self.pieces())
 
 
@@ -67,13 +69,13 @@ class SelectedSample(NamedTuple):
     parts: list[SelectedMember]
 
     def error(self, message: str, code: str, *, hint: str, member: bytes | None = None) -> DataError:
-        """A DataError that names the sample, or one member of it."""
+        """Return a DataError that names the sample, or one of its members."""
         name = None if member is None else to_text(member)
         return DataError(message, code=code, shard=self.shard, offset=self.start, member=name, hint=hint)
 
 
 def selected_samples(picker: SampleReader) -> Iterator[SelectedSample]:
-    """The selected samples one at a time. Payloads of a sample must be read before the next sample."""
+    """Yield the selected samples one at a time. Read the payloads of a sample before the next sample."""
     for page in picker.pages():
         batch = page.batch
         for row in page.rows:
@@ -88,9 +90,9 @@ def selected_samples(picker: SampleReader) -> Iterator[SelectedSample]:
 
 
 def payloads(picker: SampleReader, field: str, key: str | None = None) -> Iterator[bytes]:
-    """The payloads of one field, concatenated, at most as many as the picker's limit. Samples without the field are
-    counted in ``dropped`` as ``no-such-field``; DataError if no sample has it. With ``key`` only the payload of that
-    sample; DataError if there is none."""
+    """Yield the joined payloads of one field, at most as many as the picker's limit. Samples without the field are
+    counted in ``dropped`` as ``no-such-field``. With ``key``, yield only the payload of that sample. Raises DataError
+    if no sample has the field, or if the sample does not exist."""
     raw_key = None if key is None else to_bytes(key)
     name = to_bytes(field)
     seen_names, given = SeenNames(), 0
@@ -129,11 +131,12 @@ def payloads(picker: SampleReader, field: str, key: str | None = None) -> Iterat
 def json_lines(
     picker: SampleReader, *, base64: bool = False, max_decoded: int = MAX_DECODED_BYTES
 ) -> Iterator[bytes]:
-    """One JSON object per sample: ``key``, ``shard``, ``index``, ``fields``. JSON is copied unchanged, text becomes a
-    string, other payloads ``{"bytes": N}`` or, with ``base64``, ``{"base64": "..."}``. Text that is not UTF-8, invalid
-    JSON and, with ``base64``, JSON of several lines count as other payloads.
+    """Yield one JSON object per sample: ``key``, ``shard``, ``index``, ``fields``. JSON is copied unchanged, and text
+    becomes a string. Other payloads become ``{"bytes": N}``, or ``{"base64": "..."}`` with ``base64``. Text that is not
+    UTF-8 and invalid JSON count as other payloads. With ``base64``, JSON with several lines does too.
 
-    A line is built in memory: raises DataError ``undecodable`` if the payloads in it exceed ``max_decoded`` bytes.
+    A line is built in memory, so payloads with more than ``max_decoded`` bytes in a line raise DataError
+    ``undecodable``.
     """
     lines = 0
     for sample in selected_samples(picker):
@@ -151,8 +154,8 @@ def json_lines(
 
 
 def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: str) -> DataError | None:
-    """The error of a sample whose payloads exceed ``max_decoded`` bytes: all of them, or only text and JSON. None if
-    they do not."""
+    """Return the error for a sample if its payloads have more than ``max_decoded`` bytes, or None. All payloads are
+    counted, or only text and JSON."""
     total = 0
     for part in sample.parts:
         if takes_all or kind_of(part.field):
@@ -172,7 +175,7 @@ def _json_value(part: SelectedMember, base64: bool) -> str:
             if kind_of(part.field) == "text":
                 return json.dumps(text, ensure_ascii=False)
             value = json.loads(text, parse_constant=_refuse)
-            # Unchanged, so that no number changes. Line breaks in valid JSON are outside strings.
+            # The JSON is not parsed, so that no number changes. Line breaks in valid JSON are outside strings.
             line = text.strip().replace("\r", " ").replace("\n", " ")
             if not is_coded(value) and (line == text or not base64):
                 return line
@@ -182,18 +185,18 @@ def _json_value(part: SelectedMember, base64: bool) -> str:
 
 
 def is_coded(value: object) -> bool:
-    """Whether a value in a line of JSON is an encoded payload."""
+    """Return whether a value in a line of JSON is an encoded payload."""
     return isinstance(value, dict) and value.keys() in ({"base64"}, {"bytes"})
 
 
 def _refuse(name: str) -> object:
-    """Raise ValueError: NaN and infinities are not JSON."""
+    """Raise ValueError, because NaN and infinities are not JSON."""
     raise ValueError(name)
 
 
 def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> tuple[int, int]:
-    """Write every selected member to ``folder/<key>.<field>``, and return the number of files and their bytes. Folders
-    are made as needed.
+    """Write every selected member to ``folder/<key>.<field>``. Return the number of files and their bytes. Missing
+    folders are created.
 
     Raises OutputExistsError for an existing file (unless ``force``), OutputError, and DataError for a repeated key.
     """
@@ -201,7 +204,7 @@ def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> tuple[i
     seen = KeySet()
     samples = files = size = 0
     for sample in selected_samples(picker):
-        # Two keys can name one file: a//b and a/./b are a/b.
+        # Two keys can name the same file: a//b and a/./b are a/b.
         if seen.add([os.path.normpath(sample.key)]):
             message = f'repeated key "{to_text(sample.key)}": its files would replace each other'
             raise sample.error(message, "duplicate-key", hint="unpack each shard into its own folder")
@@ -215,7 +218,7 @@ def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> tuple[i
 
 
 class _Folder:
-    """Writes files below one folder and nowhere else."""
+    """Writes files, only below one folder."""
 
     def __init__(self, folder: str, force: bool) -> None:
         self._root = os.fsencode(folder)
@@ -255,7 +258,7 @@ class _Folder:
     def _write(self, path: bytes, part: SelectedMember) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._force:
-            # Removed first: a link would be followed, and a reader would see half a file.
+            # Remove the old file first. Otherwise a link would be followed, and a reader could see a partial file.
             with suppress(FileNotFoundError):
                 os.unlink(path)
         descriptor = os.open(path, flags, 0o666)
@@ -276,8 +279,8 @@ class _Folder:
 
 
 class ShownField(NamedTuple):
-    """A field: ``text`` is an excerpt, or the type, shape or size of what it holds; ``picture`` are the bytes of an
-    image, else empty."""
+    """A field to show. ``text`` is an excerpt, or the type, shape or size of the payload. ``picture`` has the bytes of
+    an image; it is empty for other fields."""
 
     field: str
     size_bytes: int
@@ -286,7 +289,7 @@ class ShownField(NamedTuple):
 
 
 def show(picker: SampleReader) -> Iterator[tuple[SelectedSample, list[ShownField]]]:
-    """The selected samples and their fields. Raises InputError, DataError."""
+    """Yield the selected samples and their fields. Raises InputError, DataError."""
     classes = classes_of(picker.set) or ()
     for sample in selected_samples(picker):
         fields = [_field(part) for part in sample.parts]
@@ -320,8 +323,8 @@ def _field(part: SelectedMember) -> ShownField:
 
 
 def excerpt(kind: Kind, data: bytes) -> tuple[str, bool]:
-    """What a payload holds, in words, and whether this is text from the payload: JSON with line breaks, text, the type
-    and shape of arrays, or the first bytes. Raises any error at broken data."""
+    """Return an excerpt of a payload: JSON with line breaks, text, the type and shape of arrays, or the first bytes.
+    Also return whether this is text from the payload. Broken data may raise any error."""
     if kind.card == "json":
         return (text_excerpt(data) if len(data) > MAX_JSON_BYTES else _json(data)), True
     if kind.form in ("npy", "npz"):
@@ -333,7 +336,7 @@ def excerpt(kind: Kind, data: bytes) -> tuple[str, bool]:
 
 
 def text_excerpt(data: bytes) -> str:
-    """The beginning of a text."""
+    """Return the beginning of a text."""
     return cut(data[: 4 * MAX_TEXT_CHARACTERS + 4].decode("utf-8", "replace").strip(), MAX_TEXT_CHARACTERS)
 
 
@@ -342,7 +345,7 @@ def _json(data: bytes) -> str:
 
 
 def _arrays(data: bytes) -> str:
-    """Type and shape of an array, or of each array in an archive."""
+    """Return type and shape of an array, or of each array in an archive."""
     from wdscli.codecs.values import decode_npy, decode_npz
 
     if data[:2] == b"PK":
@@ -356,7 +359,7 @@ def _array(array: Any) -> str:
 
 
 def _guessed(data: bytes) -> str:
-    """An excerpt of a payload of unknown type, if it is text."""
+    """Return an excerpt of a payload of unknown type, if it is text."""
     head = data[: 4 * MAX_TEXT_CHARACTERS]
     try:
         text = head.decode("utf-8") if len(head) == len(data) else head[:-4].decode("utf-8", "ignore")
@@ -366,13 +369,13 @@ def _guessed(data: bytes) -> str:
 
 
 def cut(text: str, characters: int) -> str:
-    """A text of at most so many characters."""
+    """Shorten a text to at most this many characters."""
     return text if len(text) <= characters else text[: characters - 1].rstrip() + "…"
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height by the header of a picture, which may be truncated; None for other data, and without Pillow for
-    rare formats."""
+    """Return width and height from the header of a picture, which may be truncated. Return None for other data. Without
+    Pillow, rare formats also give None."""
     try:
         return headers.picture_size(data)
     except (ValueError, UsageError):
@@ -380,7 +383,7 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
 
 
 def visible(image: Any) -> Any:
-    """An image of Pillow in a mode that is shown: L, RGB or RGBA, with faint greys stretched."""
+    """Convert a Pillow image to a mode that can be shown: L, RGB or RGBA. Faint grey levels are stretched."""
     if image.mode in ("1", "RGB", "RGBA"):
         return image.convert("L") if image.mode == "1" else image
     if image.mode == "L" or image.mode.startswith(("I", "F")):

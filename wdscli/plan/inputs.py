@@ -101,18 +101,18 @@ class Input(NamedTuple):
 
 
 def is_read_once(address: str) -> bool:
-    """Whether an address can be read only once. The answer is a guess, because the address is not opened."""
+    """Return whether an address can be read only once. The answer is a guess, because the address is not opened."""
     return is_stream(address) or is_ours_alone(address)
 
 
 def is_ours_alone(address: str) -> bool:
-    """Whether no other process can read an address. This is so for standard input, ``<(...)``, and a named pipe, which
-    has only one reader."""
+    """Return whether no other process can read an address. This is so for standard input, ``<(...)``, and a named pipe,
+    which has only one reader."""
     return address == "-" or (is_local(address) and is_device(local_path(address)))
 
 
 def is_of_this_process(address: str) -> bool:
-    """Whether the bytes are in the memory of this process, which no worker can read."""
+    """Return whether the bytes are in the memory of this process, which no worker can read."""
     return scheme(address) == "memory"
 
 

@@ -1,7 +1,7 @@
-"""A set on one page: `wds report`.
+"""This package describes a set on one page, for `wds report`.
 
-    looking   the samples that are read, drawn by a hash of their keys; their payloads: classes, captions, cards
-    facts     all results in the form of the page: plain values, rounded and in words
+    looking   chooses samples by a hash of their keys, and reads their payloads: classes, captions, cards
+    facts     all results in the form of the page: plain values and texts
     charts    histograms as SVG, by pygal
     page      the template, its style and its script: facts to HTML, by jinja2
 

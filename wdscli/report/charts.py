@@ -1,4 +1,4 @@
-"""Histograms and bars as SVG: drawn by pygal, coloured by the page.
+"""This module draws histograms and bars as SVG by pygal. The page's style colours them.
 
 pygal lays out axes, labels and bars. Then styles, scripts, times and random names are removed from its tree. So the
 page's own style decides on light and dark, and the same numbers give the same bytes. Labels that pygal shows by its
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections import Counter
 
 WIDTH, HEIGHT = 360, 170
-"""Of a chart, in units that are about pixels: pages show two or three beside each other, phones one."""
+"""The size of a chart, in units of about a pixel. Pages show two or three charts next to each other, phones show
+one."""
 LABEL_PIXELS = 10
 BINS = 24
 _TAIL = 0.995
@@ -36,14 +37,14 @@ class Bin(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The values in words."""
+        """The values as a text."""
         if self.open:
             return f"{self.low:,} and more"
         return f"{self.low:,}" if self.low == self.high else f"{self.low:,} to {self.high:,}"
 
 
 def binned(counts: Mapping[int, int]) -> list[Bin]:
-    """Whole numbers in bins of equal width; the few largest are in the last bin.
+    """Count whole numbers in bins of equal width. The few largest numbers are in the last bin.
 
     >>> [one.number for one in binned({1: 2, 2: 3, 4: 1})]
     [2, 3, 0, 1]
@@ -90,7 +91,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def whole(value: float) -> str:
-    """A label for an axis of whole numbers.
+    """Return a label for an axis of whole numbers.
 
     >>> whole(1200.0), whole(0.5)
     ('1,200', '')
@@ -99,7 +100,7 @@ def whole(value: float) -> str:
 
 
 def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = whole) -> str:
-    """An SVG of the frequency of whole numbers; ``what`` is counted."""
+    """Return an SVG with the frequency of whole numbers. ``what`` names the counted things."""
     bins = binned(counts)
     values = [
         {"value": (one.number, one.low, one.high + 1), "label": f"{one.label}: {one.number:,} {what}"}
@@ -117,13 +118,13 @@ def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = 
 
 
 def bars(rows: Sequence[tuple[str, int, str]], what: str, number: Callable[[float], str]) -> str:
-    """An SVG with a bar for each name and number, with its tooltip."""
+    """Return an SVG with a bar and a tooltip for each name and number."""
     values = [{"value": value, "label": text} for _, value, text in rows]
     return _drawn("Bar", values, what, value_formatter=number, show_x_labels=False)
 
 
 def scatter(points: Sequence[tuple[int, int, str]], what: str) -> str:
-    """An SVG with a dot for each pair of numbers."""
+    """Return an SVG with a dot for each pair of numbers."""
     values = [{"value": (x, y), "label": text} for x, y, text in points]
     most_x, most_y = max(x for x, _, _ in points), max(y for _, y, _ in points)
     axes: dict[str, Any] = {"xrange": (0, most_x), "range": (0, most_y), "x_value_formatter": whole}
@@ -131,7 +132,7 @@ def scatter(points: Sequence[tuple[int, int, str]], what: str) -> str:
 
 
 def spark(counts: Sequence[int], labels: Sequence[str]) -> str:
-    """A small SVG for a row of a table."""
+    """Return a small SVG for a row of a table."""
     # Every count above 0 must be visible.
     least = max(counts) / 14
     heights = [max(count, least) if count else 0 for count in counts]
@@ -143,7 +144,7 @@ def spark(counts: Sequence[int], labels: Sequence[str]) -> str:
 def _drawn(
     kind: str, values: Sequence[dict[str, Any]], what: str, name: str = "chart", **options: Any
 ) -> str:
-    """One of pygal's charts as text; ``name`` is its class on the page."""
+    """Return a pygal chart as text. ``name`` is its class on the page."""
     from xml.etree import ElementTree
 
     import pygal
@@ -152,7 +153,7 @@ def _drawn(
     style = Style(label_font_size=LABEL_PIXELS, major_label_font_size=LABEL_PIXELS)
     chart = getattr(pygal, kind)(**{**_SETTINGS, "style": style, "value_formatter": whole, **options})
     chart.add(what, values)
-    # Not lxml, which pygal prefers, and which writes namespaces differently.
+    # Do not use lxml, which pygal prefers, because it writes namespaces differently.
     chart.etree = ElementTree
     root = chart.render_tree()
     for node in list(root.iter()):
@@ -167,7 +168,7 @@ def _drawn(
 
 
 def _clean(node: Any) -> None:
-    """Remove everything that is not drawn; make the label of a bar its title."""
+    """Remove everything that is not drawn, and turn the label of a bar into its title."""
     for child in list(node):
         tag = child.tag if isinstance(child.tag, str) else ""
         if tag == "desc" and child.get("class") == "label":

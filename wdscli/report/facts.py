@@ -1,8 +1,8 @@
-"""All results in the form of the page: plain values, sorted, rounded and in words.
+"""This module turns all results into the form of the page: plain values and texts, sorted and rounded.
 
 :func:`gather` makes :class:`Facts` of a summary, of the drawn samples, of the findings of verify and of a manifest.
-Each section of the page has one function; its result is empty if a set has nothing of the kind. All numbers are worded
-here, so that the template only lays them out. This module does not know HTML.
+Each section of the page has one function. Its result is empty if a set has no data for the section. All numbers become
+texts here, so that the template only lays them out. This module does not know HTML.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ MAX_CLASSES = 600
 MAX_SHARDS = 1000
 MAX_DOTS = 400
 MAX_BARS = 60
-"""The most rows, dots and bars of each kind on the page; it says how many there are."""
+"""The most rows, dots and bars of each kind on the page. The page also shows how many there are in total."""
 STRIP_CLASSES, STRIP_BINS = 10, 60
 FEW_SAMPLES = 30
-"""Fewer samples are too few to judge how mixed they are."""
+"""With fewer samples than this, the page does not judge how mixed they are."""
 MIXED_RUN, SORTED_RUN = 1.5, 4.0
-"""Runs of one class relative to random order: a set is mixed up to the first number, sorted from the second."""
+"""Limits for the length of runs of one class, relative to random order. Up to the first number, a set is mixed; from
+the second number, it is sorted."""
 UNEVEN = 0.5
-"""A set is uneven if a shard, except the last, has less than this share of the largest one's samples."""
+"""A set is uneven if a shard, except the last shard, has less than this share of the largest shard's samples."""
 _GOOD, _FAIR, _BAD, _PLAIN = "good", "fair", "bad", "plain"
 
 
 class Verdict(NamedTuple):
-    """One line of judgement: ``tone`` is good, fair, bad or plain, ``place`` the section with details."""
+    """One line of judgement. ``tone`` is good, fair, bad or plain, and ``place`` is the section with details."""
 
     tone: str
     text: str
@@ -84,7 +85,7 @@ class Classes(NamedTuple):
 
 
 class Captions(NamedTuple):
-    """The texts of one source."""
+    """The facts about the texts of one source."""
 
     source: str
     texts: int
@@ -109,7 +110,7 @@ class Pictures(NamedTuple):
 
 
 class Shards(NamedTuple):
-    """Rows of the first shards, and the balance of all."""
+    """Rows for the first shards, and the balance of all shards."""
 
     rows: list[tuple[str, int, int, int, int]]
     total: int
@@ -149,7 +150,7 @@ class Found(NamedTuple):
 
 class Facts(NamedTuple):
     """The content of a page. ``names`` has the field, name, types and share of each top-level name in JSON.
-    ``findings`` are those of verify, None if it did not run."""
+    ``findings`` are the findings of verify; it is None if verify did not run."""
 
     found: Found
     verdicts: list[Verdict]
@@ -171,7 +172,7 @@ class Facts(NamedTuple):
 
 
 def gather(found: Found) -> Facts:
-    """All facts of a set."""
+    """Collect all facts about a set."""
     summary, looked = found.summary, found.payloads
     classes = _classes(found)
     shards = _shards(found)
@@ -224,7 +225,7 @@ def _fields(summary: Summary) -> list[FieldRow]:
 
 
 def _size_labels(field: FieldSizes) -> list[str]:
-    """The bins of a field's histogram in words; they have equal width on a logarithmic scale."""
+    """Return texts for the bins of a field's histogram. The bins have equal width on a logarithmic scale."""
     bins = len(field.histogram)
     low, span = log(field.smallest + 1), log(field.largest + 1) - log(field.smallest + 1)
     edges = [exp(low + span * at / bins) - 1 for at in range(bins + 1)]
@@ -235,7 +236,7 @@ def _size_labels(field: FieldSizes) -> list[str]:
 
 
 def _rank(source: str, order: Sequence[str]) -> tuple[int, int, str]:
-    """A sort key: fields before names in JSON, then by likelihood."""
+    """Return a sort key that puts fields before names in JSON, and likely names first."""
     name = source.rpartition(": ")[2].rpartition(".")[2].lower()
     return ": " in source, order.index(name) if name in order else len(order), source
 
@@ -353,7 +354,8 @@ def _span(least: int, most: int, number: Callable[[float], str]) -> str:
 
 
 def _shard_chart(rows: Sequence[tuple[str, int, str]], number: Callable[[float], str]) -> str:
-    """A bar for each of a few shards, a histogram of many; nothing for one."""
+    """Return a chart of the shards: a bar for each of a few shards, a histogram for many shards, or nothing for one
+    shard."""
     if len(rows) < 2:
         return ""
     if len(rows) <= MAX_BARS:
@@ -363,7 +365,7 @@ def _shard_chart(rows: Sequence[tuple[str, int, str]], number: Callable[[float],
 
 
 def _mixed(found: Found, classes: Classes | None) -> Mixed | None:
-    """How mixed the drawn samples are, in the order of the set and in the order of their keys."""
+    """Return how mixed the drawn samples are, in the order of the set and in the order of their keys."""
     samples = sorted(found.classes, key=lambda one: one[0])
     total = len(samples)
     if total < FEW_SAMPLES:
@@ -409,7 +411,7 @@ def _order_verdict(output: Mixing, samples: int) -> Verdict:
 
 
 def _strip(classes: Classes, values: Sequence[str]) -> list[tuple[str, list[float]]]:
-    """The distribution of each of the largest classes over the set."""
+    """Return the distribution of each of the largest classes over the set."""
     bins = min(STRIP_BINS, len(values) // 2)
     names = {row.value: row.name or row.value for row in classes.rows[:STRIP_CLASSES]}
     counts = {value: [0] * bins for value in names}
@@ -445,7 +447,7 @@ def _verdicts(found: Found, mixed: Mixed | None, shards: Shards) -> list[Verdict
 
 
 def plain_value(value: Any) -> str:
-    """A value of a manifest, in words."""
+    """Return a value of a manifest as text."""
     if isinstance(value, Mapping):
         return ", ".join(
             f"{name} {plain_value(one)}" for name, one in value.items() if one not in (None, "", [])

@@ -1,8 +1,9 @@
-"""The payloads of drawn samples: classes, lengths of captions, sizes of pictures, and cards for the contact sheet.
+"""This module reads the payloads of drawn samples: classes, lengths of captions, sizes of pictures, and cards for the
+contact sheet.
 
-:class:`Drawing` takes the pages of a listing and keeps the samples whose keys have the smallest hashes, XXH3-64 with
-the seed. So the rank of a sample depends only on its key, not on the order of shards or the number of processes. At
-most twice the drawn samples are in memory.
+:class:`Drawing` takes the pages of a listing, and keeps the samples with the smallest hashes of their keys (XXH3-64
+with the seed). So the rank of a sample depends only on its key, not on the order of shards or the number of processes.
+At most twice the drawn samples are in memory.
 
 :func:`look_into` is a task for the drawn samples of one shard; its result is a :class:`Looked`. A payload is read with
 its headers, in the order of the shard, so that unseekable streams (a ``.tar.gz``) are read once. The size of a picture
@@ -12,10 +13,10 @@ be decoded are counted by field and are no error: `verify --decode` says what is
 
 :func:`make_card` shows each field in a form that a browser understands. Pictures are decoded and encoded again, small
 enough for the card, so that only their pixels reach the page. SVG is embedded unchanged as an image, where browsers run
-no script of it. Sound is embedded unchanged, or cut where its format permits; film only if it is small. Text and JSON
-become excerpts; other payloads are shown by type, shape or first bytes.
+no script of it. Sound is embedded unchanged, or shortened if its format permits. Film is embedded only if it is small.
+Text and JSON become excerpts. Of other payloads, the type, the shape or the first bytes are shown.
 
-This module does not know other shards, nor how a page is made.
+This module does not know other shards, or how a page is made.
 """
 
 from __future__ import annotations
@@ -46,28 +47,29 @@ from wdscli.tar import KIND_MASK, REGULAR
 Counted = TypeVar("Counted")
 
 CLASSES = tuple(name for name, kind in KINDS.items() if kind.role == "class")
-"""Extensions of fields, and top-level names in JSON, of a sample's class; the first that a set has is used."""
+"""Field extensions, and top-level names in JSON, that contain a sample's class. The first of them that a set has is
+used."""
 CAPTIONS = tuple(name for name, kind in KINDS.items() if kind.role == "caption")
 MAX_VALUE_BYTES = 1 << 20
-"""A larger class, text or JSON is not read."""
+"""If a class, text or JSON is larger than this, it is not read."""
 MAX_CLASS_CHARACTERS = 100
 MAX_SOURCES = 200
 """The most names in JSON that are counted."""
 HEADER_BYTES = 1 << 13
 MAX_HEADER_BYTES = 1 << 18
-"""Bytes of a picture that are read for its size: first the smaller number, then this one."""
+"""How many bytes of a picture are read to find its size. First the smaller number is read, then the larger."""
 SIDES_PIXELS = (400, 256, 160, 96, 48)
-"""The longer side of a picture on the page: the first that has room."""
+"""The possible lengths of a picture's longer side on the page. The first length that fits is used."""
 QUALITY = 80
 MAX_CAPTION_CHARACTERS = 280
 MAX_CARD_CHARACTERS, MAX_PARTS = 10_000, 40
-"""Of one card: of all its excerpts together, and how many fields it shows."""
+"""Limits for one card: the characters of all its excerpts together, and the number of fields."""
 _PIXELATED = 64
 
 
 class Drawn(NamedTuple):
-    """One sample; ``rank`` is its hash, ``place`` its place in the shard. A member is its field's name in the
-    selection, and its place under its own name in the shard."""
+    """One drawn sample. ``rank`` is its hash, and ``place`` is its place in the shard. A member has its field's name in
+    the selection, and the place of its payload under the name in the shard."""
 
     rank: int
     shard: str
@@ -77,7 +79,7 @@ class Drawn(NamedTuple):
 
 
 class Drawing:
-    """The ``limit`` samples of the smallest ranks so far."""
+    """The ``limit`` samples with the smallest ranks so far."""
 
     def __init__(self, limit: int, seed: int = 0) -> None:
         self._limit = limit
@@ -98,11 +100,11 @@ class Drawing:
     def _prune(self) -> None:
         self._kept.sort(key=_order)
         del self._kept[self._limit :]
-        # Two samples of one key have one rank, and their order is decided later.
+        # Two samples with the same key have the same rank. Their order is decided later.
         self._worst = self._kept[-1].rank + 1 if self._kept else 0
 
     def drawn(self) -> list[Drawn]:
-        """The samples, smallest ranks first."""
+        """Return the samples, the smallest rank first."""
         self._prune()
         return self._kept
 
@@ -126,8 +128,8 @@ def _drawn(page: Page, row: int, rank: int) -> Drawn:
 
 
 class LookTask(NamedTuple):
-    """The drawn samples of one shard, by place. Samples with a rank up to ``pictured`` have their pictures
-    measured, those up to ``carded`` become cards, each with at most ``card_bytes`` of pictures and sound; 0 means
+    """The drawn samples of one shard, by place. Pictures are measured in samples with a rank up to ``pictured``.
+    Samples with a rank up to ``carded`` become cards. A card has at most ``card_bytes`` of pictures and sound; 0 means
     none."""
 
     address: str
@@ -169,7 +171,7 @@ def _add_counts(mine: dict[str, Counter[Counted]], theirs: Mapping[str, Counter[
 
 
 def new_looked(address: str = "") -> Looked:
-    """An empty result."""
+    """Return an empty result."""
     return Looked(address, [], {}, {}, {}, Counter(), Counter(), [])
 
 
@@ -190,7 +192,7 @@ def look_into(task: LookTask) -> Looked:
 
 
 def _spans(one: Drawn, task: LookTask, index: Index | None) -> list[tuple[int, int]]:
-    """The bytes to read of a sample."""
+    """Return the byte ranges of a sample that must be read."""
     spans = []
     for raw, expected in one.members:
         field, end = to_text(raw), expected.offset + expected.size
@@ -223,7 +225,7 @@ def _is_picture(field: str) -> bool:
 
 
 def _kind_of(field: str) -> Kind:
-    """The kind of a field, inside its compression."""
+    """Return the kind of a field after decompression."""
     return find(held_extension(field)[0])
 
 
@@ -259,7 +261,7 @@ class _Sample:
             self.found.cards.append((drawn.rank, card))
 
     def _payload(self, field: str, expected: Expected) -> bytes | None:
-        """A payload; None if it is too large to decode or missing."""
+        """Return a payload, or None if it is missing or too large to decode."""
         if expected.size > MAX_DECODED_BYTES:
             return None
         try:
@@ -378,8 +380,8 @@ def make_card(
     room_bytes: int,
     shard: str,
 ) -> Card:
-    """A card of a sample's fields: name, bytes, payload (None: unreadable). Pictures, sound and film share
-    ``room_bytes``; without room only their names are shown."""
+    """Make a card from a sample's fields: name, size, payload (None: unreadable). Pictures, sound and film share
+    ``room_bytes``. If nothing is left of it, only their names are shown."""
     media = sum(_is_media(_kind_of(field)) for field, _, _ in payloads)
     parts: list[Part] = []
     left = MAX_CARD_CHARACTERS
@@ -400,12 +402,12 @@ def _is_media(kind: Kind) -> bool:
 
 
 def field_type(field: str) -> str:
-    """A field's type in one word, by its name; empty if unknown."""
+    """Return a field's type in one word, by its name. It is empty if unknown."""
     return _kind_of(field).card.partition("/")[0]
 
 
 def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
-    """One field; any payload is shown somehow."""
+    """Make the part for one field. Any payload gives a part."""
     if data is None:
         return Part(field, "note", size, "cannot be read")
     kind = _kind_of(field)
@@ -441,7 +443,7 @@ def _image(field: str, size: int, data: bytes, room: int) -> Part:
 
     image = opened_image(data, MAX_DECODED_BYTES)
     width, height = image.size
-    # Decode a JPEG no larger than needed.
+    # Decode a JPEG only in the size that is needed.
     image.draft(None, (2 * SIDES_PIXELS[0], 2 * SIDES_PIXELS[0]))
     image.load()
     shown = visible(image)
@@ -456,7 +458,8 @@ def _image(field: str, size: int, data: bytes, room: int) -> Part:
 
 
 def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
-    """PNG if every pixel is to ``keep``, else WebP, or JPEG if Pillow lacks WebP."""
+    """Encode a picture as PNG if ``keep`` is true, which keeps every pixel. Otherwise encode it as WebP, or as JPEG if
+    Pillow lacks WebP."""
     from PIL import features
 
     stream = io.BytesIO()
@@ -482,7 +485,7 @@ def _sound(field: str, kind: Kind, data: bytes, room: int) -> Part:
 
 
 def _first_seconds(data: bytes, room: int) -> bytes:
-    """The beginning of a WAV file, as far as there is room."""
+    """Return the beginning of a WAV file that fits in the given bytes."""
     import wave
 
     stream = io.BytesIO()

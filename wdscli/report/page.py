@@ -1,8 +1,8 @@
-"""The page: facts to HTML, one file that needs only a browser.
+"""This module turns facts into the page: one HTML file that needs only a browser.
 
 :func:`make_page` fills the template in this folder with jinja2, which escapes all text of a set; style and script are
-embedded. A policy in the page's head lets a browser run only that script, by its hash, and load nothing, as a second
-protection after escaping. This module does not know how facts are found.
+embedded. As a second protection, a policy in the page's head lets a browser run only this script, which it recognizes
+by a hash. The browser loads nothing else. This module does not know how facts are found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wdscli.report.facts import Facts
 from wdscli.units import human_size
 
 MAX_CHARACTERS = 2000
-"""Of any text. A member's name may have a million."""
+"""The most characters of any text on the page. A member's name may have a million."""
 INSTALL = "'wdscli[report]'"
 
 
@@ -32,7 +32,7 @@ def needed_packages() -> None:
 
 
 def make_page(facts: Facts) -> bytes:
-    """The page in UTF-8; other characters are shown as escapes."""
+    """Return the page in UTF-8. Characters that UTF-8 cannot encode are shown as escapes."""
     from markupsafe import Markup
 
     script = _beside("page.js")
@@ -50,7 +50,7 @@ def make_page(facts: Facts) -> bytes:
 
 @cache
 def _template() -> Any:
-    """The template, compiled once."""
+    """Return the template, which is compiled once."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -75,7 +75,7 @@ def _beside(name: str) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """Shortened text without control characters and marks that change the direction of text."""
+    """Shorten a text, and remove control characters and marks that change the direction of text."""
     if type(value) is not str:
         return value
     if len(value) > MAX_CHARACTERS:
@@ -98,7 +98,7 @@ def _number(value: float) -> str:
 
 
 def _breakable(key: str) -> Any:
-    """A key that a browser breaks after a separator, not inside a word.
+    """Return a key that a browser can break after a separator, but not inside a word.
 
     >>> _breakable("n01/a<b_1")
     Markup('n01/<wbr>a&lt;b_<wbr>1')
@@ -120,5 +120,5 @@ def _percent(share: float) -> str:
 
 
 def _short(value: float) -> str:
-    """For the length of a bar."""
+    """Format a number for the length of a bar."""
     return f"{100 * value:.1f}".removesuffix(".0")

@@ -1,5 +1,5 @@
-"""Which samples, and which of their fields: ``--fields --drop --rename --keys --keys-from --where --slice
---sample --limit``.
+"""This package selects samples and fields: ``--fields --drop --rename --keys --keys-from --where --slice --sample
+--limit``.
 
 A :class:`Selection` is immutable and picklable, and is made once from the raw options. A :class:`SelectionState` counts
 while samples are read. A selection takes the columns of a :class:`~wdscli.samples.SampleBatch` and returns rows, so

@@ -2,16 +2,16 @@
 
 The options apply in a fixed order: ``--keys``, ``--keys-from`` and ``--not-keys-from`` (:class:`KeyRule`), then
 ``--where``, then the fields (:class:`FieldRule`; a sample without fields is dropped), then ``--slice`` over the
-remaining samples, then ``--sample`` (:class:`Draw`), then ``--limit``. A command that reorders samples or skips some
-later counts ``--limit`` itself. A repeated option widens (``--keys A --keys B`` means either), but ``--where`` narrows;
-different options narrow each other.
+remaining samples, then ``--sample`` (:class:`Draw`), then ``--limit``. If a command reorders samples, or skips some of
+them later, it counts ``--limit`` itself. A repeated option selects more (``--keys A --keys B`` means A or B), but a
+repeated ``--where`` selects less. Samples must satisfy all options.
 
-Keys: a glob is matched against the whole key, case counts, and ``*`` matches ``/`` too, as in Python's fnmatch and in
-find's ``-path``. The lines of a key file are compared byte for byte.
+A key glob is matched with the whole key. Case matters, and ``*`` also matches ``/``, like in Python's fnmatch. The
+lines of a key file are compared byte for byte.
 
-Fields: a name in ``--fields`` and ``--drop`` is a field of the shard or a new name of ``--rename``; a field of the
-shard comes first. ``--rename NEW=OLD1;OLD2`` renames the first alternative that a sample has, as webdataset's
-``rename`` does; the others keep their names, so that no field is lost.
+A name in ``--fields`` and ``--drop`` is a field of the shard, or else a new name of ``--rename``. ``--rename
+NEW=OLD1;OLD2`` renames the first of these fields that a sample has, like webdataset's ``rename``. The other field keeps
+its name, so that no field is lost.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ OnError = Literal["stop", "skip"]
 
 @dataclass(slots=True, eq=False)
 class SelectionState:
-    """Counts of a selection over all inputs; one for each run of a command.
+    """The counts of a selection over all inputs. Each run of a command has its own.
 
-    ``seen`` samples were read and ``kept`` of them selected; ``dropped`` counts the others by reason: ``keys``,
-    ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``, ``sample``.
-    ``matched`` samples reached ``--slice``. ``done``: no further sample can be selected, so reading may stop.
-    ``members`` and ``payload_bytes`` count the members of the samples seen. ``found`` holds the keys and globs that
-    samples have, ``seen_names`` other names seen. ``end`` is the place in its shard after the last batch. ``ties``
-    counts drawn samples of the last rank."""
+    ``seen`` counts samples read, and ``kept`` counts selected samples. ``dropped`` counts the other samples by reason:
+    ``keys``, ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``,
+    ``sample``. ``matched`` counts samples that reached ``--slice``. ``done`` means that no further sample can be
+    selected, so reading may stop. ``members`` and ``payload_bytes`` are totals of the samples seen. ``found`` has the
+    keys and globs that samples match, and ``seen_names`` has other names seen. ``end`` is the place in the shard after
+    the last batch. ``ties`` counts chosen samples with the last rank."""
 
     on_error: OnError = "stop"
     seen: int = 0
@@ -78,11 +78,11 @@ class SelectionState:
 
 
 _NO_END = 1 << 400
-"""The end of a ``--slice`` without one; more than any number that an option can have."""
+"""The end of a ``--slice`` that has no end. It is larger than any number in an option."""
 
 
 class Selection(NamedTuple):
-    """A validated selection, made by :meth:`parse`. A part that is None selects everything."""
+    """A validated selection, made by :meth:`parse`. An attribute that is None selects everything."""
 
     key_rule: KeyRule | None = None
     where: Where | None = None
@@ -107,8 +107,8 @@ class Selection(NamedTuple):
         seed: int | None = None,
         limit: int | None = None,
     ) -> Selection:
-        """A selection from raw options. Raises UsageError for an invalid option, InputError if ``keys_from`` or
-        ``not_keys_from`` cannot be read.
+        """Make a selection from raw options. Raises UsageError for an invalid option, and InputError if ``keys_from``
+        or ``not_keys_from`` cannot be read.
 
         >>> Selection.parse(keys=["n01/*"], slice="::2", limit=10).is_trivial
         False
@@ -142,7 +142,7 @@ class Selection(NamedTuple):
 
     @property
     def takes_most(self) -> bool:
-        """Whether a quarter or more of all samples is selected in all parts of the set, as far as the options show."""
+        """Whether the options may select at least a quarter of all samples, spread over the whole set."""
         span = self.span or range(_NO_END)
         is_spread = (span.start, span.stop) == (0, _NO_END) and span.step <= 4
         is_drawn = self.draw is None or self.draw.takes_most
@@ -150,18 +150,19 @@ class Selection(NamedTuple):
 
     @property
     def before_draw(self) -> Selection:
-        """The selection of the samples from which ``--sample N`` draws, which must see all of them first."""
+        """The selection without ``--sample N``, which must see all of these samples before it chooses."""
         is_open = self.draw is not None and self.draw.is_open
         return self._replace(draw=None, limit=None) if is_open else self
 
     def with_classes(self, known: Callable[[], Sequence[str] | None]) -> Selection:
-        """The selection with names for the numbers in ``cls``, which ``known`` reads from the set's manifest."""
+        """Return the selection with class names for the numbers in ``cls``. ``known`` reads the names from the set's
+        manifest."""
         if self.where is None or b"cls" not in self.where.payload_fields:
             return self
         return self._replace(where=self.where.with_classes(known() or ()))
 
     def using(self, names: frozenset[str]) -> Selection:
-        """The selection that takes the values of these names from batches (:meth:`Where.using`)."""
+        """Return the selection that takes the values with these names from batches (:meth:`Where.using`)."""
         return self if self.where is None else self._replace(where=self.where.using(names))
 
     @property
@@ -171,16 +172,16 @@ class Selection(NamedTuple):
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        """The fields whose payloads :meth:`apply` may read."""
+        """The fields with payloads that :meth:`apply` may read."""
         return self.where.payload_fields if self.where is not None else frozenset()
 
     @property
     def reads_stdin(self) -> bool:
-        """Whether a list of keys comes from standard input, so that no shard can."""
+        """Whether a list of keys comes from standard input. A shard cannot be read from there then."""
         return self.key_rule is not None and "-" in self.key_rule.files
 
     def new_state(self, on_error: OnError = "stop") -> SelectionState:
-        """New counts. With ``on_error="skip"`` a sample that ``--where`` cannot decode is dropped."""
+        """Return new counts. With ``on_error="skip"``, a sample that ``--where`` cannot decode is dropped."""
         state = SelectionState(on_error)
         state.done = self.limit == 0 or (self.span is not None and not self.span)
         return state
@@ -188,7 +189,7 @@ class Selection(NamedTuple):
     def apply(
         self, batch: SampleBatch, shard: str, state: SelectionState, payload_of: PayloadOf | None = None
     ) -> list[int]:
-        """The selected rows of ``batch`` in order; pass the same ``state`` for all batches and shards.
+        """Return the selected rows of ``batch`` in order. Pass the same ``state`` for all batches and shards.
 
         Raises DataError if ``--where`` cannot decode a payload, and if ``--rename`` would give a sample the same field
         twice.
@@ -258,7 +259,7 @@ class Selection(NamedTuple):
         return None
 
     def member_plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
-        """The selected members of a sample with these ``fields``, as (place, new name), in the sample's order.
+        """Return the selected members of a sample with these ``fields``, as (place, new name), in the sample's order.
 
         Plans are cached, since a set has few lists of fields. Raises DataError ``duplicate-field``, without a place, if
         ``--rename`` gives the same name twice.
@@ -268,7 +269,7 @@ class Selection(NamedTuple):
         return self.field_rule.plan(fields)
 
     def plan_of(self, batch: SampleBatch, row: int, shard: str) -> MemberPlan:
-        """:meth:`member_plan` of one sample of a batch; an error has its place."""
+        """Return the :meth:`member_plan` of one sample of a batch. An error has the sample's place."""
         try:
             return self.member_plan(tuple(batch.fields[batch.firsts[row] : batch.firsts[row + 1]]))
         except DataError as error:
@@ -277,15 +278,15 @@ class Selection(NamedTuple):
 
     @property
     def named(self) -> list[Named]:
-        """The fields and places in JSON that samples must have somewhere."""
+        """The fields and places in JSON that some sample must have."""
         named = [] if self.field_rule is None else self.field_rule.named
         return named if self.where is None else [*named, *self.where.named]
 
     def missing_names(self, state: SelectionState, named: Sequence[Named] = ()) -> list[MissingName]:
-        """Names of the selection and of ``named`` that no sample has; call it when everything was read.
+        """Return the names of the selection and of ``named`` that no sample has. Call it when everything was read.
 
-        The list is empty if no sample was read. If reading ended early, a later sample may have a missing field, so
-        that it is only a warning, and missing keys are not listed.
+        The list is empty if no sample was read. If reading ended early, a later sample may have a missing field. So a
+        missing field is only a warning, and missing keys are not listed.
         """
         missing_names = []
         if state.seen_names.fields:
@@ -300,7 +301,8 @@ class Selection(NamedTuple):
         return missing_names if self.where is None else [*missing_names, *self.where.missing_names]
 
     def remarks(self, state: SelectionState) -> list[str]:
-        """Warnings when everything was read: keys of key files that no shard has, if it has others of them."""
+        """Return warnings, after everything was read, about keys in key files that no sample has, if other keys of
+        these files were found."""
         if self.key_rule is None or state.done:
             return []
         rule, remarks = self.key_rule, []
@@ -320,12 +322,12 @@ _TRIVIAL = Selection()
 
 
 def texts_of(given: str | Iterable[str] | None) -> list[str]:
-    """The values of an option that is repeatable or missing, as a list."""
+    """Return the values of a repeatable option as a list. The option may be missing."""
     return [given] if isinstance(given, str) else list(given or ())
 
 
 def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | None:
-    """Names separated by commas, from a repeatable option."""
+    """Return the comma-separated names in a repeatable option."""
     texts = texts_of(given)
     if not texts:
         return None
@@ -336,19 +338,19 @@ def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | 
 
 
 def _where(given: str | Sequence[str] | None) -> Where | None:
-    """One expression; several are joined by ``and``."""
+    """Return one expression. Several expressions are joined by ``and``."""
     texts = texts_of(given)
     if not texts:
         return None
     from wdscli.selection.where import Where
 
     found = [Where(text) for text in texts]
-    # Each was parsed alone, so that its brackets are balanced. The line break ends a comment.
+    # Each expression was parsed alone, so its brackets are balanced. The line break ends a comment in it.
     return found[0] if len(found) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
 
 
 def parse_span(text: str) -> range:
-    """``A:B:STEP``; each part may be missing.
+    """Parse ``A:B:STEP``. Each part may be missing.
 
     >>> parse_span("10:20"), parse_span("0:1000:100")
     (range(10, 20), range(0, 1000, 100))
@@ -379,7 +381,7 @@ class Rename(NamedTuple):
 
 
 class FieldRule:
-    """Which members of a sample are kept, and their new names."""
+    """The rule that decides which members of a sample are kept, and their new names."""
 
     def __init__(
         self, keep: tuple[str, ...] | None, drop: tuple[str, ...], renames: tuple[Rename, ...]
@@ -396,7 +398,7 @@ class FieldRule:
 
     @classmethod
     def parse(cls, keep: tuple[str, ...] | None, drop: tuple[str, ...], renames: Sequence[str]) -> FieldRule:
-        """A rule from the options' words. Raises UsageError."""
+        """Make a rule from the options' words. Raises UsageError."""
         parsed = tuple(map(parse_rename, renames))
         for names in ([r.new for r in parsed], [old for r in parsed for old in r.olds]):
             twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
@@ -409,14 +411,14 @@ class FieldRule:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any] | None) -> FieldRule | None:
-        """The inverse of :meth:`plain`; None for None."""
+        """Make a rule from the result of :meth:`plain`. None stays None."""
         if plain is None:
             return None
         renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
         return cls(None if plain["keep"] is None else tuple(plain["keep"]), tuple(plain["drop"]), renames)
 
     def plain(self) -> dict[str, Any]:
-        """The rule in the form of JSON."""
+        """Return the rule as an object for JSON."""
         return {
             "keep": None if self.keep is None else list(self.keep),
             "drop": list(self.drop),
@@ -435,7 +437,7 @@ class FieldRule:
         return named
 
     def _olds_of(self, word: str) -> list[str]:
-        """The old names of fields whose new name matches a word."""
+        """Return the old names of fields with a new name that matches a word."""
         return [
             to_text(old)
             for rename in self.renames
@@ -501,9 +503,9 @@ _SHOWN = 3
 
 
 class KeyRule(NamedTuple):
-    """The selected keys: in ``exact`` or matched by ``globs`` (if any are given), in ``listed`` (if files are given),
-    and not in ``left_out``. ``sources`` and ``sources_left_out`` are the files' addresses;
-    ``any_glob`` matches all globs at once."""
+    """The rule for keys. If ``exact`` or ``globs`` are given, a selected key is in ``exact`` or matches one of
+    ``globs``. If files are given, it is in ``listed``. It must not be in ``left_out``. ``sources`` and
+    ``sources_left_out`` are the files' addresses. ``any_glob`` matches all globs together."""
 
     exact: frozenset[bytes] = frozenset()
     globs: tuple[tuple[bytes, re.Pattern[str]], ...] = ()
@@ -546,15 +548,15 @@ class KeyRule(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the rule names keys to select, not only keys to leave out."""
+        """Whether the rule has keys to select, not only keys to leave out."""
         return bool(self.exact or self.globs or self.listed is not None)
 
     def selects(self, key: bytes) -> bool:
-        """Whether the rule selects a key."""
+        """Return whether the rule selects a key."""
         return self.matches(key, set()) and not self.leaves_out(key, set())
 
     def matches(self, key: bytes, found: set[bytes]) -> bool:
-        """Whether ``key`` is selected by ``--keys`` and ``--keys-from``. The keys and globs that match go to
+        """Return whether ``--keys`` and ``--keys-from`` select ``key``. The keys and globs that match are added to
         ``found``."""
         is_listed = self.listed is None or key in self.listed
         if self.listed is not None and is_listed:
@@ -573,14 +575,14 @@ class KeyRule(NamedTuple):
         return is_listed
 
     def leaves_out(self, key: bytes, found: set[bytes]) -> bool:
-        """Whether ``key`` is one to leave out; it then goes to ``found``."""
+        """Return whether ``key`` must be left out. If so, it is added to ``found``."""
         if self.left_out is None or key not in self.left_out:
             return False
         found.add(key)
         return True
 
     def missing_names(self, found: set[bytes], seen_names: SeenNames) -> list[MissingName]:
-        """The keys and globs that match no sample, and key files without a key of any sample."""
+        """Return the keys and globs that match no sample, and the key files that contain no key of a sample."""
         missing_names = []
         like = f"keys are {listed([to_text(key) for key in seen_names.keys], ', ')}"
         if missing := sorted(self.exact - found):

@@ -1,11 +1,13 @@
-"""This module is ``--sample N|P --seed``: it draws a random subset of the samples that are otherwise selected.
+"""This module implements ``--sample N|P --seed``: it draws a random subset of the samples that the other options
+select.
 
-:class:`Draw` is a number of samples or a share of them. :class:`LowestRanks` finds the N lowest ranks. A key has a
-rank, ``mix(mix(seed ^ SALT) ^ XXH3-64(key))``, pinned like the order of a shuffle (:mod:`wdscli.ordering`). A share P
-draws the ranks below P * 2^64, each sample by itself; a number N draws the N lowest ranks, which needs all keys first.
-So the draw depends neither on the order of shards nor on the process that reads them. With the same seed, a smaller
-draw is part of a larger draw, and a set that grows keeps most of its draw. The salt makes draws independent of the
-parts of ``split --ratio``, which use ranks too. This module does not know what the samples are for.
+:class:`Draw` is a number of samples, or a share of all samples. :class:`LowestRanks` finds the N lowest ranks. A key
+has a rank, ``mix(mix(seed ^ SALT) ^ XXH3-64(key))``. Like the order of a shuffle, this never changes
+(:mod:`wdscli.ordering`). A share P draws all ranks below P * 2^64, and needs only one sample at a time. A number N
+draws the N lowest ranks, and needs all keys first. So the draw does not depend on the order of shards, or on the
+process that reads them. With the same seed, a smaller draw is part of a larger draw, and a set that grows keeps most of
+its draw. The salt makes draws independent of the parts of ``split --ratio``, which use ranks too. This module does not
+know what the samples are for.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from wdscli.storage.opening import is_device
 SALT = 0x73616D706C65
 RANKS = 1 << 64
 DRAWN = "sample"
-"""The reason by which samples that were not drawn are counted."""
+"""The reason for counting samples that were not drawn."""
 _HINT = "--sample 1000 for a number of samples, --sample 10% or 0.1 for a share"
 _SHARE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(%?)", re.ASCII)
 
 
 class Draw(NamedTuple):
-    """What to draw: the lowest ``number`` ranks or, if that is None, the ranks below ``bound`` and the first ``ties``
-    samples of rank ``bound``. :meth:`settled` turns a number into a bound when all samples were seen. ``start`` is
-    ``mix(seed ^ SALT)``."""
+    """The samples to draw: the lowest ``number`` ranks. If ``number`` is None, these are the ranks below ``bound``, and
+    the first ``ties`` samples with rank ``bound``. :meth:`settled` turns a number into a bound after all samples were
+    seen. ``start`` is ``mix(seed ^ SALT)``."""
 
     text: str
     start: int
@@ -45,7 +47,7 @@ class Draw(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, seed: int = 0) -> Draw:
-        """From a number of samples or a share: ``10%``, ``0.1``. Raises UsageError.
+        """Parse a number of samples, or a share: ``10%``, ``0.1``. Raises UsageError.
 
         >>> Draw.parse("25%").bound == Draw.parse("0.25").bound == 1 << 62, Draw.parse("1000").number
         (True, 1000)
@@ -64,17 +66,17 @@ class Draw(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether all samples must be seen before the first is drawn."""
+        """Whether all samples must be seen before the first sample is drawn."""
         return self.number is not None
 
     @property
     def takes_most(self) -> bool:
-        """Whether more than a quarter of all samples is drawn, as far as this is known."""
+        """Whether more than a quarter of all samples is surely drawn."""
         return not self.is_open and self.bound > RANKS // 4
 
     def takes(self, rank: int, ties: int) -> bool:
-        """Whether a sample of this rank is drawn, after ``ties`` samples of rank ``bound``. Raises UsageError if a
-        number is not settled."""
+        """Return whether a sample of this rank is drawn, after ``ties`` samples of rank ``bound``. Raises UsageError if
+        a number is not settled."""
         if self.is_open:
             raise UsageError(
                 f"--sample {self.text} must see all samples before it draws the first",
@@ -83,15 +85,16 @@ class Draw(NamedTuple):
         return rank < self.bound or (rank == self.bound and ties < self.ties)
 
     def rank(self, key: bytes) -> int:
-        """The rank of a key."""
+        """Return the rank of a key."""
         return mix(self.start ^ xxh3_64_intdigest(key))
 
     def ranks(self, hashes: U64) -> U64:
-        """The ranks of keys with these XXH3-64 hashes."""
+        """Return the ranks of keys with these XXH3-64 hashes."""
         return mix_array(hashes ^ numpy.uint64(self.start))
 
     def left_out(self, hashes: U64) -> I64:
-        """The rows that are not drawn, in rising order. ``hashes`` are the XXH3-64 of the keys of all samples."""
+        """Return the rows that are not drawn, in rising order. ``hashes`` are the XXH3-64 of the keys of all
+        samples."""
         assert self.number is not None
         if self.number >= len(hashes):
             return numpy.empty(0, dtype=numpy.int64)
@@ -103,13 +106,13 @@ class Draw(NamedTuple):
         return numpy.flatnonzero(out)
 
     def lack(self, total: int) -> str:
-        """The warning that there are fewer samples than the number to draw; empty if there are enough."""
+        """Return the warning that there are fewer samples than the number to draw. It is empty if there are enough."""
         if self.number is None or self.number <= total:
             return ""
         return f"--sample {self.text} draws all {total} selected samples"
 
     def settled(self, lowest: LowestRanks) -> Draw:
-        """The draw as a bound, after all ranks were seen."""
+        """Return the draw as a bound, after all ranks were seen."""
         bound, ties = lowest.end()
         return self._replace(number=None, bound=bound, ties=ties)
 
@@ -146,7 +149,7 @@ class LowestRanks:
                 self._held.discard(rank)
 
     def end(self) -> tuple[int, int]:
-        """The highest rank that is drawn, and how many samples of it."""
+        """Return the highest rank that is drawn, and how many samples with this rank are drawn."""
         if len(self._heap) < self._most:
             return RANKS, 0
         bound = -self._heap[0]

@@ -1,9 +1,9 @@
 """This module reads files that list keys: one key per line, or a table with a column ``key``.
 
-:func:`key_lines` gives the keys of a file, :class:`NumbersByKey` the numbers in another column of a table. Parquet is
-recognised by its first bytes. A file named ``.csv``, ``.tsv`` or ``.jsonl`` is a table if its first line is a header or
-an object with ``key``. Any other file is a list, whose lines are bytes. The tables of ``wds ls`` and ``wds index --for
-parquet``, and queries of them, can be read. The module does not know what the keys are for.
+:func:`key_lines` yields the keys of a file. :class:`NumbersByKey` has the numbers in another column of a table. Parquet
+is recognised by its first bytes. A file named ``.csv``, ``.tsv`` or ``.jsonl`` is a table if its first line is a header
+or an object with ``key``. Any other file is a list, whose lines are bytes. The tables of ``wds ls`` and ``wds index
+--for parquet``, and queries of them, can be read. The module does not know what the keys are for.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TABLE = re.compile(r"\.(csv|tsv|jsonl|ndjson)$")
 
 
 def key_lines(address: str) -> Iterator[bytes]:
-    """The keys of a file in order. Blank lines of a list, and a carriage return at the end of a line, do not count.
-    Raises InputError for a broken table, UsageError if a package is missing."""
+    """Yield the keys of a file in order. In a list, blank lines and a carriage return at the end of a line are ignored.
+    Raises InputError for a broken table, and UsageError if a package is missing."""
     if is_local(address) and _begins_as_parquet(address):
         yield from _parquet_keys(local_path(address), address)
         return
@@ -48,7 +48,7 @@ def key_lines(address: str) -> Iterator[bytes]:
 
 
 def _begins_as_parquet(address: str) -> bool:
-    """Whether a file is Parquet, which is not read whole, because its other columns may be payloads."""
+    """Return whether a file is Parquet. Parquet is not read as a whole, because other columns may be payloads."""
     with open_source(address, decompress=False) as source:
         return source.seekable and source.peek(len(_PARQUET)) == _PARQUET
 
@@ -88,7 +88,7 @@ def _lacks(address: str, names: Iterable[str], column: str = COLUMN) -> InputErr
 
 
 def _table_keys(data: bytes, kind: str, address: str) -> list[bytes] | None:
-    """The keys of a table; None if the file is a list despite its name."""
+    """Return the keys of a table, or None if the file is a list despite its name."""
     try:
         rows = _table_rows(data, kind)
         return None if rows is None else list(_texts(row.get(COLUMN) for row in rows))
@@ -130,10 +130,10 @@ def _delimited_rows(file: Iterable[str], delimiter: str) -> Iterator[dict[str, A
 
 
 class NumbersByKey:
-    """The numbers of a table by key: those in the column ``name``, else those in the only other column. Empty cells do
-    not count; of two rows of one key the last counts. Takes 24 bytes of memory a row, twice that while it is made, and
-    the file unless it is a local Parquet file. Keys are known by their 128-bit XXH3 with a secret seed. Raises
-    InputError, UsageError if a package is missing.
+    """The numbers of a table by key. They are in the column ``name``, or else in the only other column. Empty cells do
+    not count. If two rows have the same key, the last row counts. Each row needs 24 bytes of memory, and twice as much
+    while the table is read. The file is in memory too, unless it is a local Parquet file. Keys are identified by their
+    128-bit XXH3 with a secret seed. Raises InputError, UsageError if a package is missing.
     """
 
     def __init__(self, address: str, name: str) -> None:

@@ -189,7 +189,7 @@ def payloads_in(tree: ast.expr) -> Iterator[bytes]:
 
 
 def is_of_payloads(tree: ast.expr) -> bool:
-    """Whether an expression has no name that changes when a sample gets another place, key or list of fields."""
+    """Return whether an expression has no name that changes when a sample gets another place, key or list of fields."""
     sized = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Subscript)}
     return not any(
         isinstance(node, ast.Name)
@@ -222,7 +222,7 @@ def place_name(path: Path) -> str:
 
 
 def _is_attribute(name: str) -> bool:
-    """Whether ``.name`` means the same as ``["name"]``."""
+    """Return whether ``.name`` means the same as ``["name"]``."""
     is_name = name.isascii() and name.isidentifier() and not iskeyword(name)
     return is_name and name not in TEXT_METHODS and not name.startswith("__")
 

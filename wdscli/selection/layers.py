@@ -1,7 +1,7 @@
-"""This module has the fields of a joined sample: those of its parts, side by side.
+"""This module decides the fields of a joined sample, which are the fields of all its parts.
 
-Plans, tasks and views all call :func:`lay_out`, so that their results cannot differ. Fields are merged as Python's
-``{**a, **b}`` does it, with the four policies of ``--on-conflict`` for equal names. This module does not know how
+Plans, tasks and views all call :func:`lay_out`, so that their results cannot differ. Fields are merged like Python's
+``{**a, **b}``. For equal names, there are the four policies of ``--on-conflict``. This module does not know how
 partners were found or how they are copied.
 """
 
@@ -15,7 +15,7 @@ from wdscli.model import to_text
 
 OnConflict = Literal["error", "left", "right", "suffix"]
 Shape: TypeAlias = tuple[bytes, ...]
-"""The fields of one part, in its own order."""
+"""The fields of one part, in the part's order."""
 
 
 class Slot(NamedTuple):
@@ -27,9 +27,9 @@ class Slot(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The members of a joined sample. ``out`` are members of parts that are left out; ``renamed`` those with another
-    name than in their part. ``replaced`` of ``out`` gave way to a later part. ``conflicts`` are the fields of two
-    parts, each with the policy."""
+    """The members of a joined sample. ``out`` counts members of parts that are left out, and ``renamed`` counts members
+    with a new name. ``replaced`` counts members of ``out`` that a later part replaces. ``conflicts`` are the fields
+    that two parts have, each with the policy."""
 
     slots: tuple[Slot, ...]
     out: tuple[Slot, ...]
@@ -44,7 +44,8 @@ class Layout(NamedTuple):
 
 
 def suffixed(field: bytes, part: int) -> bytes:
-    """The name of a field whose own name an earlier part has. The type stays at the end, where readers look for it.
+    """Return a new name for a field if an earlier part has its name. The type stays at the end, because readers search
+    it there.
 
     >>> suffixed(b"seg.png", 1)
     b'2.seg.png'
@@ -96,7 +97,7 @@ def _free(field: bytes, there: dict[bytes, Slot], shape: Shape) -> bytes:
 
 
 def conflict(what: str) -> DataError:
-    """The error of a field that cannot have its name. ``what`` is said of a sample."""
+    """Return the error for a field that cannot have its name. ``what`` says what the sample has."""
     return DataError(
         what,
         code="conflict",

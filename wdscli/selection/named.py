@@ -1,10 +1,9 @@
 """This module checks names on a command line that some sample must have: fields, places in JSON, keys.
 
-:class:`Named` is a name and its purpose. :class:`SeenNames` holds the names seen while samples are read.
-:class:`MissingName` holds names that no sample has, with a hint of similar ones. Fields are a set that grows by
-batches, since a set has few fields; JSON is parsed until a place was found once; of keys only those are kept that may
-be similar to a missing key. SeenNames of several processes are merged. This module does not know whether a missing name
-is an error.
+:class:`Named` is a name and its purpose. :class:`SeenNames` collects the names seen while samples are read.
+:class:`MissingName` has names that no sample has, with a hint about similar names. All fields are collected, because a
+set has few fields. JSON is parsed until a place was found once. A key is kept only if it may be similar to a missing
+key. The SeenNames of several processes are merged. This module does not know whether a missing name is an error.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _MAGIC = frozenset("*?[")
 
 
 def class_number(text: str) -> int | None:
-    """The number in a ``cls`` payload, as webdataset reads it; None for text."""
+    """Return the number in a ``cls`` payload, by webdataset's rule, or None for text."""
     return int(text) if text.removeprefix("-").isdecimal() and len(text) < 100 else None
 
 
 def class_name(value: object, classes: Sequence[str]) -> str | None:
-    """The name of the class that a number or its text is, if it has one."""
+    """Return the class name for a number, or for its text, if the class has a name."""
     number = class_number(str(value))
     return classes[number] if number is not None and 0 <= number < len(classes) else None
 
@@ -74,8 +73,8 @@ class MissingName(NamedTuple):
 
 
 class SeenNames:
-    """The names seen so far. ``fields`` has the fields of all samples read; ``places`` were found at least once;
-    ``alternatives`` holds, for places not found yet, the names found there instead."""
+    """The names seen so far. ``fields`` has the fields of all samples read, and ``places`` has the places in JSON found
+    at least once. For places not found yet, ``alternatives`` has the names found there instead."""
 
     __slots__ = ("_followed", "alternatives", "fields", "keys", "places")
 
@@ -87,7 +86,7 @@ class SeenNames:
         self._followed: dict[bytes, tuple[bytes | None, bytes | None]] = {}
 
     def see_document(self, place: Place, document: Any) -> bool:
-        """Look for a place in one JSON document; return whether it has the place."""
+        """Look for a place in one JSON document, and return whether it has the place."""
         for step in place.path:
             if isinstance(document, list) and isinstance(step, str) and step.isdecimal() and len(step) < 10:
                 step = int(step)
@@ -109,7 +108,8 @@ class SeenNames:
         rows: Sequence[int],
         payload_of: Callable[[int, bytes], bytes],
     ) -> None:
-        """Look for names in a batch; for places in JSON only in ``rows``, whose payloads ``payload_of`` returns."""
+        """Look for names in a batch. Places in JSON are searched only in ``rows``; ``payload_of`` returns their
+        payloads."""
         self.fields.update(batch.fields)
         for name in named:
             place = name.place
@@ -132,7 +132,7 @@ class SeenNames:
                 return
 
     def see_keys(self, keys: Sequence[bytes], missing: Iterable[bytes]) -> None:
-        """Keep some of ``keys`` for hints: the first ones, and the nearest before and after each missing key."""
+        """Keep some of ``keys`` for hints: the first keys, and the nearest keys before and after each missing key."""
         if len(self.keys) < _KEYS_KEPT:
             self.keys.update(dict.fromkeys(keys))
         for wanted in missing:
@@ -147,7 +147,7 @@ class SeenNames:
             )
 
     def similar_keys(self, wanted: bytes) -> list[str]:
-        """Keys that are similar to one."""
+        """Return keys that are similar to a key."""
         known = dict(self.keys)
         known.update((key, None) for key in self._followed.get(wanted, ()) if key is not None)
         return nearest(to_text(wanted), map(to_text, known))
@@ -167,7 +167,7 @@ class SeenNames:
         self.see_keys(list(other.keys), ())
 
     def absent(self, named: Iterable[Named]) -> list[MissingName]:
-        """The names that were not seen, one absence per purpose."""
+        """Return the names that were not seen, one entry per purpose."""
         found: dict[str, dict[Named, str]] = {}
         fields = sorted(map(to_text, self.fields))
         for name in dict.fromkeys(named):
@@ -182,12 +182,12 @@ class SeenNames:
 
 
 def is_there(name: str, fields: Sequence[str]) -> bool:
-    """Whether one of the fields has this name, or matches this glob."""
+    """Return whether one of the fields has this name, or matches this glob."""
     return name in fields or (not _MAGIC.isdisjoint(name) and any(is_like(field, name) for field in fields))
 
 
 def is_like(name: str, glob: str) -> bool:
-    """Whether a glob matches a name; case counts."""
+    """Return whether a glob matches a name. Case matters."""
     from fnmatch import fnmatchcase
 
     return fnmatchcase(name, glob)
@@ -200,7 +200,7 @@ def _absence(purpose: str, names: Mapping[Named, str]) -> MissingName:
 
 
 def hint_of(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> str:
-    """A hint: names similar to some words, or else the first names ``there``.
+    """Return a hint: names similar to some words, or else the first names in ``there``.
 
     >>> hint_of(["width"], ["widht", "x"]), hint_of(["y"], ["a", "x"]), hint_of(["y"], [])
     ('did you mean widht?', 'there are a, x', '')
@@ -212,7 +212,7 @@ def hint_of(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> s
 
 
 def listed(names: Sequence[str], join: str, most: int = _NAMED_AT_MOST) -> str:
-    """The first names, joined, and the number of the others.
+    """Join the first names, and add the number of other names.
 
     >>> listed(["a", "b", "c", "d", "e"], " or ")
     'a or b or c and 2 more'

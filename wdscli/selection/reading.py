@@ -33,10 +33,11 @@ def iter_selected(
     payloads: Payloads | None = None,
     **scan: Any,
 ) -> Iterator[tuple[SampleBatch, list[int]]]:
-    """The batches of one archive with selected samples, each with their rows. ``scan`` are options of ``iter_batches``.
+    """Yield the batches of one archive with selected samples, each with the selected rows. ``scan`` are options of
+    ``iter_batches``.
 
-    ``batches`` are the samples if they are known, as from an index; ``source`` must then be seekable. Pass ``payloads``
-    to read other payloads of each batch too. Reading stops when no further sample can be selected.
+    ``batches`` are the samples if they are already known, for example from an index. ``source`` must then be seekable.
+    Pass ``payloads`` to read other payloads of each batch too. Reading stops when no further sample can be selected.
     """
     if state.done:
         return
@@ -61,8 +62,8 @@ def expecting(
     payloads: Payloads,
     fields: frozenset[bytes],
 ) -> Iterator[SampleBatch]:
-    """The batches of a remote shard's index. Before each, the payloads of ``fields`` are requested together for all
-    samples that the key rule selects."""
+    """Yield the batches of a remote shard's index. Before each batch, request the payloads of ``fields`` for all
+    samples that the key rule selects, together."""
     rule = selection.key_rule
     for batch in batches:
         payloads.batch = batch
@@ -73,8 +74,8 @@ def expecting(
 
 
 class Payloads:
-    """The payloads of some ``fields`` of the current batch. With ``by_index`` the batch comes from an index, and the
-    header in front of each payload is compared with it; a difference raises DataError ``stale-index``."""
+    """The payloads of some ``fields`` of the current batch. With ``by_index``, the batch comes from an index, and the
+    header before each payload is compared with it. A difference raises DataError ``stale-index``."""
 
     def __init__(self, source: ByteSource, fields: frozenset[bytes], *, by_index: bool = False) -> None:
         self.by_index = by_index
@@ -86,7 +87,7 @@ class Payloads:
         self._kept: dict[int, bytes] = {}
 
     def see(self, window: Window) -> None:
-        """Take a new window; of a stream, keep the payloads that may be read."""
+        """Take a new window. If the source is a stream, keep the payloads that may be read."""
         self._window = window
         if self._source.seekable:
             return
@@ -105,12 +106,12 @@ class Payloads:
             self._kept = {offset: data for offset, data in self._kept.items() if offset >= end}
 
     def __call__(self, row: int, field: bytes) -> bytes:
-        """As :meth:`of`."""
+        """Do the same as :meth:`of`."""
         return self.of(row, field)
 
     def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
-        """The payload of one member of the current batch, of any size, in pieces; the source must be seekable. Raises
-        DataError if it is truncated."""
+        """Yield the payload of one member of the current batch, of any size, in pieces. The source must be seekable.
+        Raises DataError if the payload is truncated."""
         at = self._at(row, field)
         member = expected_member(self.batch, row, at)
         offset, end = member.offset, member.offset + member.size
@@ -125,7 +126,7 @@ class Payloads:
             yield data
 
     def ranges(self, rows: Iterable[int], fields: frozenset[bytes]) -> list[tuple[int, int]]:
-        """The byte ranges of the payloads of these rows and fields, each with the header in front of it."""
+        """Return the byte ranges of the payloads of these rows and fields, each with the header before it."""
         batch, ranges = self.batch, []
         for row in rows:
             for at in range(batch.firsts[row], batch.firsts[row + 1]):
@@ -138,7 +139,7 @@ class Payloads:
         return self.batch.fields.index(field, self.batch.firsts[row], self.batch.firsts[row + 1])
 
     def of(self, row: int, field: bytes) -> bytes:
-        """The payload of one member of the current batch. Raises DataError if it is too large or truncated."""
+        """Return the payload of one member of the current batch. Raises DataError if it is too large or truncated."""
         at, window = self._at(row, field), self._window
         offset, size = self.batch.offsets[at], self.batch.sizes[at]
         if size > MAX_LOOKED_INTO_BYTES:
@@ -162,7 +163,8 @@ class Payloads:
 
 
 def expected_member(batch: SampleBatch, row: int, at: int) -> Expected:
-    """A member as the batch lists it. Its headers begin after the member before it, or where the sample begins."""
+    """Return a member of a batch as an Expected. Its headers begin after the previous member, or at the beginning of
+    the sample."""
     head = batch.starts[at]
     if at > batch.firsts[row]:
         head = batch.offsets[at - 1] + padded(batch.sizes[at - 1])

@@ -1,4 +1,4 @@
-"""This module knows the values of samples that options can name, and their columns of numbers.
+"""This module has the values of samples that options can name, and their columns of numbers.
 
 A value for ``--by`` or ``--group-by`` is a :class:`FieldValue` (``cls``, ``json.user.id``), a :class:`KeyValue` (a
 regular expression over the key) or the :class:`WholeKey`. :func:`field_and_path` and :func:`at_path` are for places in
@@ -46,12 +46,12 @@ _PATH_HINT = "a field (cls, seg.png) or a place in JSON (json.width, json.box[0]
 
 
 class Absent(Exception):
-    """There is nothing at the path."""
+    """The path does not exist in the document."""
 
 
 def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str, Path | None]:
-    """A field, and the path into its JSON, which begins after the first part that is ``json``. ``purpose`` begins the
-    message of the UsageError for any other text.
+    """Split a text into a field and the path in its JSON. The path begins after the first part that is ``json``. For
+    any other text, raises UsageError with a message that begins with ``purpose``.
 
     >>> field_and_path("json.boxes[0]", "cannot sort by"), field_and_path("seg.png", "cannot sort by")
     (('json', ('boxes', 0)), ('seg.png', None))
@@ -76,8 +76,8 @@ def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str
 
 
 def at_path(document: Any, path: Path) -> Any:
-    """The value at a path. A name is the name of an object's member or, if it has only digits, a position in an array.
-    Raises Absent, also for null."""
+    """Return the value at a path. A name is the name of an object's member, or a position in an array if it has only
+    digits. Raises Absent, also for null."""
     for step in path:
         if isinstance(document, list) and (isinstance(step, int) or (step.isdecimal() and len(step) < 10)):
             place = int(step)
@@ -94,7 +94,7 @@ def at_path(document: Any, path: Path) -> Any:
 
 
 def stored_at(sample: SampleAt, field: bytes, path: Path | None) -> Numbers | None:
-    """The stored values of a place in JSON; None if the sample's index does not have them."""
+    """Return the stored values for a place in JSON, or None if the sample's index does not have them."""
     values = sample.batch.values
     return values.get(stored_name(field, path)) if values else None
 
@@ -130,7 +130,7 @@ class Value:
         return []
 
     def of(self, sample: SampleAt) -> bytes | None:
-        """The value of one sample, None if it has none. Raises DataError ``undecodable``."""
+        """Return the value of one sample, or None. Raises DataError ``undecodable``."""
         raise NotImplementedError
 
 
@@ -237,14 +237,15 @@ def _at_path(payload: bytes, path: Path) -> bytes | None:
 
 
 MISSING = -(1 << 63)
-"""The missing value in an int64 column; in a float64 column it is NaN."""
+"""The missing value in an int64 column. In a float64 column, it is NaN."""
 _HINT = "a place in JSON or an expression of payloads: json.tokens, len(txt), width(jpg), seconds(wav)"
 
 
 class Numbers(NamedTuple):
-    """One number for each sample of a shard: ``array`` is int64 or float64. With ``exact`` each number has the type and
-    all digits of the payload, and each gap is one in the payload. So the payload need not be read. Not exact are, for
-    example, whole numbers between fractions, and gaps where a sample has a text or null."""
+    """One number for each sample of a shard. ``array`` is int64 or float64. ``exact`` means that each number has the
+    type and all digits of the payload, and that a missing number is also missing in the payload. So the payload need
+    not be read. Numbers are not exact, for example, if whole numbers and fractions are mixed, or if some sample has a
+    text or null."""
 
     array: Any
     exact: bool
@@ -256,7 +257,7 @@ class Numbers(NamedTuple):
         return found
 
     def at(self, row: int) -> int | float | None:
-        """The number of one sample as Python's own number; None if it is missing."""
+        """Return the number of one sample as a Python number, or None if it is missing."""
         number: int | float = self.array.item(row)
         return None if number == MISSING or number != number else number
 
@@ -277,7 +278,7 @@ class Numbers(NamedTuple):
 
 
 class GrowingNumbers:
-    """Numbers that are added one by one; eight bytes a sample in memory."""
+    """Numbers that are added one by one. Each sample needs eight bytes of memory."""
 
     def __init__(self) -> None:
         self._numbers = array("q")
@@ -305,7 +306,7 @@ class GrowingNumbers:
 
 
 def joined(parts: list[Numbers]) -> Numbers:
-    """The numbers of several shards, one after the other: float64 if one of them has fractions."""
+    """Join the numbers of several shards. The result is float64 if some shard has fractions."""
     is_float = any(part.array.dtype.kind == "f" and not part.missing.all() for part in parts)
     parts = [part.as_float() if is_float else part.as_whole() for part in parts]
     arrays = [part.array for part in parts] or [numpy.zeros(0, dtype="<i8")]
@@ -313,7 +314,7 @@ def joined(parts: list[Numbers]) -> Numbers:
 
 
 def value_names(given: str | Sequence[str] | None, option: str = "--values") -> tuple[str, ...]:
-    """The normal forms of values that an option names, separated by commas. Raises UsageError.
+    """Return the normal forms of the comma-separated values in an option. Raises UsageError.
 
     >>> value_names(["json['width'], width( jpg )", "round(json.s, 2)"])
     ('json.width', 'width(jpg)', 'round(json.s, 2)')
@@ -362,8 +363,8 @@ class SampleNumbers:
         self.payload_fields = frozenset[bytes]().union(*(one.payload_fields for one in self._values.values()))
 
     def add(self, sample: SampleAt) -> None:
-        """Add the numbers of one sample. Raises DataError ``undecodable`` for a payload that cannot be decoded; then
-        none is added."""
+        """Add the numbers of one sample. If a payload cannot be decoded, raises DataError ``undecodable`` and adds no
+        number."""
         found = []
         for name, value in self._values.items():
             try:
@@ -392,7 +393,8 @@ class SampleNumbers:
         self.add(SampleAt(batch, 0, shard, lambda _, field: bytes(payloads[names.index(field)])))
 
     def remarks(self) -> tuple[str, ...]:
-        """With ``lenient``: for each name, how many values could not be computed, and the first error."""
+        """With ``lenient``, return a text for each name on how many values could not be computed, with the first
+        error."""
         return tuple(
             f"{name}: {len(some)} values are missing, because their payloads cannot be decoded; the first: {some[0]}"
             for name, some in self._failures.items()
@@ -410,7 +412,7 @@ _ENTRY = {"version": (_VERSION,), "seal": str, "columns": {...: {"type": (*_TYPE
 
 
 def pack_numbers(values: Mapping[str, Numbers], digest: str) -> dict[str, Any]:
-    """The entries of an index file; none without values. ``digest`` is the digest of the index."""
+    """Return the entries of an index file for these values. ``digest`` is the digest of the index."""
     if not values:
         return {}
     columns = {name: _types_of(values[name]) for name in sorted(values)}
@@ -423,8 +425,8 @@ def _types_of(numbers: Numbers) -> dict[str, Any]:
 
 
 def unpack_numbers(raw: Mapping[str, Any]) -> dict[str, Numbers]:
-    """The values of an index file, by name, without copying; none if it has none, or values of another version.
-    Raises ValueError if they are wrong."""
+    """Return the values of an index file by name, without copying. Return no values if there are none, or if they have
+    another version. Raises ValueError if they are wrong."""
     about = raw.get("values")
     if about is None or (isinstance(about, dict) and about.get("version") != _VERSION):
         return {}
@@ -442,8 +444,8 @@ def unpack_numbers(raw: Mapping[str, Any]) -> dict[str, Numbers]:
 
 
 def _seal(columns: Mapping[str, Any], data: Mapping[str, bytes], digest: str) -> str:
-    """XXH3-64 (hexadecimal) over the digest of the headers and, for each column: its name, type and exactness in one
-    line of text, and its numbers."""
+    """Return the hexadecimal XXH3-64 over the digest of the headers and all columns. Each column adds a line of text
+    with its name, type and exactness, and its numbers."""
     from xxhash import xxh3_64
 
     seal = xxh3_64(digest.encode())

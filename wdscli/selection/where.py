@@ -1,4 +1,4 @@
-"""This module is ``--where EXPR``: it finds the samples for which an expression is true.
+"""This module implements ``--where EXPR``: it finds the samples for which an expression is true.
 
 An expression has the names ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size`` (bytes by field),
 ``fields``, and ``json``, ``cls``, ``txt``, which are decoded only when they are evaluated. Four functions take the name
@@ -146,21 +146,21 @@ class Where:
         ]
 
     def holds(self, sample: SampleAt) -> bool:
-        """Whether the expression is true of one sample. Raises DataError ``undecodable``."""
+        """Return whether the expression is true of one sample. Raises DataError ``undecodable``."""
         return bool(self.value(sample))
 
     def value(self, sample: SampleAt) -> Any:
-        """The expression's value for one sample; None if the sample lacks a name in it. Raises DataError
+        """Return the expression's value for one sample, or None if the sample lacks a name in it. Raises DataError
         ``undecodable``."""
         return self._value(sample, None, None)
 
     def number(self, sample: SampleAt) -> tuple[float | None, bool]:
-        """The expression's value as a number that an index can store, None if it is no number; and whether it is
-        exact (:class:`wdscli.selection.values.Numbers`). Raises DataError ``undecodable``."""
+        """Return the expression's value as a number that an index can store, or None if it is no number. Also return
+        whether it is exact (:class:`wdscli.selection.values.Numbers`). Raises DataError ``undecodable``."""
         return _as_number(self._value(sample, _Missing, _fraction))
 
     def _value(self, sample: SampleAt, missing: Any, parse_float: Callable[[str], float] | None) -> Any:
-        """The value, or ``missing``."""
+        """Return the value, or ``missing``."""
         if sample.batch.values and not self.stored:
             self._used = self.using(frozenset(sample.batch.values))
             return self._used._value(sample, missing, parse_float)
@@ -215,11 +215,12 @@ def _as_number(value: Any) -> tuple[float | None, bool]:
 
 
 class _Inexact(float):
-    """A fraction that JSON gives with more digits than a float has."""
+    """A fraction with more digits in JSON than a float can represent."""
 
 
 def _fraction(text: str) -> float:
-    """A number of JSON. Sorting compares all of its digits, so a float is exact only if it gives them back."""
+    """Parse a number in JSON. Sorting compares all of its digits, so a float is exact only if it has the same
+    digits."""
     from decimal import Decimal
 
     value = float(text)
@@ -285,7 +286,7 @@ class _Scope:
             raise self.undecodable(field, f"it is not UTF-8 at byte {error.start}") from None
 
     def cls(self) -> int | str:
-        """The payload as a whole number, as webdataset reads it; else as text."""
+        """Return the payload as a whole number, by webdataset's rule, or else as text."""
         text = self.text("cls").strip()
         number = class_number(text)
         if number is None or not 0 <= number < len(self._classes):

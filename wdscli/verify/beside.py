@@ -1,11 +1,11 @@
 """This module compares manifests, indexes and checksums with the shards.
 
-This module compares shards with the files beside them. :func:`find_listings` finds the manifest entries of shards, and
-other functions report disagreements to a shard's ledger. If a manifest is given on the command line, it is the only
-one. Otherwise every ``*manifest.json`` in the shards' folders that lists one of the shards counts, on any store that
-can be listed. If such a manifest lists a shard that does not exist, or lacks a shard of its prefix, that is a finding.
-If only some shards of a set are checked, that is no finding. The index is compared with the scan by the digest of its
-columns. The checksum is that of the stored file, compressed or not.
+:func:`find_listings` finds the manifest entries of shards. Other functions report disagreements to a shard's ledger. If
+a manifest is given on the command line, only this manifest is used. Otherwise every ``*manifest.json`` in the shards'
+folders that lists one of the shards is used, on any store that can be listed. Two things are findings: a manifest lists
+a shard that does not exist, or it lacks a shard with its prefix. If only some shards of a set are checked, this is no
+finding. The index is compared with the scan by the digest of its columns. The checksum is computed over the stored
+file, compressed or not.
 
 This module does not know how shards are scanned.
 """
@@ -30,18 +30,18 @@ from wdscli.verify.profiles import Fields
 
 
 class Listing(NamedTuple):
-    """The entry of one shard in the manifest at ``manifest``. ``required`` are the fields that every sample of the
-    set had when it was written."""
+    """The entry of one shard in the manifest at ``manifest``. ``required`` are the fields that every sample had when
+    the set was written."""
 
     manifest: str
     shard: ShardInfo
     required: Fields
     is_view: bool = False
-    """Whether the manifest is a view, which has checksums of its bases instead."""
+    """Whether the manifest is a view. A view has checksums of its bases, not of its shards."""
 
 
 def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], list[Ledger]]:
-    """The manifest entry of each listed shard, and findings about the set."""
+    """Return the manifest entry of each listed shard, and findings about the set."""
     found: dict[str, Listing] = {}
     ledgers: list[Ledger] = []
     if shards.manifest is not None:
@@ -73,7 +73,7 @@ def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], lis
 def _manifests_of(
     folder: str, there: set[str], names: set[str], ledgers: list[Ledger], limit: int
 ) -> dict[str, Manifest]:
-    """The manifests of a folder that list one of the shards ``names``, by address. Reports missing shards and
+    """Return the manifests of a folder that list one of the shards ``names``, by address. Report missing shards and
     unreadable manifests."""
     found = {}
     for name in sorted(there):
@@ -84,7 +84,7 @@ def _manifests_of(
         try:
             manifest = _manifest(folder + name, ledger)
         except DataError as error:
-            # Other tools have a manifest.json too: report only one that may be of these shards.
+            # Other tools use the name manifest.json too, so report only a file that may belong to these shards.
             prefix = name.removesuffix(MANIFEST_SUFFIX)
             is_listed = any(one.startswith(prefix) for one in names)
             if is_listed if prefix else b'"shardlist"' in read_all(folder + name):
@@ -101,7 +101,7 @@ def _manifests_of(
 
 
 def _manifest(address: str, ledger: Ledger) -> Manifest:
-    """The manifest at an address. Reports one that contradicts itself."""
+    """Return the manifest at an address. Report a manifest that contradicts itself."""
     try:
         return read_manifest(address)
     except ContradictoryManifestError as error:
@@ -110,7 +110,7 @@ def _manifest(address: str, ledger: Ledger) -> Manifest:
 
 
 def _strays(addresses: Sequence[str], listings: dict[str, Listing], limit: int) -> Iterator[Ledger]:
-    """A finding for each shard that no manifest lists although its name has the prefix of one."""
+    """Return a finding for each shard that has a manifest's prefix but is not listed in any manifest."""
     manifests = sorted({listings[address].manifest for address in addresses if address in listings})
     for address in addresses:
         for manifest in manifests if address not in listings else ():
@@ -123,15 +123,15 @@ def _strays(addresses: Sequence[str], listings: dict[str, Listing], limit: int) 
 
 
 def _required(manifest: Manifest) -> Fields:
-    """The fields that every sample had when the manifest was written."""
+    """Return the fields that every sample had when the manifest was written."""
     if not manifest.samples:
         return ()
     return tuple(to_bytes(name) for name, total in manifest.fields.items() if total.count == manifest.samples)
 
 
 def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] | None:
-    """The values of the index of a shard (:func:`~wdscli.shards.index.unpack_index`); None when there is none.
-    Reports an index that is damaged or of another version of the shard."""
+    """Return the values in a shard's index (:func:`~wdscli.shards.index.unpack_index`), or None if there is no index.
+    Report an index that is damaged, or that is for another version of the shard."""
     if is_stream(address) or not source.seekable:
         return None
     place = index_address(address)
@@ -171,12 +171,12 @@ def check_index(
 
 
 def check_size(address: str, listing: Listing, size: int, ledger: Ledger) -> None:
-    """Compare the size of a shard, damaged or not, with the manifest; ``size`` is the size of the tar."""
+    """Compare the size of a shard, damaged or not, with the manifest. ``size`` is the size of the tar."""
     told = listing.shard.size_bytes
     if told < 0 or told == size:
         return
     if not is_stream(address):
-        # Of a compressed shard the bytes of the file are not those of the tar.
+        # For a compressed shard, the size of the file is not the size of the tar.
         with open_source(address, decompress=False) as source:
             if source.size == told:
                 return
@@ -184,7 +184,7 @@ def check_size(address: str, listing: Listing, size: int, ledger: Ledger) -> Non
 
 
 def check_listed(listing: Listing, samples: int, builder: IndexBuilder | None, ledger: Ledger) -> None:
-    """Compare a whole shard with its entry in the manifest."""
+    """Compare an undamaged shard with its entry in the manifest."""
     where, listed = listing.manifest, listing.shard
     counts = [("samples", listed.samples, samples)]
     if builder is not None and listed.members >= 0:
@@ -201,7 +201,8 @@ def check_listed(listing: Listing, samples: int, builder: IndexBuilder | None, l
 
 
 def checksum_digest(listing: Listing | None) -> Digest | None:
-    """An empty digest of the kind that the manifest has for a shard; None for no checksum or an unknown kind."""
+    """Return an empty digest with the algorithm of a shard's checksum in the manifest. Return None if there is no
+    checksum, or an unknown algorithm."""
     if listing is None or listing.shard.checksum is None:
         return None
     try:
@@ -213,8 +214,8 @@ def checksum_digest(listing: Listing | None) -> Digest | None:
 def check_checksum(
     address: str, listing: Listing | None, ledger: Ledger, version: str | None, digest: str | None = None
 ) -> None:
-    """Compare a shard's bytes with the checksum in the manifest. ``version`` is the version of the bytes whose
-    headers were checked; None when they could not be read, which has been reported. ``digest`` is their checksum, if
+    """Compare a shard's bytes with the checksum in the manifest. ``version`` is the version of the bytes with checked
+    headers. It is None if they could not be read; this was already reported. ``digest`` is the digest of the bytes, if
     it is already known."""
     if is_stream(address):
         ledger.add("unchecked", "a stream has no checksum")

@@ -1,9 +1,10 @@
-"""This module has the findings of verify: the table of their kinds, and the ledger that collects them within bounds.
+"""This module has the findings of verify: the table of their kinds, and the ledger, which collects a limited number of
+them.
 
 A :class:`Finding` is one problem at one place, with a hint how to mend it. The tables :data:`KINDS` and :data:`DEMANDS`
-give each code its severity and default hint, and the man page's list comes from them too. A :class:`Ledger` keeps the
-first findings of each kind and counts the rest. So a shard with a million bad members costs no more memory than one
-with a hundred. The ledger of a set does the same with the ledgers of its shards.
+have the severity and the default hint of each code. The list in the man page is made from them too. A :class:`Ledger`
+keeps the first findings of each kind, and counts the rest. So a shard with a million bad members needs no more memory
+than a shard with a hundred. The ledger of a set collects the ledgers of its shards in the same way.
 
 This module does not know how findings are found or shown.
 """
@@ -22,7 +23,7 @@ from wdscli.shown import shown
 Severity = Literal["error", "warning"]
 
 MAX_FINDINGS = 100
-"""Findings of one kind that are reported in full."""
+"""How many findings of one kind are reported in full."""
 
 
 class Finding(NamedTuple):
@@ -54,8 +55,8 @@ _ENTRY = re.compile(r"\n {4}(?! )")
 
 
 def _table(text: str) -> dict[str, Kind]:
-    """Kinds by code. An entry is ``code: meaning``, or ``code (warning): meaning``, and an optional hint after an
-    arrow."""
+    """Parse a table of kinds, and return the kinds by code. An entry is ``code: meaning`` or ``code (warning):
+    meaning``. A hint may follow after an arrow."""
     kinds = {}
     for entry in _ENTRY.split(text.strip()):
         what, _, hint = " ".join(entry.split()).partition(" -> ")
@@ -179,16 +180,16 @@ DEMANDS = _table("""
     energon-skipped (warning): Energon skips names of the form __x__
         -> rename the member
     """)
-"""Further requirements of four readers; each code begins with the name of the reader."""
+"""Further requirements of four readers. Each code begins with the name of the reader."""
 
 
 def kind_of(code: str) -> Kind:
-    """The row of a code; an empty one for an unknown code."""
+    """Return the row of a code. It is empty for an unknown code."""
     return KINDS.get(code) or DEMANDS.get(code) or Kind("")
 
 
 class FindingKind(NamedTuple):
-    """All findings of one kind: their total, those reported in full, and their hints."""
+    """All findings of one kind: the total, the findings reported in full, and their hints."""
 
     code: str
     severity: Severity
@@ -199,7 +200,7 @@ class FindingKind(NamedTuple):
 
 
 def by_kind(findings: Iterable[Finding], counts: Mapping[str, int]) -> list[FindingKind]:
-    """Findings grouped by kind, in the order of ``counts``."""
+    """Group findings by kind, in the order of ``counts``."""
     by_code: dict[str, list[Finding]] = {code: [] for code in counts}
     for finding in findings:
         by_code[finding.code].append(finding)
@@ -217,7 +218,8 @@ def by_kind(findings: Iterable[Finding], counts: Mapping[str, int]) -> list[Find
 
 
 class Ledger:
-    """The findings of one shard, or of a set: the first ``limit`` of each kind, and the count of all."""
+    """The findings of one shard, or of a set. It has the first ``limit`` findings of each kind, and the count of all
+    findings."""
 
     def __init__(self, shard: str = "", limit: int = MAX_FINDINGS) -> None:
         self.shard = shown(shard)
@@ -235,7 +237,7 @@ class Ledger:
         member: bytes | str | None = None,
         hint: str | None = None,
     ) -> None:
-        """Add one finding. It is only counted when its kind already has ``limit`` findings."""
+        """Add one finding. It is only counted if its kind already has ``limit`` findings."""
         self.counts[code] += 1
         if self.room(code):
             kind = kind_of(code)
@@ -267,16 +269,16 @@ class Ledger:
             self.counts[code] += count
 
     def room(self, code: str) -> int:
-        """How many more findings of this kind will be reported in full."""
+        """Return how many more findings of this kind will be reported in full."""
         return self.limit - self._reported[code]
 
     def has(self, codes: Iterable[str]) -> bool:
-        """Whether there is a finding of any of these kinds."""
+        """Return whether there is a finding of any of these kinds."""
         return any(code in self.counts for code in codes)
 
     def blame_shard(self) -> None:
-        """Change the hints of side files when the archive itself is damaged: writing them again would hide the
-        damage."""
+        """Change the hints about side files if the archive itself is damaged. If the side files were written again,
+        they would hide the damage."""
         if self.has(STRUCTURAL):
             self.findings = [
                 finding._replace(hint=_COPY_AGAIN) if finding.code in _SIDE_FILES else finding

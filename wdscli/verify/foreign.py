@@ -1,10 +1,10 @@
-"""This module compares indexes of other programs with shards: the formats of ``index --for``, from any writer.
+"""This module compares other programs' indexes with shards. It knows the formats of ``index --for``, also if another
+program wrote the file.
 
 :func:`find_foreign` finds the foreign files of each shard and of the whole set. :func:`check_foreign` reports
-disagreements to a shard's ledger. The task of a shard reads the shard's own files and compares them entry by entry. A
-file of the whole set is read once, before the tasks. It gives each shard a count of samples and, if it has a row per
-sample, a digest of these rows. The task compares this digest with its own. A file with such a name but other content
-belongs to another program and is ignored.
+disagreements to a shard's ledger. The task of a shard reads the shard's own files, and compares them entry by entry. A
+file of the whole set is read once, before the tasks. For each shard, it gives a count of samples and, if it has a row
+per sample, a digest of the rows. The shard's task compares both. A file with such a name but other content is ignored.
 
 This module does not know how shards are scanned.
 """
@@ -39,8 +39,8 @@ _OF_EVERY = ("key", "offset", "length")
 
 
 class SetFile(NamedTuple):
-    """The facts about one shard in a file of the whole set: its samples, its bytes (-1: unknown), and a digest of its
-    rows in these columns (None: all columns of a table)."""
+    """The facts about one shard in a file of the whole set: the number of samples, the size in bytes (-1: unknown), and
+    a digest of the rows. ``columns`` are the columns in the digest; None means all columns."""
 
     file: str
     dialect: str
@@ -59,14 +59,14 @@ class Run(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """The foreign files of one shard, by address, and what files of the set say about it."""
+    """The foreign files of one shard, by address, and the facts about it in files of the set."""
 
     beside: tuple[str, ...] = ()
     of_set: tuple[SetFile, ...] = ()
 
 
 def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list[Ledger]]:
-    """For each shard, the facts in files of other programs; and findings about the set."""
+    """Return, for each shard, the files and facts of other programs, and findings about the set."""
     found: dict[str, Foreign] = {}
     ledgers: list[Ledger] = []
     there: dict[str, set[str]] = {}
@@ -80,7 +80,7 @@ def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list
             files = dict.fromkeys(kind.file_of(address) for kind in (Dali, Energon, Webshart))
             found[address] = Foreign(tuple(one for one in files if base_name(one) in there[folder]))
     if len(there) > 1:
-        # Shards on two machines have no folder in common.
+        # Shards on two machines have no common folder.
         with suppress(WdsError):
             above = common_folder(list(found))
             there.setdefault(above, set(names_in(above, shards.given)))
@@ -94,7 +94,7 @@ def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list
 
 
 def _files_of_set(folder: str, names: set[str]) -> Iterator[str]:
-    """The files of a folder that may describe every shard. Manifests have been compared elsewhere."""
+    """Return the files of a folder that may describe all shards. Manifests are compared elsewhere."""
     for name in sorted(names):
         if name.endswith(("index.parquet", "wids.json")) or name == "shardindex.json":
             yield folder + name
@@ -131,7 +131,8 @@ def _add_said(place: str, folder: str, names: set[str], found: dict[str, Foreign
 
 
 def _said(place: str, folder: str, ledger: Ledger) -> dict[str, SetFile]:
-    """The facts in a file of the set, by the shards' paths from its folder; empty for another program's file."""
+    """Return the facts in a file of the set, by the shard's path relative to the file's folder. The result is empty if
+    the file has another format."""
     if place.endswith(".parquet"):
         return _said_by_parquet(place, ledger)
     if place == folder + _DATABASE:
@@ -144,7 +145,7 @@ def _said(place: str, folder: str, ledger: Ledger) -> dict[str, SetFile]:
 
 
 def _counts(data: bytes) -> dict[str, int]:
-    """Energon's numbers of samples by shard."""
+    """Return Energon's numbers of samples by shard."""
     try:
         counts = json.loads(data)["shard_counts"]
         return {str(name): int(count) for name, count in counts.items()}
@@ -176,7 +177,7 @@ def _said_by_parquet(place: str, ledger: Ledger) -> dict[str, SetFile]:
 
 
 def _runs(batch: Any) -> Iterator[Run]:
-    """The rows of a batch, one shard after the other."""
+    """Yield the rows of a batch, one shard after the other."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     end = 0
     for shard, rows in groupby(columns.pop("shard").to_pylist()):
@@ -188,7 +189,7 @@ def _runs(batch: Any) -> Iterator[Run]:
 
 
 def _said_by_database(place: str, folder: str) -> dict[str, SetFile]:
-    """Read Energon's database, if it is local; a remote one would have to be downloaded whole."""
+    """Read Energon's database if it is local. A remote database would have to be downloaded completely."""
     import sqlite3
 
     if not is_local(place):
@@ -215,8 +216,8 @@ def _said_by_database(place: str, folder: str) -> dict[str, SetFile]:
 def _digested(
     place: str, dialect: str, runs: Iterable[Run], columns: tuple[str, ...] | None
 ) -> dict[str, SetFile]:
-    """The facts about each shard in a table with one row for each sample. Rows of a shard that are not consecutive
-    match no shard."""
+    """Return the facts about each shard in a table with one row per sample. If the rows of a shard are not consecutive,
+    they match no shard."""
     said: dict[str, SetFile] = {}
     for shard, following in groupby(runs, key=attrgetter("shard")):
         rows = _Rows()
@@ -230,7 +231,7 @@ def _digested(
 
 
 class _Rows:
-    """A digest of rows that come in pieces, column by column; empty columns do not count."""
+    """A digest of rows that come in pieces, column by column. Empty columns do not count."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -248,7 +249,7 @@ class _Rows:
         self._add("key", b"".join([len(raw).to_bytes(8, "little") + raw for raw in raws]))
 
     def add_numbers(self, name: str, numbers: I64) -> None:
-        """The cells of a column of numbers; -1 for an empty cell."""
+        """Add the cells of a column of numbers. An empty cell is -1."""
         if (numbers >= 0).any():
             self._filled.add(name)
         self._add(name, numbers.astype("<i8").tobytes())
@@ -259,7 +260,7 @@ class _Rows:
 
 
 def _rows_of(index: Index, columns: tuple[str, ...] | None) -> str:
-    """The digest that a table should have for a shard."""
+    """Return the digest that a table should have for a shard."""
     rows = _Rows()
     for batch in index_batches(index):
         rows.add_keys(batch.keys)
@@ -280,7 +281,7 @@ def _rows_of(index: Index, columns: tuple[str, ...] | None) -> str:
 
 
 def check_foreign(foreign: Foreign, index: Index, stored_bytes: int, ledger: Ledger) -> None:
-    """Compare the facts of other programs about a shard with ``index``, which was made from its headers.
+    """Compare other programs' facts about a shard with ``index``, which was made from the shard's headers.
     ``stored_bytes`` is the size of the file, compressed or not."""
     for file in foreign.of_set:
         hint = _AGAIN.format(file.dialect)
@@ -317,8 +318,7 @@ def _check_beside(place: str, data: bytes, index: Index, ledger: Ledger) -> None
 
 
 def _wrong_in_lines(data: bytes, index: Index) -> str | None:
-    """What is wrong in DALI's index, version 1.2 or an earlier one, whose entries have no names; None when it is
-    right."""
+    """Return the first fault in DALI's index, or None. Earlier versions than 1.2 have no names in their entries."""
     (version, count), *lines = [line.split() for line in data.splitlines()]
     if not (int(count) == len(lines) == index.samples):
         return f"says {int(count)} samples and has {len(lines)}, the shard has {index.samples}"
@@ -337,7 +337,8 @@ def _wrong_in_lines(data: bytes, index: Index) -> str | None:
 
 
 def _wrong_in_places(data: bytes, index: Index) -> str | None:
-    """What is wrong in Energon's index: a number for each sample, and one for the end."""
+    """Return the first fault in Energon's index, or None. The index has a number for each sample, and a number for the
+    end."""
     if len(data) != 8 * (index.samples + 1):
         return f"has the places of {max(0, len(data) // 8 - 1)} samples, the shard has {index.samples}"
     said = numpy.frombuffer(data, "<u8")
@@ -349,7 +350,7 @@ def _wrong_in_places(data: bytes, index: Index) -> str | None:
 
 
 def _wrong_in_document(data: bytes, index: Index) -> str | None:
-    """What is wrong in webshart's metadata; None also for another program's JSON file."""
+    """Return the first fault in webshart's metadata, or None. JSON files of other programs also give None."""
     try:
         document = json.loads(data)
     except ValueError:

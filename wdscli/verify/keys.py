@@ -1,14 +1,14 @@
-"""This module finds keys that are repeated, in a shard or across all shards, and keys that no sample may have.
+"""This module finds repeated keys, in a shard or across all shards, and keys that must be absent.
 
-:class:`KeyColumns` collects 24 bytes per sample while one shard is read: a digest of the key, the sample's first byte,
-its fields. Then it finds the samples that repeat a key. :func:`repeats_across` does the same for the digests of all
-shards, with 8 bytes per sample, and as many again while it sorts. Both sort, and use no dictionaries. The digest is
-XXH3-64 with a secret seed for each run, so that a crafted shard cannot hide a repeat. Before a repeat is
-reported, joined or dropped, the two keys are read again and compared. Beyond the limit of findings, repeats are only
-counted.
+:class:`KeyColumns` collects 24 bytes per sample while one shard is read: a digest of the key, the offset of the sample,
+and its fields. Then it finds the samples that repeat a key. :func:`repeats_across` finds repeated digests over all
+shards. It needs 8 bytes per sample, and 8 more while it sorts. Both sort the digests, because dictionaries would need
+more memory. The digest is XXH3-64 with a secret seed for each run, so that a crafted shard cannot hide a repeated key.
+Before a repeated key is reported, or its sample is joined or dropped, both keys are read again and compared. Above the
+limit of findings, repeated keys are only counted.
 
-:class:`Absence` looks for the keys of a list in one shard. Keys are read from headers, never from an index. The SHA-256
-of the list, and of the keys of each shard, let a user repeat the search with other tools
+:class:`Absence` searches one shard for the keys of a list. Keys are read from headers, never from an index. The report
+has the SHA-256 of the list, and of the keys of each shard. So a user can repeat the search with other tools
 (``scripts/examples/check_proof.py``).
 
 This module does not know how a shard is read.
@@ -33,24 +33,25 @@ from wdscli.storage import base_name, is_stream
 from wdscli.verify.findings import Ledger
 
 FEW_DIGESTS = 1 << 17
-"""Up to this many digests a plain set is faster than loading numpy, and small enough."""
+"""Up to this many digests, a Python set is faster than loading numpy, and small enough."""
 _CATCH_ALL = 63
 digest = xxh3_64_intdigest
-"""The digest of a key under a seed."""
+"""The digest of a key with a seed."""
 
 
 INTERLEAVED, DUPLICATE, COLLISION = 1, 2, 3
-"""How a sample repeats an earlier key: only with new fields, with a field that the earlier one has, in another case."""
+"""How a sample repeats an earlier key: its fields are all new; it has a field of the earlier sample; or its key differs
+only in case."""
 
 
 class Repeats(NamedTuple):
-    """For each sample of one shard, how it repeats a key (0: not at all), and the first sample with that key."""
+    """For each sample of one shard, how it repeats a key (0: it does not), and the first sample with this key."""
 
     kinds: U8
     firsts: I64
 
     def rows(self, kind: int) -> I64:
-        """The samples of a kind, in ascending order."""
+        """Return the samples with one kind of repeat, in rising order."""
         return numpy.flatnonzero(self.kinds == kind)
 
 
@@ -68,7 +69,8 @@ class KeyColumns:
         self._name_ends = array("Q")
 
     def mask(self, fields: Iterable[bytes]) -> int:
-        """The bits of a sample's fields, one per field; all fields after the 63rd share one bit."""
+        """Return the bits for a sample's fields. Each field has its own bit, but all fields after the 63rd share one
+        bit."""
         mask = 0
         for field in fields:
             if field not in self._bits and len(self._bits) <= _CATCH_ALL:
@@ -94,13 +96,13 @@ class KeyColumns:
                 self._name_ends.append(len(self._names))
 
     def name(self, row: int) -> bytes | None:
-        """A key that was kept; None without ``keep_names``."""
+        """Return a kept key, or None without ``keep_names``."""
         if self._names is None:
             return None
         return bytes(self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]])
 
     def repeats(self) -> Repeats | None:
-        """The samples that repeat an earlier key; None when there are none."""
+        """Return the samples that repeat an earlier key, or None if there are none."""
         folded = self.digests if self._folded is None else self._folded
         if not _has_repeats([folded]):
             return None
@@ -120,19 +122,19 @@ class KeyColumns:
         return Repeats(kinds, firsts)
 
     def distinct(self, repeats: Repeats | None) -> bytes:
-        """The digests of all samples, except those that repeat a key of this shard; in order, packed."""
+        """Return the digests of all samples in order, packed. Samples that repeat a key of this shard are left out."""
         if repeats is None:
             return self.digests.tobytes()
         return self.packed((repeats.kinds == 0) | (repeats.kinds == COLLISION))
 
     def packed(self, chosen: Mask) -> bytes:
-        """The digests of some samples, in order, packed."""
+        """Return the digests of some samples in order, packed."""
         packed: bytes = numpy.frombuffer(self.digests, dtype=numpy.uint64)[chosen].tobytes()
         return packed
 
 
 def _has_repeats(parts: Iterable[array[int] | bytes]) -> bool:
-    """Whether any digest occurs twice."""
+    """Return whether any digest occurs twice."""
     views = [memoryview(part).cast("B").cast("Q") for part in parts]
     total = sum(map(len, views))
     if total <= FEW_DIGESTS:
@@ -143,7 +145,7 @@ def _has_repeats(parts: Iterable[array[int] | bytes]) -> bool:
 
 
 def _groups(digests: U64) -> Iterator[list[int]]:
-    """The rows of each digest that occurs more than once, in ascending order."""
+    """Yield the rows of each digest that occurs more than once, in rising order."""
     order = numpy.argsort(digests, kind="stable")
     ordered = digests[order]
     edges = numpy.flatnonzero(numpy.diff(ordered[1:] == ordered[:-1], prepend=False, append=False))
@@ -152,7 +154,8 @@ def _groups(digests: U64) -> Iterator[list[int]]:
 
 
 class Across(NamedTuple):
-    """The keys of one shard that an earlier shard has: their digests in order, and the first shard with each."""
+    """The keys of one shard that are also in an earlier shard: their digests in order, and the first shard with each
+    key."""
 
     digests: list[int]
     first_shards: list[int]
@@ -160,9 +163,10 @@ class Across(NamedTuple):
 
 
 def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Across]]:
-    """For each shard (by number) that repeats keys of earlier ones: their number, and the first ``limit`` of them.
+    """Return, for each shard number that repeats keys of earlier shards, how many keys are repeated, and the first
+    ``limit`` of these keys.
 
-    ``packed`` are the distinct digests of each shard. The list is emptied, so that they are in memory only once.
+    ``packed`` has the distinct digests of each shard. The list is emptied, so that the digests are in memory only once.
     """
     if sum(map(len, packed)) <= 8 * FEW_DIGESTS and not _has_repeats(packed):
         packed.clear()
@@ -175,7 +179,7 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
     del ordered
     if not len(repeated):
         return
-    # The first shard of each repeated key; shards come in order.
+    # Find the first shard with each repeated key. Shards come in order.
     first_in: I64 = numpy.full(len(repeated), -1, dtype=numpy.int64)
     begin = 0
     for shard, end in enumerate(ends.tolist()):
@@ -193,7 +197,7 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
 
 
 PRESENT = "present-key"
-"""The code of a finding: a sample has a key of the list."""
+"""The code of the finding that a sample has a key of the list."""
 
 
 class Absence:
@@ -206,7 +210,7 @@ class Absence:
         self._digest = sha256()
 
     def look(self, batch: SampleBatch) -> None:
-        """Look at the keys of a batch."""
+        """Search the keys of a batch."""
         self._digest.update(b"".join(key + b"\n" for key in batch.keys))
         if self._keys.isdisjoint(batch.keys):
             return
@@ -216,13 +220,14 @@ class Absence:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all keys so far in hexadecimal, each followed by a newline."""
+        """Return the hexadecimal SHA-256 over all keys so far, with a newline after each key."""
         return self._digest.hexdigest()
 
 
 @lru_cache(1)
 def listed_keys(address: str) -> frozenset[bytes]:
-    """The keys of a list. Raises UsageError for a stream, which other processes cannot read, and InputError."""
+    """Return the keys of a list. Raises InputError, and UsageError for a stream, because other processes cannot read
+    it."""
     if is_stream(address):
         raise UsageError("--absent needs a file, because several processes read it", hint="--absent FILE")
     try:
@@ -233,7 +238,7 @@ def listed_keys(address: str) -> frozenset[bytes]:
 
 
 def impossible(keys: Iterable[bytes]) -> str:
-    """A warning about listed keys that no sample can have, such as names of files; empty if there are none."""
+    """Return a warning about listed keys that no sample can have, such as file names. It is empty if there are none."""
     wrong = sorted(key for key in keys if b"." in key.rpartition(b"/")[2])
     if not wrong:
         return ""

@@ -1,19 +1,20 @@
-"""This module has requirements on names, fields and values: those of every reader, and further ones of four readers.
+"""This module has requirements on names, fields and values. Some come from all readers, and others only from one of
+four readers.
 
-:func:`judge_fields` finds problems in a sample's fields that concern every reader. :class:`Judge` looks for violations
-of :data:`~wdscli.verify.findings.DEMANDS` in the columns of one shard. Samples share few lists of fields, so the caller
-passes each list once and keeps the result. The requirements come from the sources of the readers (webdataset 1.0,
-Hugging Face datasets 5.2, NVIDIA DALI 2.4 and its ``wds2idx``, Megatron-Energon 7.4). Those on a single name or field
-are rows of two tables: :data:`MEMBER_RULES` are reported for each member, and :data:`FIELD_RULES` once per shard for
-each field. The others are methods.
+:func:`judge_fields` finds problems in a sample's fields that matter for every reader. :class:`Judge` searches the
+columns of one shard for violations of :data:`~wdscli.verify.findings.DEMANDS`. Samples have few different lists of
+fields, so the caller passes each list once, and keeps the result. The requirements come from the source code of the
+readers: webdataset 1.0, Hugging Face datasets 5.2, NVIDIA DALI 2.4 and its ``wds2idx``, Megatron-Energon 7.4.
+Requirements on a single name or field are rows of two tables. :data:`MEMBER_RULES` are reported for each member, and
+:data:`FIELD_RULES` once per shard for each field. Other requirements are methods.
 
 :class:`HfValues` checks the values that Hugging Face datasets parses: integers, text, and the types inside JSON. Its
-``webdataset`` builder infers one Arrow type for each place inside a JSON field from the first five samples of the first
-shard. It converts every later value to that type, and fails if it cannot. :func:`type_of` and :func:`merged` infer
-these types as Arrow does. A value of another type is an error here even if a conversion succeeds, because the reader
-then gets another value than the file holds. For example, 2.5 becomes 2 if the first five samples have whole numbers.
-Conversions without a loss are accepted. A type is None (only nulls so far), ``"int"``, ``"float"``, ``"bool"``,
-``"text"``, ``[type]`` of a list's elements, or ``{key: type}``.
+``webdataset`` builder infers one Arrow type for each place in a JSON field, from the first five samples of the first
+shard. It converts every later value to that type, and fails if this is impossible. :func:`type_of` and :func:`merged`
+infer types by Arrow's rules. Some conversions succeed but change the value. For example, 2.5 becomes 2 if the first
+five samples have whole numbers. Such a value is an error here. Conversions without a loss are accepted. A type is None
+(only nulls so far), ``"int"``, ``"float"``, ``"bool"``, ``"text"``, ``[type]`` for a list's elements, or ``{key:
+type}``.
 
 This module does not know how members are grouped or how findings are printed.
 """
@@ -35,7 +36,7 @@ from wdscli.verify.findings import Ledger
 Fields = tuple[bytes, ...]
 PROFILES = ("webdataset", "hf", "dali", "energon")
 MAX_SEEN_FIELDS = 1 << 14
-"""Fields that are remembered, so that a shard of a million different fields stays small in memory."""
+"""How many fields are remembered. The limit keeps memory small for a shard with a million different fields."""
 
 _RESERVED = (b"__key__", b"__url__", b"__local_path__")
 _BLANKS = (b" ", b"\t", b"\r", b"\v", b"\f", b"\n")
@@ -43,7 +44,7 @@ _COMPRESSED = frozenset((b"gz", b"bz2", b"xz", b"lz4", b"zst"))
 
 
 class Problem(NamedTuple):
-    """A problem with the fields of a sample. ``place`` is the member's place in the sample; None when the problem
+    """A problem with the fields of a sample. ``place`` is the member's place in the sample; it is None if the problem
     concerns the whole sample."""
 
     code: str
@@ -52,7 +53,7 @@ class Problem(NamedTuple):
 
 
 def judge_fields(fields: Fields, required: Fields) -> list[Problem]:
-    """The problems with the fields of a sample, in the order of its members."""
+    """Yield the problems with the fields of a sample, in the order of its members."""
     problems = [
         Problem("missing-field", f'the sample has no field "{to_text(field)}"', None)
         for field in required
@@ -69,7 +70,8 @@ def judge_fields(fields: Fields, required: Fields) -> list[Problem]:
 
 
 def _alike(fields: Fields) -> Iterator[tuple[int, bytes]]:
-    """The places of fields that repeat an earlier one, perhaps in another case, each with that earlier field."""
+    """Yield the places of fields that repeat an earlier field, perhaps in another case. Each comes with the earlier
+    field."""
     first: dict[bytes, int] = {}
     for place, field in enumerate(fields):
         before = first.setdefault(field.lower(), place)
@@ -79,8 +81,8 @@ def _alike(fields: Fields) -> Iterator[tuple[int, bytes]]:
 
 class Rule(NamedTuple):
     """A requirement on the name and kind of single members, or on fields. A message about fields may contain
-    ``{field}`` and ``{lower}``, the field in lower case. Members are looked at only if the names of a window, each
-    after a NUL, contain one of ``marks``."""
+    ``{field}``, and ``{lower}`` for the field in lower case. All names of a window are joined, each after a NUL. Single
+    members are checked only if this text contains one of ``marks``."""
 
     code: str
     message: str
@@ -133,7 +135,7 @@ FIELD_RULES = (
 
 
 def parse_profiles(names: Sequence[str]) -> tuple[str, ...]:
-    """The chosen profiles, each once. Raises UsageError."""
+    """Return the chosen profiles, without repeats. Raises UsageError."""
     for name in names:
         if name not in PROFILES:
             raise UsageError(f'no such profile: "{name}"', hint="choose from " + ", ".join(PROFILES))
@@ -141,8 +143,8 @@ def parse_profiles(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Judge:
-    """Checks one shard for ``profiles``. ``hf_types`` are the types inside JSON of the set's first shard; None for
-    that shard itself."""
+    """Checks one shard for ``profiles``. ``hf_types`` are the JSON types from the set's first shard. It is None for the
+    first shard itself."""
 
     def __init__(
         self,
@@ -163,7 +165,7 @@ class Judge:
         self._component: frozenset[bytes] | None = None
 
     def fields(self, names: Fields) -> list[Problem]:
-        """The problems with a list of fields, for each sample that has it."""
+        """Return the problems with a list of fields. They apply to every sample with this list."""
         problems = []
         if "webdataset" in self._profiles:
             for place, other in _alike(names):
@@ -208,7 +210,7 @@ class Judge:
         return typeflag in (b"x", b"g")
 
     def samples(self, batch: SampleBatch) -> None:
-        """Check whole samples: problems that are reported once per shard for each field."""
+        """Check complete samples for problems that are reported once per shard for each field."""
         if self._looks_at_first:
             self._hf_first(batch)
         for field in dict.fromkeys(batch.fields):
@@ -253,10 +255,10 @@ class Judge:
 HF_FIRST_SAMPLES = 5
 _MAX_NUMBER_BYTES = 64
 _MAX_PLACES = 1 << 12
-"""Dropped places of a shard that are reported once each; further ones are reported at each sample."""
+"""How many dropped places in JSON are reported only once per shard. Further places are reported for each sample."""
 _MAX_INT = (1 << 63) - 1
 _MAX_EXACT_INT = 1 << 53
-"""A float holds all whole numbers up to this one."""
+"""A float represents all whole numbers up to this number exactly."""
 
 Type: TypeAlias = "str | list[Any] | dict[str, Any] | None"
 _NOUNS = {None: "null", "int": "whole numbers", "float": "fractions", "bool": "true or false", "text": "text"}
@@ -267,8 +269,8 @@ class TypeClash(Exception):
 
 
 class HfValues:
-    """Checks the payloads of one shard. ``types`` are those of JSON fields by name, from the first shard; None for
-    the first shard itself, whose first samples set them."""
+    """Checks the payloads of one shard. ``types`` are the types of JSON fields by name, from the first shard. It is
+    None for the first shard itself, because its first samples define the types."""
 
     def __init__(self, ledger: Ledger, types: dict[bytes, Type] | None) -> None:
         self.types: dict[bytes, Type] = {} if types is None else types
@@ -334,7 +336,7 @@ class HfValues:
         return size <= MAX_DECODED_BYTES
 
     def _typed(self, field: bytes, value: Any, window: Window, row: int) -> None:
-        """Compare a value with the field's types; the first samples add to them."""
+        """Compare a value with the field's types. The first samples add to the types."""
         place, dropped = to_text(field), set[str]()
         if self._samples_left >= 0:
             self.types[field] = merged(self.types.get(field), type_of(value, place), place)
@@ -359,7 +361,7 @@ def _clash(place: str, value: Any, kind: Type) -> TypeClash:
 
 
 def type_of(value: Any, place: str) -> Type:
-    """The Arrow type of one sample's value. Raises TypeClash when the elements of a list have no common type."""
+    """Return the Arrow type of one sample's value. Raises TypeClash if the elements of a list have no common type."""
     if isinstance(value, dict):
         for key in value:
             key.encode()
@@ -380,8 +382,8 @@ def type_of(value: Any, place: str) -> Type:
 
 
 def merged(one: Type, other: Type, place: str, *, numbers: bool = False) -> Type:
-    """The common type of two samples, or of two elements of a list, which with ``numbers`` may mix whole numbers and
-    fractions. Raises TypeClash."""
+    """Return the common type of two samples, or of two elements of a list. With ``numbers``, whole numbers and
+    fractions may be mixed. Raises TypeClash."""
     if one is None or other is None or one == other:
         return one if other is None else other
     if isinstance(one, dict) and isinstance(other, dict):
@@ -403,8 +405,9 @@ def check_value(kind: Type, value: Any, place: str, dropped: set[str]) -> None:
 
 
 def _encoded(kind: Type, value: Any, place: str, dropped: set[str]) -> Any:
-    """The value as datasets writes it (its ``encode_nested_example``): objects get all expected keys and lose others.
-    Elements of a list stay as they are when the first one that is neither null nor empty would."""
+    """Return the value in the form that datasets writes (its ``encode_nested_example``). Objects get all expected keys,
+    and lose other keys. In a list, the first element that is neither null nor empty decides. If it would not change, no
+    element changes."""
     if isinstance(kind, dict) and isinstance(value, dict):
         dropped.update(f"{place}.{key}" for key in value.keys() - kind.keys())
         return {key: _encoded(one, value.get(key), f"{place}.{key}", dropped) for key, one in kind.items()}

@@ -1,14 +1,16 @@
-"""This module saves the sound samples of damaged shards as new shards (``wds repair``).
+"""This module saves the intact samples of damaged shards in new shards (``wds repair``).
 
-:func:`repair` first plans every input in parallel: a :class:`Plan` lists the samples of one shard that can be saved. If
-several inputs have a key, the sample of the first input is kept. Then each input with samples left becomes one output,
-in order, with index and manifest. Payloads are copied unchanged, and no input is changed.
+:func:`repair` first plans every input, in parallel. A :class:`Plan` lists the samples of one shard that can be saved.
+If several inputs have the same key, the sample of the first input is kept. Then each input with remaining samples
+becomes one output shard, in order, with index and manifest. Payloads are copied unchanged, and the inputs do not
+change.
 
-A plan scans its shard and continues after damage. Adjacent members with one key are a *stretch*. Members that no sound
-shard may have are dropped and reported. A stretch next to lost bytes is marked, because it may lack members. One pass
-over the headers collects 24 bytes per stretch. A stretch with a repeated key is joined to the first one if all its
-fields are new, and otherwise dropped. A sample next to lost bytes is kept only if it has every required field, or every
-field that most samples have. A second pass reads the places of joined members.
+A plan scans its shard, and continues after damage. Adjacent members with the same key are a *stretch*. Members that a
+shard must not have are dropped and reported. A stretch next to lost bytes is marked, because it may lack members. One
+pass over the headers collects 24 bytes per stretch. If a stretch repeats a key and all its fields are new, it is joined
+to the first stretch with this key; otherwise it is dropped. A sample next to lost bytes is kept only if it has every
+required field. If no fields are required, it must have every field that most samples have. A second pass reads the
+places of joined members.
 
 This module does not know how its report is printed.
 """
@@ -51,8 +53,8 @@ _EVERY = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """``left_out`` has the first losses of each kind, ``counts`` counts all of them. ``written`` are the new shards
-    (none after a dry run), ``samples`` counts the saved samples."""
+    """The result of a repair. ``left_out`` has the first losses of each kind, and ``counts`` counts all losses.
+    ``written`` are the new shards; a dry run has none. ``samples`` counts the saved samples."""
 
     shards: int
     samples: int
@@ -72,8 +74,8 @@ class Payload(NamedTuple):
 
 @dataclass(slots=True)
 class Stretch:
-    """Adjacent members of one key; ``row`` is its number in the shard. ``is_hit`` means that bytes next to it are
-    lost."""
+    """Adjacent members with the same key. ``row`` is the stretch's number in the shard. ``is_hit`` means that bytes
+    next to it are lost."""
 
     row: int
     key: bytes
@@ -83,7 +85,7 @@ class Stretch:
 
 
 def read_stretches(source: ByteSource, ledger: Ledger) -> Iterator[Stretch]:
-    """The stretches of a shard in order, numbered from 0; dropped members are reported to ``ledger``."""
+    """Yield the stretches of a shard in order, numbered from 0. Dropped members are reported to ``ledger``."""
     reader = _StretchReader(ledger)
     for window in scan_salvaging(source, reader.on_error):
         yield from reader.add(window)
@@ -100,11 +102,11 @@ class _StretchReader:
     def on_error(self, error: DataError) -> None:
         """Mark the stretches around lost bytes, which may lack members.
 
-        An end of archive in the middle counts as lost bytes too: it may be a hole of zeros.
+        An end of archive in the middle also counts as lost bytes, because it may be a hole of zeros.
         """
         self._next_is_hit = True
         cut = split_name(to_bytes(error.member)) if error.member else None
-        # A damaged member of another key shows that the sample before it was complete.
+        # A damaged member with another key shows that the sample before it is complete.
         if self.last is not None and (cut is None or cut[0] == self.last.key):
             self.last.is_hit = True
 
@@ -131,7 +133,7 @@ class _StretchReader:
                 stretch.members.append(Payload(field, offset, size))
 
     def _allowed(self, name: bytes, kind: int, start: int) -> tuple[bytes, bytes] | None:
-        """Key and field of a member that may be written; None for others."""
+        """Return key and field of a member, or None if it must not be written."""
         if kind == DIRECTORY:
             return None
         if kind != REGULAR:
@@ -152,10 +154,10 @@ class _StretchReader:
 
 
 class Plan:
-    """What can be saved of ``source``, which must be seekable; losses are reported to ``ledger``. ``required`` are the
-    fields that a sample next to damage must have; if empty, those of most samples. With ``max_decoded``, payloads that
-    become at most so many bytes are decoded. ``digests`` has the digests of the keys of the samples to save, packed, in
-    order; ``seed`` is their seed."""
+    """The samples of ``source`` that can be saved. ``source`` must be seekable. Losses are reported to ``ledger``.
+    ``required`` are the fields that a sample next to damage must have; if empty, the fields of most samples are
+    required. With ``max_decoded``, payloads that decode to at most this many bytes are decoded. ``digests`` has the
+    digests of the saved samples' keys, packed, in order, made with ``seed``."""
 
     def __init__(
         self,
@@ -198,14 +200,14 @@ class Plan:
         self.digests = keys.packed(kept)
 
     def samples(self) -> Iterator[Stretch]:
-        """The samples to write, in the order of the shard, joined members included."""
+        """Yield the samples to write, in the order of the shard, joined members included."""
         for stretch in read_stretches(self._source, Ledger(limit=0)):
             if stretch.row not in self._dropped:
                 stretch.members += self._joined.get(stretch.row, ())
                 yield stretch
 
     def _is_undecodable(self, stretch: Stretch) -> bool:
-        """Whether a payload cannot be decoded, so that its sample is dropped."""
+        """Return whether a payload cannot be decoded, so that its sample is dropped."""
         for name, offset, size in stretch.members if self._decoder is not None else ():
             read = partial(self._source.read_at, offset, size)
             member = stretch.key + b"." + name
@@ -217,8 +219,8 @@ class Plan:
         return False
 
     def _join(self) -> U64:
-        """The bits of every stretch's fields, those of joined stretches added to the first one; the others with the
-        same key are dropped."""
+        """Join stretches with equal keys, and drop stretches that cannot be joined. Return the bits of every stretch's
+        fields; the first stretch also gets the bits of the stretches joined to it."""
         keys = self._keys
         masks = numpy.array(keys.masks, dtype=numpy.uint64)
         repeats = keys.repeats()
@@ -228,7 +230,7 @@ class Plan:
         likely, again = {*rows.tolist(), *repeats.firsts[rows].tolist()}, set[int]()
         first_of, firsts, seen = self._first_of, dict[bytes, int](), masks.copy()
         for stretch in read_stretches(self._source, Ledger(limit=0)) if likely else ():
-            # Digests find candidates, keys decide.
+            # Equal digests are only candidates. The keys decide.
             if (row := stretch.row) not in likely or (first := firsts.setdefault(stretch.key, row)) == row:
                 continue
             if seen[first] & seen[row]:
@@ -246,7 +248,8 @@ class Plan:
         return masks
 
     def _drop_incomplete(self, masks: U64, hit: dict[int, bytes], usual: int | None) -> None:
-        """Drop samples next to lost bytes that lack a field of ``usual``, or, if it is None, of most samples."""
+        """Drop samples next to lost bytes that lack a field of ``usual``. If ``usual`` is None, they must have the
+        fields of most samples."""
         dropped = self._dropped
         whole: Mask = numpy.ones(len(masks), dtype=bool)
         hit = {self._first_of.get(row, row): key for row, key in hit.items()}
@@ -265,8 +268,8 @@ class Plan:
 
 
 class SalvageTask(NamedTuple):
-    """One input. Without ``output`` it is only planned; ``dropped`` are keys that an earlier input has. ``seed`` is
-    the seed of the keys' digests."""
+    """The task for one input. Without ``output``, the input is only planned. ``dropped`` are keys that an earlier input
+    has. ``seed`` is the seed of the keys' digests."""
 
     address: str
     max_decoded: int | None = None
@@ -279,8 +282,8 @@ class SalvageTask(NamedTuple):
 
 
 class SalvageResult(NamedTuple):
-    """``ledger`` has the losses, ``digests`` has the digests of the keys that can be saved, ``info`` is the shard that
-    was written."""
+    """The result of a task. ``ledger`` has the losses, and ``digests`` has the digests of the keys that can be saved.
+    ``info`` describes the written shard."""
 
     ledger: Ledger
     digests: bytes = b""
@@ -301,11 +304,12 @@ def repair(
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> RepairReport:
-    """Write the sound samples of ``inputs`` to ``output``: one shard for each input that has any.
+    """Write the intact samples of ``inputs`` to ``output``. Each input with intact samples becomes one shard.
 
-    Torn samples are joined. Of samples with one key, the first is kept. A sample next to lost bytes is kept if it has
-    the fields of ``require``, or, if that is empty, those of most samples. ``decode`` also drops samples that cannot be
-    decoded within ``max_decoded`` bytes per payload. Raises UsageError, InputError if nothing matches, OutputError.
+    Separated members of the same sample are joined. If several samples have the same key, the first is kept. A sample
+    next to lost bytes is kept if it has the fields of ``require``. If ``require`` is empty, it must have the fields of
+    most samples. ``decode`` also drops samples that cannot be decoded within ``max_decoded`` bytes per payload. Raises
+    UsageError, OutputError, and InputError if nothing matches.
     """
     addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
     limit, required = max_decoded if decode else None, tuple(map(to_bytes, require))
@@ -329,7 +333,7 @@ def repair(
 
 
 class _Found(NamedTuple):
-    """What can be saved: the tasks of the inputs that have samples left, the number of these samples, and the
+    """The result of planning: the tasks of the inputs with remaining samples, the number of these samples, and the
     losses."""
 
     writes: list[SalvageTask]
@@ -374,7 +378,8 @@ def _written(
 
 @contextmanager
 def read_once(addresses: Sequence[str], progress: Progress = QUIET) -> Iterator[None]:
-    """Download remote shards once for the block, as far as there is room: a repair reads each shard several times."""
+    """In the block, download each remote shard only once, if the disc has enough space. A repair reads each shard
+    several times."""
     with Scratch() as scratch, hold_remote_shards(addresses, scratch, progress, whole=True):
         yield
 
@@ -386,7 +391,8 @@ def check_repair(
     *,
     trust_addresses: bool = False,
 ) -> tuple[list[str], OutputSet]:
-    """The shards to repair and the output, checked before anything is read. Raises the errors of :func:`repair`."""
+    """Check the shards to repair and the output before anything is read, and return them. Raises the errors of
+    :func:`repair`."""
     addresses = open_set(inputs, trust_addresses=trust_addresses).addresses
     if "-" in addresses:
         raise UsageError(
@@ -405,19 +411,19 @@ def check_repair(
 
 
 def salvage(task: SalvageTask) -> SalvageResult:
-    """Plan one input; or, with an output, write the plan; or report the samples that are ``dropped``. Damage is no
-    error here."""
+    """Plan one input. With an output, write the planned samples; with ``dropped``, report the dropped samples. Damage
+    is no error here."""
     ledger = Ledger(task.address, task.limit)
     try:
         with ExitStack() as stack:
             original = source = stack.enter_context(open_source(task.address))
             if not source.seekable or source.stored is not source:
-                # A truncated compressed stream is copied up to the damage.
+                # A truncated compressed stream is copied up to the truncation.
                 path = stack.enter_context(Scratch()).path_of("shard")
                 spool(source, path, cut=lambda error: None)
                 source = stack.enter_context(Input(source.name, path).open())
             is_first = task.output is None and not task.dropped
-            # The first plan reported all losses.
+            # The first plan already reported all losses.
             plan_ledger = ledger if is_first else Ledger(limit=0)
             plan = Plan(
                 source, plan_ledger, max_decoded=task.max_decoded, required=task.required, seed=task.seed
@@ -435,7 +441,8 @@ def salvage(task: SalvageTask) -> SalvageResult:
 def _save(
     task: SalvageTask, plan: Plan, source: Source, original: Source, ledger: Ledger
 ) -> ShardInfo | None:
-    """Write the planned samples, except those whose key an earlier shard has; without an output, only report these."""
+    """Write the planned samples, except samples with a key of an earlier shard. Without an output, only report the
+    exceptions."""
     with nullcontext() if task.output is None else task.settings.open(task.output) as shard:
         for sample in plan.samples():
             if sample.key in task.dropped:

@@ -1,9 +1,8 @@
-"""This module checks all shards of a set in parallel, and finds the problems that only the whole set shows.
+"""This module checks all shards of a set in parallel. It also finds the problems that concern several shards.
 
-:func:`verify` runs one task per shard and collects the results in the order of the shards. Then it looks for keys that
-several shards have, and reads those shards a second time to name the keys. Last it looks for samples whose fields
-differ from those of most samples. Memory grows by eight bytes per sample, and by the reported findings, which are
-bounded.
+:func:`verify` runs one task per shard, and collects the results in the order of the shards. Then it searches for keys
+in several shards, and reads these shards a second time to name the keys. Last, it searches for samples with other
+fields than most samples. Memory grows by eight bytes per sample, and by the reported findings, whose number is limited.
 
 This module does not know how findings are printed.
 """
@@ -47,13 +46,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 SMALL_BYTES = 256 << 20
-"""Below this total size of local shards, one process reads the headers before others have started."""
+"""Below this total size of local shards, one process reads the headers faster than other processes can start."""
 SMALL_PAYLOAD_BYTES = 16 << 20
 """The same limit when payloads are read too."""
 
 
 class Searched(NamedTuple):
-    """A shard in which keys were searched: its address, size in bytes, samples, and the SHA-256 of its keys."""
+    """A shard in which keys were searched: its address, its size in bytes, its number of samples, and the SHA-256 of
+    its keys."""
 
     shard: str
     bytes: int
@@ -63,9 +63,9 @@ class Searched(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of verify. ``counts`` counts all findings by code. ``findings`` are those reported in full: sorted
-    by kind in the order of the table, then by shard and byte. ``searched`` are the shards if some keys had to be
-    absent."""
+    """The result of verify. ``counts`` counts all findings by code. ``findings`` are the findings reported in full.
+    They are sorted by kind in the order of the table, then by shard and byte. ``searched`` has the shards if some keys
+    had to be absent."""
 
     shards: int
     samples: int
@@ -78,22 +78,23 @@ class VerifyReport:
 
     @property
     def errors(self) -> int:
-        """Number of findings that are errors, reported in full or only counted."""
+        """The number of errors, including errors that were only counted."""
         return sum(count for code, count in self.counts.items() if kind_of(code).severity == "error")
 
     @property
     def warnings(self) -> int:
-        """Number of findings that are warnings, reported in full or only counted."""
+        """The number of warnings, including warnings that were only counted."""
         return sum(self.counts.values()) - self.errors
 
     @property
     def untold(self) -> dict[str, int]:
-        """By code, the number of findings that were only counted."""
+        """The number of findings that were only counted, by code."""
         return dict(Counter(self.counts) - Counter(finding.code for finding in self.findings))
 
     def proof(self, absent: str, root: str | None) -> dict[str, Any]:
-        """The document of a search for the keys of the list ``absent``: what was looked for, in what, how, and what was
-        found. ``root`` is the fingerprint of the set, None if no manifest lists it."""
+        """Return the document about a search for the keys of the list ``absent``. It names the list, the searched
+        shards, the method, and the keys found. ``root`` is the fingerprint of the set; it is None if no manifest lists
+        the set."""
         first = [one for one in self.findings if one.code == PRESENT]
         return {
             "format": "wdscli-proof-v1",
@@ -128,11 +129,11 @@ def verify(
 ) -> VerifyReport:
     """Check the shards that ``inputs`` name (addresses, patterns, manifests) and report every problem.
 
-    ``require`` names fields that every sample must have, ``profiles`` the readers whose requirements are checked too.
-    ``decode`` decodes the payloads of known types, up to ``max_decoded`` bytes each; ``checksums`` compares the
-    shards with the manifest; both read all payloads. ``absent`` is a list of keys that no sample may have. At most
-    ``max_findings`` of each kind are reported in full, the rest are counted. Raises UsageError, InputError when nothing
-    matches, DataError for a file that is no manifest."""
+    ``require`` names fields that every sample must have. ``profiles`` names readers with further requirements to check.
+    ``decode`` decodes the payloads of known types, up to ``max_decoded`` bytes each. ``checksums`` compares the shards
+    with the manifest's checksums. Both read all payloads. ``absent`` is the address of a list of keys that must be
+    absent. At most ``max_findings`` findings of each kind are reported in full; the rest are counted. Raises
+    UsageError, InputError if nothing matches, and DataError for a file that is no manifest."""
     if absent is not None and (remark := impossible(listed_keys(absent))):
         progress.warn(remark)
     checks = Checks(
@@ -149,7 +150,7 @@ def verify(
 
 
 def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progress) -> VerifyReport:
-    """Check an open set: first the files about the set, then each shard, then the keys of all shards."""
+    """Check an open set: first the set's files, then each shard, then the keys of all shards."""
     whole = Ledger(limit=checks.limit)
     listings, about_listings = find_listings(shards, checks.limit)
     foreign, about_foreign = find_foreign(shards, checks.limit)
@@ -184,7 +185,7 @@ def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progr
 
 
 def _unfinished(shards: ShardSet, limit: int) -> Iterator[Ledger]:
-    """A finding for each command that was interrupted while it wrote this set."""
+    """Return a finding for each command that was interrupted while it wrote this set."""
     for one in shards.unfinished:
         text, hint = one.describe()
         ledger = Ledger(one.address, limit)
@@ -206,7 +207,7 @@ def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> 
 
 
 def _bases_of(shards: ShardSet) -> dict[str, Listing]:
-    """The bases of a view, and the view's entry for each base."""
+    """Return the bases of a view, and the view's entry for each base."""
     address = shards.manifest_address
     if shards.manifest is None or shards.manifest.view is None or address is None:
         return {}
@@ -217,7 +218,8 @@ def _bases_of(shards: ShardSet) -> dict[str, Listing]:
 def _tasks(
     checks: Checks, shards: ShardSet, listings: dict[str, Listing], foreign: dict[str, Foreign]
 ) -> list[ShardTask]:
-    """The task of each shard: the checks, with the shard's manifest entry, index and indexes of other programs."""
+    """Return the task of each shard. A task has the checks, the shard's manifest entry, its index, and indexes of other
+    programs."""
     unindexed = without_index(shards)
     tasks = []
     for number, address in enumerate(shards.addresses):
@@ -240,8 +242,8 @@ def _tasks(
 
 
 def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress) -> Iterator[ShardResult]:
-    """The result of each task, in order. For Hugging Face the first shard is checked before the others, because its
-    first samples set the types inside JSON for all shards."""
+    """Yield the result of each task, in order. For Hugging Face, the first shard is checked before all others, because
+    its first samples define the JSON types for all shards."""
 
     def run(some: list[ShardTask]) -> Iterator[ShardResult]:
         addresses = [task.address for task in some]
@@ -255,19 +257,19 @@ def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress
 
 
 def new_seed() -> int:
-    """A secret seed of this run, for the digests of keys."""
+    """Return a secret seed for the digests of keys in this run."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 def choose_jobs(jobs: int | None, addresses: Sequence[str], *, payloads: bool) -> int:
-    """The number of processes; 1 when starting more would take longer than the work."""
+    """Return the number of processes. It is 1 if starting more would take longer than the work."""
     if len(addresses) == 1 or "-" in addresses:
         return 1
     return useful_shard_jobs(jobs, addresses, SMALL_PAYLOAD_BYTES if payloads else SMALL_BYTES)
 
 
 def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardResult]) -> VerifyReport:
-    """The report on all shards, findings sorted."""
+    """Return the report on all shards, with sorted findings."""
     codes = {code: place for place, code in enumerate((*KINDS, *DEMANDS))}
     order = {shown(address): place for place, address in enumerate(addresses)}
     last = len(codes)
@@ -296,7 +298,7 @@ def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardRes
 
 
 class Repeat(NamedTuple):
-    """A sample whose key an earlier shard has too: its place, the number of that shard, and the place there."""
+    """A sample with a key of an earlier shard: its place, the number of the earlier shard, and the place in it."""
 
     here: Located
     shard: int
@@ -310,8 +312,8 @@ def compared(
     seed: int,
     kept: Mapping[int, KeyColumns | None],
 ) -> Iterator[tuple[int, list[Repeat]]]:
-    """For each shard its repeats, among those that digests suggest. Keys are read again and compared, because two
-    different keys may share a digest. ``kept`` has the keys of streams."""
+    """Return the repeated keys of each shard. Digests give the candidates. Their keys are read again and compared,
+    because two different keys may share a digest. ``kept`` has the keys of streams."""
     wanted: dict[int, set[int]] = {}
     for number, repeats in across.items():
         for digest, first in zip(repeats.digests, repeats.first_shards):
@@ -339,7 +341,7 @@ def _add_repeats(
     seed: int,
     kept: Mapping[int, KeyColumns | None],
 ) -> None:
-    """Report keys that an earlier shard has too."""
+    """Report keys that are also in an earlier shard."""
     across = dict(repeats_across(digests, whole.limit))
     for number, found in compared(across, addresses, executor, seed, kept):
         ledger = Ledger(addresses[number], whole.limit)
@@ -351,7 +353,7 @@ def _add_repeats(
 
 
 def _add_mixed(whole: Ledger, addresses: Sequence[str], results: Sequence[ShardResult]) -> None:
-    """Report samples whose fields differ from most of the set: one finding per list of fields in each shard."""
+    """Report samples with other fields than most samples of the set: one finding per list of fields in each shard."""
     totals: Counter[frozenset[bytes]] = Counter()
     for result in results:
         totals.update({fields: seen.count for fields, seen in result.shapes.items()})

@@ -1,13 +1,14 @@
 """This module checks one shard from its first byte to its last.
 
-:func:`check_shard` is the task of one shard. It scans the shard once and continues after damage. The scan feeds
-:class:`HeaderPass`, the decoders and the profiles. Then the manifest and the indexes are compared with what the scan
-found. Every error becomes a finding, so that one damaged shard does not hide findings in the others.
+:func:`check_shard` is the task of one shard. It scans the shard once, and continues after damage. The scan feeds
+:class:`HeaderPass`, the decoders and the profiles. Then the manifest and the indexes are compared with the result of
+the scan. Every error becomes a finding, so that one damaged shard does not hide findings in other shards.
 
-:class:`HeaderPass` tests whole columns first: that all members are regular, all names are safe, all samples have the
-same fields. It tests single members only if a column fails, so that a clean shard takes little longer than a listing.
+:class:`HeaderPass` first tests whole columns: whether all members are regular, all names are safe, and all samples have
+the same fields. It tests single members only if such a test fails. So checking an intact shard takes only slightly
+longer than listing it.
 
-:class:`Decoder` checks with ``--decode`` that payloads can be decoded. It uses the loader's own decoders
+With ``--decode``, :class:`Decoder` checks that payloads can be decoded. It uses the loader's own decoders
 (:mod:`wdscli.codecs`), so that it accepts exactly what training can decode. Nothing is unpickled.
 
 This module does not know about other shards.
@@ -75,11 +76,12 @@ _REPEATS = (
 
 
 MAX_SHAPES = 1 << 12
-"""Different lists of fields that are remembered; samples with further lists are checked and then forgotten."""
+"""How many different lists of fields are remembered. Samples with further lists are checked, but their lists are not
+kept."""
 MAX_NAMES = 1 << 17
-"""Names in these lists, together."""
+"""How many names these lists may have together."""
 MAX_DECODERS = 1 << 12
-"""Decoders that are remembered."""
+"""How many decoders are remembered."""
 _OBJECT = re.compile(r" ?<[^>]* object at 0x[0-9a-f]+>")
 
 _KIND_MESSAGES = {
@@ -91,8 +93,8 @@ _KIND_MESSAGES = {
 
 @dataclass(slots=True)
 class Shape:
-    """One list of fields: its bits in the key columns, its problems, the number of samples that have it, and the
-    first of these."""
+    """One list of fields: its bits in the key columns, its problems, the number of samples with this list, and the
+    first of them."""
 
     mask: int
     problems: list[Problem]
@@ -127,8 +129,8 @@ class _ReportingGrouper(Grouper):
 class HeaderPass:
     """Call :meth:`add` for every window in order, then :meth:`finish` once.
 
-    ``required`` are fields that every sample must have. ``builder`` (optional) collects the columns of the index,
-    ``absence`` looks for keys that no sample may have.
+    ``required`` are fields that every sample must have. ``builder`` (optional) collects the columns of the index.
+    ``absence`` searches for keys that must be absent.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class HeaderPass:
 
     @property
     def ignored(self) -> dict[str, int]:
-        """Members that belong to no sample, by reason."""
+        """The number of members that belong to no sample, by reason."""
         return self._grouper.ignored.counts
 
     def _add_batch(self, batch: SampleBatch) -> None:
@@ -192,7 +194,7 @@ class HeaderPass:
             self.judge.samples(batch)
 
     def _uniform(self, batch: SampleBatch) -> list[int] | None:
-        """The masks of a batch whose samples all have the fields of the first; None for other batches."""
+        """Return the masks of a batch if all samples have the fields of the first sample; otherwise None."""
         fields, firsts, count = batch.fields, batch.firsts, len(batch.keys)
         each = firsts[1]
         if len(fields) != each * count or firsts[-2] != each * (count - 1):
@@ -228,7 +230,7 @@ class HeaderPass:
         return shape
 
     def shapes(self) -> dict[frozenset[bytes], Shape]:
-        """Samples counted by their set of fields; lists that were not remembered are missing."""
+        """Return the counts of samples by their set of fields. Lists that were not remembered are missing."""
         found: dict[frozenset[bytes], Shape] = {}
         for names, shape in self._shapes.items():
             first = found.setdefault(frozenset(names), shape)
@@ -245,10 +247,10 @@ class HeaderPass:
 
 
 class Checks(NamedTuple):
-    """What to check. ``required`` are fields that every sample must have, ``profiles`` are programs that must be able
-    to read the shard. Payloads that become at most ``max_decoded`` bytes are decoded; None decodes none. ``absent`` is
-    the address of a list of keys that no sample may have. At most ``limit`` findings of each kind are reported in
-    full. ``seed`` is the seed of the keys' digests."""
+    """The options of a check. ``required`` are fields that every sample must have. ``profiles`` are programs that must
+    be able to read the shard. Payloads that decode to at most ``max_decoded`` bytes are decoded; None means that no
+    payload is decoded. ``absent`` is the address of a list of keys that must be absent. At most ``limit`` findings of
+    each kind are reported in full. ``seed`` is the seed of the keys' digests."""
 
     required: Fields
     profiles: tuple[str, ...]
@@ -260,15 +262,15 @@ class Checks(NamedTuple):
 
 
 class ShardTask(NamedTuple):
-    """One shard. ``listing`` is the manifest's entry of the shard. ``hf_types`` are the types inside JSON of the set's
-    first shard; None for that shard itself."""
+    """The task for one shard. ``listing`` is the shard's entry in the manifest. ``hf_types`` are the JSON types from
+    the set's first shard; it is None for the first shard itself."""
 
     address: str
     checks: Checks
     listing: Listing | None = None
     hf_types: dict[bytes, Type] | None = None
     has_index: bool = True
-    """False when a listing shows that the shard has no index."""
+    """False if a listing shows that the shard has no index."""
     foreign: Foreign = Foreign()
     """Indexes of other programs."""
     is_small: bool = False
@@ -277,9 +279,9 @@ class ShardTask(NamedTuple):
 
 @dataclass(slots=True)
 class ShardResult:
-    """The findings of one shard. ``digests`` has the digests of its distinct keys, packed. ``shapes`` counts its
-    samples by their fields. ``kept`` has the keys of a stream, which cannot be read again. ``hf_types`` are the types
-    inside JSON of its first samples."""
+    """The result for one shard. ``digests`` has the digests of its distinct keys, packed. ``shapes`` counts its samples
+    by their fields. ``kept`` has the keys of a stream, because it cannot be read again. ``hf_types`` are the JSON types
+    of its first samples."""
 
     ledger: Ledger
     samples: int = 0
@@ -291,11 +293,11 @@ class ShardResult:
     kept: KeyColumns | None = None
     hf_types: dict[bytes, Type] = field(default_factory=dict)
     keys_digest: str = ""
-    """The SHA-256 of its keys, a line each, if some keys had to be absent."""
+    """The SHA-256 of its keys, one per line, if some keys had to be absent."""
 
 
 def check_shard(task: ShardTask) -> ShardResult:
-    """Check one shard. Raises only UsageError: an invalid address, a missing extra."""
+    """Check one shard. Raises only UsageError, for an invalid address or a missing extra."""
     checks = task.checks
     ledger = Ledger(task.address, checks.limit)
     result = ShardResult(ledger)
@@ -305,7 +307,7 @@ def check_shard(task: ShardTask) -> ShardResult:
     is_whole = checks.max_decoded is not None or checks.checksums or task.is_small
     checksum = None
     try:
-        # Without the cache: verify checks the store, not an older copy.
+        # Do not use the cache, because verify checks the store, not an older copy.
         with cached_in(""), by_headers(), open_source(task.address, whole=is_whole, digest=update) as source:
             version = source.version
             if isinstance(source, BlockSource):
@@ -331,14 +333,14 @@ def check_shard(task: ShardTask) -> ShardResult:
 
 
 def check_base(task: ShardTask) -> ShardResult:
-    """Compare the bytes of a base of a view with the checksum that the view has."""
+    """Compare the bytes of a view's base with the checksum in the view."""
     result = ShardResult(Ledger(task.address, task.checks.limit))
     check_checksum(task.address, task.listing, result.ledger, "")
     return result
 
 
 def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
-    """Read the shard. The findings so far are in ``result`` even when this raises."""
+    """Read the shard. If this raises an error, ``result`` has the findings so far."""
     ledger, checks = result.ledger, task.checks
     index = load_index(task.address, source, ledger) if task.has_index else None
     foreign = task.foreign if source.seekable and any(task.foreign) else None
@@ -377,25 +379,25 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
 
 
 def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> None:
-    """Read all windows of the shard, and continue after damage. Each goes to the pass over headers and the decoder."""
+    """Read all windows of the shard, and continue after damage. Pass each window to the header pass and the decoder."""
     ledger, checks = headers.ledger, task.checks
     decoder = None
     if checks.max_decoded is not None:
         decoder = Decoder(ledger, checks.max_decoded)
 
     def add_error(error: DataError) -> None:
-        # A broken block was reported when it was read; errors in its bytes are no findings of their own.
+        # A damaged block was already reported when it was read. Errors in its bytes are no further findings.
         lost = isinstance(source, BlockSource) and error.offset is not None and source.is_lost(error.offset)
         if not lost:
             ledger.add_error(error)
 
     tick, position = tick_of_task(), 0
-    # The checksum of a local shard takes a second pass over all of it, which counts its own progress.
+    # The checksum of a local shard needs a second pass over all bytes, which counts its own progress.
     counts = source.stored is source and not (is_local(task.address) and checks.checksums)
     payloads = decoder is not None or "hf" in checks.profiles
     windows: Iterator[Window] = scan_salvaging(source, add_error, form=form, payloads=payloads)
     if isinstance(source, ViewSource) and not payloads and not checks.profiles:
-        # The headers of the bases were scanned for the layout, and those of the shard follow from them.
+        # The headers of the bases were scanned for the layout, and the shard's headers are made from them.
         batches = index_batches(source.layout.index)
         windows = (Window(source, b"", 0, batch.columns()) for batch in batches)
     for window in windows:
@@ -442,7 +444,7 @@ def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledg
 
 
 def _key(keys: KeyColumns, source: ByteSource, row: int) -> bytes:
-    """The key of a sample, remembered or read again."""
+    """Return the key of a sample, from memory or by reading it again."""
     kept = keys.name(row)
     if kept is not None:
         return kept
@@ -454,7 +456,7 @@ def _key(keys: KeyColumns, source: ByteSource, row: int) -> bytes:
 
 
 class LocateTask(NamedTuple):
-    """Find the samples of a shard whose keys have these digests; ``kept`` are the keys of a stream."""
+    """The task of finding the samples of a shard by the digests of their keys. ``kept`` are the keys of a stream."""
 
     address: str
     digests: tuple[int, ...]
@@ -470,8 +472,8 @@ class Located(NamedTuple):
 
 
 def locate(task: LocateTask) -> dict[int, Located]:
-    """The samples of the wanted digests, each key at its first place. Samples that cannot be read any more are
-    missing."""
+    """Return the samples with the wanted digests, each key only at its first place. Samples that can no longer be read
+    are left out."""
     missing = set(task.digests)
     found: dict[int, Located] = {}
     for one in _located(task):
@@ -485,7 +487,7 @@ def locate(task: LocateTask) -> dict[int, Located]:
 
 
 def _located(task: LocateTask) -> Iterator[Located]:
-    """All keys of a shard, as far as it can be read."""
+    """Yield all keys of a shard, until it cannot be read."""
     if task.kept is not None:
         yield from (Located(task.kept.name(row) or b"", start) for row, start in enumerate(task.kept.starts))
         return
@@ -501,9 +503,9 @@ def _places(batch: SampleBatch) -> Iterator[Located]:
 
 
 class Decoder:
-    """Decodes payloads by the last part of their field's name, after a ``.gz`` at its end was removed. Fields without a
-    decoder and pickles are skipped. Payloads that would need more than ``max_decoded`` bytes are reported as unchecked.
-    Raises UsageError at the first image when Pillow is missing."""
+    """Decodes payloads. The last part of a field's name chooses the decoder; a ``.gz`` at the end is removed first.
+    Pickles, and fields without a decoder, are skipped. Payloads that would need more than ``max_decoded`` bytes are
+    reported as unchecked. Raises UsageError at the first image if Pillow is not installed."""
 
     def __init__(self, ledger: Ledger, max_decoded: int) -> None:
         self._ledger = ledger
@@ -526,8 +528,8 @@ class Decoder:
     def why_not(
         self, field: bytes, size: int, read: Callable[[], bytes], offset: int, member: bytes
     ) -> str | None:
-        """Why one payload cannot be decoded. None when it can, when its type has no decoder, or when it is too large;
-        the last is reported at ``offset``."""
+        """Return the reason why one payload cannot be decoded. Return None if it can be decoded, if its type has no
+        decoder, or if it is too large. A payload that is too large is reported at ``offset``."""
         decode = self._decoder(field)
         if decode is None:
             return None
@@ -543,7 +545,7 @@ class Decoder:
         return None
 
     def _decoder(self, field: bytes) -> Decode | None:
-        """The loader's decoder of a field; None without one, or without its package."""
+        """Return the loader's decoder for a field, or None if there is no decoder or its package is missing."""
         if field not in self._known:
             if len(self._known) >= MAX_DECODERS:
                 self._known.clear()
@@ -556,7 +558,7 @@ class Decoder:
         from wdscli.codecs.kinds import find
         from wdscli.codecs.values import basichandlers
 
-        # A field "gz" does not say what it holds.
+        # The field name "gz" does not show the type of the contents.
         last, is_packed = ("", True) if field.lower() == "gz" else held_extension(field)
         kind = find(last)
         if kind.form == "image":
@@ -585,18 +587,19 @@ def _inflated(inner: Decode | None, limit: int, payload: bytes) -> object:
 
 
 def _why_undecodable(decode: Decode, payload: bytes) -> str | None:
-    """Why a payload cannot be decoded, in a few words; None when it can."""
+    """Return a short reason why a payload cannot be decoded, or None if it can."""
     import warnings
 
     try:
         with warnings.catch_warnings():
-            # Pillow warns about large pictures, which are no error below the limit.
+            # Pillow warns about large pictures. Below the limit, they are no error.
             warnings.simplefilter("ignore")
             decode(payload)
     except (MemoryError, RecursionError) as error:
         return type(error).__name__
     except Exception as error:
-        # Decoders raise any error at broken data: struct.error, SyntaxError (Pillow), zlib.error, KeyError ...
+        # Decoders raise many kinds of errors for broken data: struct.error, SyntaxError (Pillow), zlib.error, KeyError
+        # ...
         text = " ".join(_OBJECT.sub("", str(error)).split())
         return text[:120] or type(error).__name__
     return None

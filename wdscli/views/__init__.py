@@ -1,1 +1,2 @@
-"""Views of plans: sets that name the bytes of other shards instead of holding them."""
+"""This package makes views from plans. A view is a set that names the bytes of other shards, and has no payloads
+itself."""

@@ -1,8 +1,9 @@
-"""A plan as a set: the view that names the bytes of its shards instead of writing them.
+"""This module writes a plan as a view. The view names the bytes of the planned shards; they are not copied.
 
-:func:`write_views` writes it. Each row of a plan names an input shard and a sample in it. A view keeps both, as runs
-where samples follow each other, and else as numbers in ``VIEW.rows``. A sample of a view among the inputs is traced to
-its bases, so that a view of a view is one view. This module does not know how samples came into their order.
+:func:`write_views` writes the view. Each row of a plan names an input shard and a sample in it. A view stores both.
+Adjacent samples are stored as runs, other samples as numbers in ``VIEW.rows``. If an input is a view, its samples are
+traced to their bases, so that a view of a view refers only to shards. This module does not know how samples came into
+their order.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from wdscli.tar import END_OF_ARCHIVE
 from wdscli.threads import Recent
 
 ALONE: OnConflict = "error"
-"""The policy of parts that have no field in common."""
+"""The policy for parts without common fields."""
 ROWS_PER_RUN = 4
-"""Runs are text, which takes as much space as so many rows."""
+"""A run is text, which needs as much space as this many rows."""
 
 
 class _Input:
@@ -67,18 +68,18 @@ class _Input:
 
     @property
     def rule(self) -> Rule | None:
-        """How the fields of its samples follow from those of bases."""
+        """Return the rule that makes the fields of its samples from the fields of bases."""
         return None if self.view is None else self.view.view.rule
 
     @cached_property
     def samples(self) -> list[tuple[I64, I64]]:
-        """For each set of a view's shard the base and the place of each sample."""
+        """Return, for each set of a view's shard, the base and the place of each sample."""
         assert self.view is not None
         return self.view.samples_of(self.number)
 
     @cached_property
     def new_keys(self) -> dict[int, bytes]:
-        """The keys of a view's shard that are not those of its bases."""
+        """Return the keys in a view's shard that differ from the keys in its bases."""
         return {} if self.view is None else self.view.new_keys(self.number)
 
 
@@ -108,7 +109,7 @@ class _Writer:
         self.rule = _flat(Rule(tuple(parts), policies, plan.request.selection.field_rule))
 
     def base(self, address: str, checksum: str | None) -> int:
-        """The number of the base at an address."""
+        """Return the number of the base at an address."""
         known = self.numbers.get(address)
         if known is None:
             known = self.numbers[address] = len(self.bases)
@@ -120,7 +121,7 @@ class _Writer:
                     )
                 index = self._index(address, source)
                 name = name_from(self.folder, address)
-                # Members of no sample, and foreign headers, are not in the view.
+                # Members that belong to no sample, and foreign headers, are not in the view.
                 ends = int((index.starts[-1:] + index.lengths[-1:]).sum()) + len(END_OF_ARCHIVE)
                 is_canonical = not index.marks.any() and not index.ignored and ends == source.size
                 is_canonical = is_canonical and source.stored is source
@@ -131,11 +132,11 @@ class _Writer:
         return known
 
     def _index(self, address: str, source: Source) -> Index:
-        """The index of a base, which is kept for a while."""
+        """Return the index of a base. It is cached for a while."""
         return self.indexes.keep(address, index_of_base(address, source, self.request.settings.form))
 
     def shard(self, shard: PlannedShard) -> tuple[ViewShard, ShardInfo]:
-        """The samples of a shard, and its entry."""
+        """Return the samples of a shard, and its entry."""
         columns: list[tuple[I64, I64]] = []
         for (inputs, places), rules in zip(self._rows_of(shard), self.rules, strict=True):
             for rule in rules or [None]:
@@ -153,7 +154,7 @@ class _Writer:
         return ViewShard(digest, runs, None, self._store(keys) if keys else None), whole or info
 
     def _digest(self, columns: Sequence[tuple[I64, I64]], keys: bytes) -> str:
-        """A digest of samples and keys: bases count by what they hold, not by their numbers."""
+        """Return a digest of samples and keys. It uses the contents of bases, not their numbers."""
         from xxhash import xxh3_64_intdigest, xxh3_128
 
         held = [xxh3_64_intdigest(f"{one.headers} {one.checksum}".encode()) for one in self.bases]
@@ -165,7 +166,7 @@ class _Writer:
         return digest.hexdigest()
 
     def _whole(self, runs: Sequence[Sequence[Run]], info: ShardInfo) -> ShardInfo | None:
-        """The entry of a shard that is a whole base as it is, else None."""
+        """Return the entry of a shard that is an unchanged base, otherwise None."""
         if not self.rule.is_plain or len(runs) != 1 or len(runs[0]) != 1:
             return None
         base = self.bases[runs[0][0].base]
@@ -175,7 +176,7 @@ class _Writer:
         return None if totals is None else replace(base, name=info.name, fields=totals)
 
     def _rows_of(self, shard: PlannedShard) -> list[tuple[I64, I64]]:
-        """Input and place of each sample of a shard, for each set."""
+        """Return input and place of each sample of a shard, for each set."""
         found = []
         for ordered in self.contents.row_lists:
             names = ("shard", "place")
@@ -184,7 +185,7 @@ class _Writer:
             )
             found.append((inputs, places))
         if self.contents.joined is not None:
-            # The first row of a sample without a part in the first set is of another set.
+            # If a sample has no part in the first set, its first row comes from another set.
             owners: I64 = numpy.array(self.contents.joined.sets, dtype=numpy.int64)[found[0][0]]
             for of_set, (inputs, places) in enumerate(found[1:], 1):
                 inputs[owners == of_set] = found[0][0][owners == of_set]
@@ -193,7 +194,8 @@ class _Writer:
         return found
 
     def _traced(self, inputs: I64, places: I64, rule: Rule | None) -> list[tuple[I64, I64]]:
-        """Base and place of samples in each set of a rule; :data:`MISSING` for samples of inputs with another rule."""
+        """Return base and place of samples in each set of a rule. Samples of inputs with another rule are
+        :data:`MISSING`."""
         sets = 1 if rule is None else rule.sets
         found: list[tuple[I64, I64]] = [
             (
@@ -226,7 +228,7 @@ class _Writer:
         return found
 
     def _new_keys(self, shard: PlannedShard) -> bytes:
-        """The keys of samples that are renamed, or were renamed in a view."""
+        """Return the keys of samples that get new keys, or already have new keys in a view."""
         part = self.contents.ordered.part(shard.first, shard.end)
         renamed = part.marks & RENAMED if self.contents.joined is None else numpy.zeros(0, dtype=numpy.uint8)
         keys: dict[int, bytes] = {}
@@ -246,7 +248,7 @@ class _Writer:
         return head + b"".join(keys.values())
 
     def _renamed(self, number: int, place: int, planned: int) -> bytes:
-        """The new key of a sample of an input; the hash in the plan decides."""
+        """Return the new key of a sample of an input. The hash in the plan decides."""
         one = self.inputs[number]
         index = self.indexes.used(one.address)
         if one.view is not None:
@@ -275,7 +277,7 @@ def _either(rules: Sequence[Rule | None]) -> Rule | None:
 
 
 def _flat(rule: Rule) -> Rule:
-    """The same rule without rules inside that change nothing."""
+    """Return the same rule without inner rules that change nothing."""
     if rule.fields is None and len(rule.parts) == 1 and rule.parts[0] is not None:
         return rule.parts[0]
     is_plain = rule.fields is None and {*rule.policies} == {ALONE}
@@ -305,7 +307,7 @@ def write_views(plan: ReorderPlan) -> list[Manifest]:
 
 
 def _is_whole(address: str, text: bytes, rows: bytearray) -> bool:
-    """Whether an earlier run has written this view. Its last step is the name of the view."""
+    """Return whether an earlier run has written this view. The last step of a run gives the view its name."""
     with suppress(InputNotFoundError):
         return read_all(address) == text and (not rows or read_all(rows_address(address)) == rows)
     return False
@@ -340,7 +342,8 @@ def _write(
 
 
 def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = False) -> list[Held]:
-    """The view of some joined sets in memory, and its rows if it has any. Raises UsageError, InputError, DataError."""
+    """Make the view of some joined sets in memory, and its rows if it has any. Raises UsageError, InputError,
+    DataError."""
     from xxhash import xxh3_128_hexdigest
 
     settings = ShardSettings(force=True)
@@ -354,8 +357,8 @@ def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = 
 
 
 def _descent(plan: ReorderPlan, folder: str) -> tuple[tuple[Ancestor, ...], tuple[int, ...]]:
-    """The sets that a view of this plan in a folder comes from, each after its own parents, and the numbers of its
-    parents. A set of shards has the name of its folder, as seen from the view."""
+    """Return the sets from which a view of this plan comes, each after its own parents, and the numbers of the view's
+    parents. A set of shards has the name of its folder, relative to the view's folder."""
     known: dict[Ancestor, int] = {}
     parents = []
     for shard, manifest in plan.parents:
@@ -378,7 +381,7 @@ def _address(output: OutputSet) -> str:
 
 
 def _views(plan: ReorderPlan) -> Iterator[tuple[str, Manifest, bytearray]]:
-    """The address of the view of each part of a plan, its manifest and its rows."""
+    """Yield the address of the view for each part of a plan, its manifest and its rows."""
     for number, output in enumerate(plan.contents.outputs):
         address = _address(output)
         descent = _descent(plan, folder_of(address))
