@@ -480,9 +480,8 @@ class _Copier:
         return at, samples
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
-        """Write rows of a page under their keys. Adjacent samples are copied together if they need no change except new
-        headers, as many as fit in the buffer. Other samples, and all samples of a stream, are written member by
-        member."""
+        """Write rows of a page under their keys. Adjacent samples that need at most new headers are copied together,
+        until the buffer is full. Other samples, and all samples of a stream, are written member by member."""
         batch, first = page.batch, 0
         may_lie = self._may_lie(page, chosen)
         is_one_run = all(may_lie) and _is_one_run(batch, len(chosen), len(self._buffer))

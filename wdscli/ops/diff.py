@@ -173,9 +173,9 @@ def _compared(
 
 
 class _Named:
-    """The samples of a view, in order. ``columns`` has a column for each joined set. It has a number per sample, made
-    of the base's number and the place in the base, or -1 for a missing part. ``numbers`` maps the contents of bases to
-    their numbers, so that equal bases of two views have equal numbers."""
+    """The samples of a view, in order. ``columns`` has a column for each joined set. For each sample, this column has a
+    number that contains the base's number and the place in the base. A missing part is -1. ``numbers`` maps the
+    contents of bases to their numbers, so that equal bases of two views have equal numbers."""
 
     def __init__(self, view: OpenView, numbers: dict[tuple[object, ...], int]) -> None:
         self.view = view

@@ -136,10 +136,10 @@ class Scratch:
 
 
 class Room(NamedTuple):
-    """The disc space for copies of remote inputs. ``free_bytes`` were free on the disc of ``folder``, and copies may
-    use half of them. An empty ``folder`` means no space. ``takes_most`` says that most bytes of each shard are needed
-    later. A shard of at most ``share_bytes`` may then be copied even if it has an index. But if ``may_move`` is true,
-    the store may copy an indexed shard to the output, so it is not copied here."""
+    """The disc space for copies of remote inputs. The disc of ``folder`` had ``free_bytes`` of free space at the
+    beginning, and copies may use half of it. An empty ``folder`` means no space. ``takes_most`` says that most bytes of
+    each shard are needed later. A shard of at most ``share_bytes`` may then be copied even if it has an index. But if
+    ``may_move`` is true, the store may copy an indexed shard to the output, so it is not copied here."""
 
     folder: str = ""
     free_bytes: int = 0

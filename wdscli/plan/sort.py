@@ -392,9 +392,9 @@ _NO_ZEROS = 0xFE
 
 
 def natural_code(text: bytes) -> bytes:
-    """Return a code like :func:`text_code`, but a run of digits counts as one character. The run takes the place of
-    ``0`` among characters, and runs compare by their numbers. If texts differ only in leading zeros, the text with more
-    zeros comes first.
+    """Return a code like :func:`text_code`, but a run of digits counts as one character. Compared with another
+    character, a run sorts like ``0``. Two runs compare by their numbers. If texts differ only in leading zeros, the
+    text with more zeros comes first.
 
     >>> sorted([b"a10", b"a9", b"a", b"ab", b"a09"], key=natural_code)
     [b'a', b'a09', b'a9', b'a10', b'ab']

@@ -5,10 +5,10 @@ contact sheet.
 with the seed). So the rank of a sample depends only on its key, not on the order of shards or the number of processes.
 At most twice the drawn samples are in memory.
 
-:func:`look_into` is a task for the drawn samples of one shard; its result is a :class:`Looked`. A payload is read with
+:func:`look_into` is the task for the drawn samples of one shard. It returns a :class:`Looked`. A payload is read with
 its headers, in the order of the shard, so that unseekable streams (a ``.tar.gz``) are read once. The size of a picture
 comes from the values ``width(FIELD)`` and ``height(FIELD)`` of the index, if it stores them. Payloads that cannot
-be decoded are counted by field and are no error: `verify --decode` says what is wrong. Names decide what a field means:
+be decoded are counted by field, but are no error; `verify --decode` reports them. Names decide what a field means:
 :data:`CLASSES`, :data:`CAPTIONS`.
 
 :func:`make_card` shows each field in a form that a browser understands. Pictures are decoded and encoded again, small
