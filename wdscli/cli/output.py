@@ -4,7 +4,8 @@ Data is written as bytes, in large writes, so that a pipe gets names that are no
 rows become aligned columns, and control characters become escapes. Rich is loaded only for a progress bar that stays
 visible for longer than a moment.
 
-The commands pass rows, objects and lines. This module does not know shards or samples.
+:func:`write_file` writes files besides shards; a file gets its name only when it is complete. The commands pass rows,
+objects and lines. This module does not know shards or samples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import OutputError, UsageError, printable
 from wdscli.shown import shown
@@ -340,6 +341,73 @@ def _new_bar(what: str, total: int | None) -> Any:
     bar = Progress(*columns, console=console, transient=True, refresh_per_second=4, expand=True)
     bar.add_task(what, total=total, facts="")
     return bar
+
+
+def parse_form(text: str) -> tuple[str, str | None]:
+    """Return the format and the address in a value of ``--to``. The value is ``FORMAT``, ``FORMAT:FILE``,
+    ``FILE.FORMAT`` or ``FOLDER/``; the format of a folder is "dir". Raises UsageError.
+
+    >>> parse_form("tsv"), parse_form("s3://b/t.parquet"), parse_form("csv:-"), parse_form("out/")
+    (('tsv', None), ('parquet', 's3://b/t.parquet'), ('csv', '-'), ('dir', 'out'))
+    """
+    from wdscli.shards.tables import FORMATS
+    from wdscli.storage.opening import COMPRESSED_SUFFIX
+
+    forms = ("raw", "jsonl", *FORMATS)
+    form, colon, address = text.partition(":")
+    if form in forms and (address or not colon):
+        return form, address or None
+    if text.endswith("/"):
+        return "dir", text.rstrip("/") or "/"
+    form = COMPRESSED_SUFFIX.sub("", text).rpartition(".")[2].lower()
+    if form in forms:
+        return form, text
+    raise UsageError(
+        f"--to {text} has no known format",
+        hint=f"use a name such as captions.csv, a folder such as {text}/, or one of {', '.join(forms)}",
+    )
+
+
+class FileTarget(NamedTuple):
+    """The address and the kind of a file to write. ``table`` is the format of a table; it is None for other files."""
+
+    address: str
+    table: str | None = None
+    force: bool = False
+    fsync: bool = False
+
+
+def write_file(out: Out, target: FileTarget, pieces: Iterable[bytes], inputs: Sequence[str]) -> int:
+    """Write ``pieces`` and return their size in bytes. The file's name is checked before the first piece is made.
+    Raises OutputExistsError and OutputError. Raises UsageError if the file is one of ``inputs``, if a table has a
+    suffix for compressed files, and for Parquet on a terminal."""
+    address, table, force, fsync = target
+    if table is not None:
+        from wdscli.storage.opening import COMPRESSED_SUFFIX
+
+        if match := COMPRESSED_SUFFIX.search(address):
+            raise UsageError(
+                f"{address} would not be compressed",
+                hint=f"leave out {match[0]}; Parquet is compressed inside",
+            )
+    if address == "-" and table != "parquet":
+        size = 0
+        for piece in pieces:
+            out.write(piece)
+            size += len(piece)
+        out.flush()
+        return size
+    from wdscli.storage import open_sink, same_file
+
+    for one in inputs:
+        if same_file(one, address):
+            raise UsageError(
+                f"{one} would be both an input and an output", hint="give the output another name"
+            )
+    with open_sink(address, force=force, fsync=fsync) as sink:
+        for piece in pieces:
+            sink.write(piece)
+    return sink.written
 
 
 def plural(count: int, word: str) -> str:

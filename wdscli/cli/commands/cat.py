@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from wdscli.cli.files import FileTarget, parse_form, write_file
 from wdscli.cli.options import (
     GeneralOptions,
     InputOptions,
@@ -20,7 +19,7 @@ from wdscli.cli.options import (
     library_word,
     panel,
 )
-from wdscli.cli.output import Out, by_reason, facts, plural
+from wdscli.cli.output import FileTarget, Out, by_reason, facts, parse_form, plural, write_file
 from wdscli.cli.reordering import print_losses, read_request
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes

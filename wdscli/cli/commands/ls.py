@@ -12,7 +12,6 @@ from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.cli.batch import BatchOptions, check_batch, print_batch
-from wdscli.cli.files import parse_form
 from wdscli.cli.options import (
     GeneralOptions,
     OnError,
@@ -25,7 +24,18 @@ from wdscli.cli.options import (
     library_word,
     panel,
 )
-from wdscli.cli.output import Cell, Out, facts, is_plain, json_line, plural, tab_lines
+from wdscli.cli.output import (
+    Cell,
+    FileTarget,
+    Out,
+    facts,
+    is_plain,
+    json_line,
+    parse_form,
+    plural,
+    tab_lines,
+    write_file,
+)
 from wdscli.errors import UsageError, printable
 from wdscli.look.listing import Listing, LsReport, Page
 from wdscli.look.listing import ls as open_listing
@@ -183,7 +193,6 @@ def _check_lists(show: ShowOptions) -> None:
 
 def _write_table(out: Out, found: Listing, show: ShowOptions) -> None:
     """Write the list or counts as a table, and print its size."""
-    from wdscli.cli.files import FileTarget, write_file
     from wdscli.look.table import count_table, listing_table
     from wdscli.shards.tables import encoded
 
