@@ -1,15 +1,14 @@
-/* The usual members of tar archives, compiled: the same columns and the same bytes as the Python beside it.
+/* The compiled core: it handles usual members of tar archives, with the same columns and bytes as the Python code.
  *
- * What it is: the hot loops of tar, samples, copy and loader. How: next_member() looks at one member, header blocks
- * only, and knows v7, ustar, GNU and pax as they are usually written; whatever else there is (folders, links, sparse
- * members, global headers, the end of an archive, anything wrong) is left to the exact path in Python, whole, which has
- * the last word and all errors. Nothing here raises because of what an archive says, nothing is allocated by a size
- * that an archive says unless that many bytes are at hand, and no byte is looked at before its place was compared with
- * the buffer's end.
+ * It has the hot loops of tar, samples, copy and loader. next_member() parses the header blocks of one member, in the
+ * usual forms of v7, ustar, GNU and pax. All other members (folders, links, sparse members, global headers, the end of
+ * an archive, any damage) are left completely to the exact path in Python, which raises all errors. Three rules hold
+ * here. The contents of an archive never raise an error. A size in an archive is used for an allocation only if that
+ * many bytes exist. A byte is read only after its place was compared with the buffer's end.
  *
- * It must not know files but by descriptor, nor what anything is read for.
+ * It knows files only by descriptor, and must not know why anything is read.
  *
- * Built against the limited API of Python 3.10, so that one module serves every later Python.
+ * It is built with the limited API of Python 3.10, so that one module serves every later Python.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -25,7 +24,7 @@
 #include <unistd.h>
 
 #if Py_LIMITED_API + 0 < 0x030B0000
-/* Part of the limited API from 3.11 on; the same in memory and by name in 3.10. */
+/* These are part of the limited API since 3.11. Layout and names are the same in 3.10. */
 typedef struct {
     void *buf;
     PyObject *obj;
@@ -51,22 +50,22 @@ enum { BLOCK = 512, NAME = 100, PREFIX = 155, MAX_EXTENDED = 1 << 20, KIND_MASK 
 
 /* --- one member ------------------------------------------------------------------------------------------------ */
 
-/* What is canonical: form[0] is the mtime field, form[1] whether long names are written as GNU does. */
+/* The canonical form. form[0] is the mtime field, and form[1] says whether long names are written in GNU's form. */
 typedef struct {
     byte model[BLOCK]; /* a header without name, size and checksum */
-    unsigned sum;      /* what it adds up to, the checksum field counted as blanks */
+    unsigned sum;      /* the sum of its bytes, with blanks in the checksum field */
     int gnu_names;
 } Form;
 
 typedef struct {
-    Py_ssize_t head; /* bytes of header blocks, extended ones included */
+    Py_ssize_t head; /* size of all header blocks, extended headers included */
     i64 size;
     const byte *prefix, *name;
-    Py_ssize_t prefix_len, name_len; /* prefix and name are joined by a slash where there is a prefix */
+    Py_ssize_t prefix_len, name_len; /* if there is a prefix, prefix and name are joined by a slash */
     int canonical;
 } Member;
 
-enum { OTHER, USUAL, SHORT }; /* SHORT: the header goes on behind the buffer */
+enum { OTHER, USUAL, SHORT }; /* SHORT: the header continues after the buffer */
 
 static unsigned
 sum_of(const byte *b, Py_ssize_t length)
@@ -99,7 +98,7 @@ make_form(PyObject *mtime, int gnu_names, Form *form)
     return 0;
 }
 
-/* Octal digits behind blanks and NULs, ended by NUL, blank or the field's end; 0 for anything else. */
+/* Parse octal digits after blanks and NULs, up to a NUL, a blank or the field's end. Returns 0 for anything else. */
 static int
 octal(const byte *field, int width, i64 *value)
 {
@@ -131,7 +130,7 @@ all_zero(const byte *b, Py_ssize_t length)
     return length <= 0 || (b[0] == 0 && memcmp(b, b + 1, (size_t)length - 1) == 0);
 }
 
-/* Where GNU tar splits a name of more than 100 bytes into prefix and name: the length of the prefix, or 0. */
+/* Return the length of the prefix if GNU tar splits a name of more than 100 bytes, or 0. */
 static Py_ssize_t
 split_at(const byte *name, Py_ssize_t length)
 {
@@ -141,7 +140,7 @@ split_at(const byte *name, Py_ssize_t length)
     return slash > 0 && length - slash - 1 <= NAME ? slash : 0;
 }
 
-/* The bytes of a name that the prefix of one canonical block holds, -1 for a name that takes more than a block. */
+/* Return how many bytes of a name are in the prefix of a canonical block, or -1 if the name needs more than a block. */
 static Py_ssize_t
 prefix_of(const byte *name, Py_ssize_t length)
 {
@@ -149,7 +148,7 @@ prefix_of(const byte *name, Py_ssize_t length)
     return length <= NAME || prefix ? prefix : -1;
 }
 
-/* A block with a right checksum and a size that is written in octal. */
+/* Return whether a block has a right checksum and an octal size. */
 static int
 sound_block(const byte *b, i64 *size)
 {
@@ -167,7 +166,7 @@ digits_only(const byte *b, int count)
     return 1;
 }
 
-/* Prefix, slash and name, one behind the other. */
+/* Write prefix, slash and name. */
 static void
 join_name(const Member *m, char *to)
 {
@@ -176,7 +175,7 @@ join_name(const Member *m, char *to)
     memcpy(to + m->prefix_len + 1, m->name, (size_t)m->name_len);
 }
 
-/* Whether a sound block of a regular member is byte for byte what we would write. */
+/* Return whether the block of a regular member has exactly the bytes that wdscli would write. */
 static int
 is_canonical(const byte *b, const Member *m, const Form *form)
 {
@@ -199,7 +198,7 @@ is_canonical(const byte *b, const Member *m, const Form *form)
     return 1;
 }
 
-/* The records of a pax header, as far as they are well-formed and usual: path and size are taken, others passed over. */
+/* Parse the usual, well-formed records of a pax header. Path and size are used, and other records are skipped. */
 static int
 usual_records(const byte *data, Py_ssize_t length, Member *m, i64 *size)
 {
@@ -242,8 +241,8 @@ usual_records(const byte *data, Py_ssize_t length, Member *m, i64 *size)
     return 1;
 }
 
-/* One regular member whose first header block is at p; left bytes are at hand. Without a form nobody asks whether it is
-   canonical. */
+/* Parse one regular member. Its first header block is at p, and left bytes are available. Without a form, it is not
+   checked whether the member is canonical. */
 static int
 next_member(const byte *p, Py_ssize_t left, const Form *form, Member *m)
 {
@@ -267,7 +266,7 @@ next_member(const byte *p, Py_ssize_t left, const Form *form, Member *m)
                 return OTHER;
         } else if (!usual_records(p + BLOCK, (Py_ssize_t)size, &extended, &stated))
             return OTHER;
-        /* It may be what we would write, which takes the exact path to know. */
+        /* This may be a canonical header, which only the exact path can decide. */
         if (form && (p[156] == 'L') == form->gnu_names && !memcmp(p + 100, form->model + 100, 24) &&
             !memcmp(p + 136, form->model + 136, 12))
             return OTHER;
@@ -290,7 +289,7 @@ next_member(const byte *p, Py_ssize_t left, const Form *form, Member *m)
         m->name_len = until_nul(b, NAME);
         m->prefix_len = !memcmp(b + 257, "ustar", 6) ? until_nul(b + 345, PREFIX) : 0;
     }
-    /* Before POSIX a trailing slash made a folder. */
+    /* Before POSIX, a trailing slash meant a folder. */
     if (!b[156] && m->name[m->name_len - 1] == '/')
         return OTHER;
     if (form && b == p)
@@ -311,7 +310,7 @@ name_of(const Member *m)
 
 /* --- scan: members to columns ---------------------------------------------------------------------------------- */
 
-/* Append and let go; -1 on error, also when what is appended could not be made. */
+/* Append an object and release it. Returns -1 on error, also if the object is NULL. */
 static int
 append(PyObject *list, PyObject *one)
 {
@@ -326,10 +325,10 @@ typedef struct {
     PyObject *names, *starts, *offsets, *sizes, *flags;
     PyObject *plain, *foreign; /* the two flags */
     Form form;
-    i64 limit; /* where the archive ends, -1 when nobody knows */
+    i64 limit; /* end of the archive, or -1 if unknown */
 } Scan;
 
-/* What is known of an archive: (limit, columns, mtime_field, gnu_names, plain, foreign); -1 on error. */
+/* Unpack the facts about an archive: (limit, columns, mtime_field, gnu_names, plain, foreign). Returns -1 on error. */
 static int
 begin_scan(Scan *scan, PyObject *archive)
 {
@@ -341,8 +340,8 @@ begin_scan(Scan *scan, PyObject *archive)
     return make_form(mtime, gnu_names, &scan->form);
 }
 
-/* The members whose headers lie in a buffer, from byte *at of it on; *at moves to what is none, or beyond the buffer.
-   Returns how many, -1 on error. */
+/* Parse the members with headers in a buffer, from its byte *at. Then *at is after them, perhaps after the buffer.
+   Returns the number of members, or -1 on error. */
 static Py_ssize_t
 scan_buffer(Scan *scan, const byte *buffer, Py_ssize_t length, i64 base, i64 *at)
 {
@@ -387,8 +386,8 @@ core_scan(PyObject *self, PyObject *args)
 }
 
 enum {
-    HOP = 6 << 10,        /* bytes read at each header when payloads are passed over */
-    CHUNK = 1 << 17,      /* bytes read when members are small: they stay in the processor's cache */
+    HOP = 6 << 10,        /* bytes read at each header if payloads are skipped */
+    CHUNK = 1 << 17,      /* bytes read together if members are small; they fit in the processor's cache */
     LARGE_STRIDE = 1 << 13 /* bytes a member from which on headers are read alone */
 };
 
@@ -437,7 +436,7 @@ core_hop(PyObject *self, PyObject *args)
 
 /* --- group: names to keys and fields --------------------------------------------------------------------------- */
 
-/* Fields repeat: those of the last members, found by their last bytes. */
+/* A cache of the last fields, found by their last bytes, because fields repeat. */
 enum { REMEMBERED = 64 };
 typedef struct {
     PyObject *known[REMEMBERED];
@@ -456,7 +455,7 @@ is_text(PyObject *bytes, const char *text, Py_ssize_t length)
     return PyBytes_Size(bytes) == length && !memcmp(PyBytes_AsString(bytes), text, (size_t)length);
 }
 
-/* Which of the places for fields is that of a field, where it is known. */
+/* Return the place of a field in the cache of fields. */
 static unsigned
 place_of(const char *text, Py_ssize_t length)
 {
@@ -476,7 +475,7 @@ field_of(Names *names, const char *text, Py_ssize_t length)
     return *known;
 }
 
-/* The key rule: where the key ends, at the first dot of the last part of the name; 0 when that takes more to know. */
+/* The key rule: return where the key ends, at the first dot of the name's last part. Returns 0 for unusual names. */
 static Py_ssize_t
 key_end(const char *name, Py_ssize_t length)
 {
@@ -489,7 +488,7 @@ key_end(const char *name, Py_ssize_t length)
     return dot - name;
 }
 
-/* Whether a member of this name belongs to the sample of this key and dot. */
+/* Return whether a member with this name belongs to the sample with this key and dot. */
 static int
 goes_on(const char *name, Py_ssize_t length, const char *prefix, Py_ssize_t prefix_len)
 {
@@ -546,14 +545,15 @@ core_group(PyObject *self, PyObject *args)
 
 /* --- samples: members to dictionaries -------------------------------------------------------------------------- */
 
-/* Names of fields as text, found by their bytes, which lie in names that live longer than this. */
+/* A cache of field names as text, found by their bytes. The bytes belong to names that live longer than the cache. */
 typedef struct {
     const char *raw;
     Py_ssize_t length;
     PyObject *text;
 } KnownText;
 
-/* What `texts` has for a field, borrowed: its name, None where it is not wanted; NULL without an error where nothing. */
+/* Return the entry of `texts` for a field, as a borrowed reference: its name, or None if it is not wanted. Returns NULL
+   without an error if there is no entry. */
 static PyObject *
 text_of(KnownText *known, PyObject *texts, const char *raw, Py_ssize_t length)
 {
@@ -572,7 +572,7 @@ text_of(KnownText *known, PyObject *texts, const char *raw, Py_ssize_t length)
 
 enum { KEY, FIELDS, SHARD, INDEX, ATTRIBUTES };
 
-/* A record of the library's face, which is frozen for everybody else. */
+/* Make a record of the public library. Python code cannot change it, because it is frozen. */
 static PyObject *
 new_record(PyTypeObject *type, PyObject **attributes, PyObject *key, PyObject *fields, PyObject *shard, Py_ssize_t place)
 {
@@ -594,7 +594,7 @@ typedef struct {
     Py_ssize_t index; /* of the next sample */
 } Cutting;
 
-/* What the last record is made of; -1 on error. */
+/* Load the parts of the last record, to continue it. Returns -1 on error. */
 static int
 resume_cutting(Cutting *cutting)
 {
@@ -634,7 +634,7 @@ end_cutting(Cutting *cutting)
     Py_DecRef(cutting->fields);
 }
 
-/* All of some bytes of a file, read without the lock of the interpreter. */
+/* Read a range of a file without the interpreter's lock. Returns whether all bytes were read. */
 static int
 read_whole(int descriptor, char *to, Py_ssize_t length, i64 offset)
 {
@@ -746,7 +746,7 @@ enum {
     RUN_BYTES = 1 << 24  /* that are read by one call */
 };
 
-/* Columns of an index: seven of numbers, of which only those are looked at that lie in them. */
+/* The columns of an index. Every place is compared with the length of its column before it is read. */
 enum { KEY_ENDS, STARTS, MEMBER_ENDS, OFFSETS, SIZES, FIELD_IDS, COLUMNS };
 typedef struct {
     Py_buffer views[COLUMNS];
@@ -783,7 +783,7 @@ close_table(Table *table)
     Py_DecRef(table->url_name);
 }
 
-/* (url, keys, fields, six columns) of an index; -1 on error. */
+/* Unpack (url, keys, fields, six columns) of an index. Returns -1 on error. */
 static int
 open_table(Table *table, PyObject *parts, PyObject *names)
 {
@@ -817,7 +817,7 @@ open_table(Table *table, PyObject *parts, PyObject *names)
     return table->key_name && table->url_name ? 0 : -1;
 }
 
-/* A member that is wanted: byte `head`, where what leads to it begins, lies at scratch[at]. */
+/* A wanted member. Byte `head` of the archive, where its headers begin, is read to scratch[at]. */
 typedef struct {
     Py_ssize_t row;             /* of its sample in the result */
     const char *key;
@@ -825,10 +825,10 @@ typedef struct {
     uint32_t field;
     i64 head, offset, size;
     Py_ssize_t at;
-    PyObject *own;              /* what a large payload is read into */
+    PyObject *own;              /* the object into which a large payload is read */
 } Piece;
 
-/* Pieces that one call reads, from byte `base` up to `end`. */
+/* The pieces that one call reads, from byte `base` to before byte `end`. */
 typedef struct {
     Table table;
     int descriptor;
@@ -843,7 +843,7 @@ typedef struct {
     Py_ssize_t used;
 } Reading;
 
-/* Leave a sample to the exact path, which counts its bytes too; -1 on error. */
+/* Leave a sample to the exact path, which also counts its bytes. Returns -1 on error. */
 static int
 leave(Reading *reading, Py_ssize_t row)
 {
@@ -883,7 +883,7 @@ is_part_of(const Member *m, const Piece *piece, const char *field, Py_ssize_t fi
     return is_named(m, (const char *)name, length);
 }
 
-/* Put a payload into its sample if the headers at `head` lead to it, else leave the sample; -1 on error. */
+/* Put a payload into its sample if the headers at `head` are right; otherwise leave the sample. Returns -1 on error. */
 static int
 take_piece(Reading *reading, Piece *piece, const byte *head)
 {
@@ -900,7 +900,7 @@ take_piece(Reading *reading, Piece *piece, const byte *head)
     if (next_member(head, front, NULL, &m) != USUAL || m.head != front || m.size != piece->size ||
         !is_part_of(&m, piece, field, field_len))
         return leave(reading, piece->row);
-    /* Two fields of one name: __key__ too. */
+    /* The sample already has this name, which may also be __key__. */
     int twice = PyDict_Contains(sample, name);
     if (twice)
         return twice < 0 ? -1 : leave(reading, piece->row);
@@ -916,7 +916,7 @@ take_piece(Reading *reading, Piece *piece, const byte *head)
     return 0;
 }
 
-/* Read all pieces and take them; -1 on error. */
+/* Read all pieces, and take them. Returns -1 on error. */
 static int
 flush(Reading *reading)
 {
@@ -940,7 +940,7 @@ flush(Reading *reading)
     return failed ? -1 : 0;
 }
 
-/* Read `length` bytes behind what is to be read into the scratch. */
+/* Add `length` bytes to the next read. They go to the scratch memory. */
 static void
 add_scratch(Reading *reading, Py_ssize_t length)
 {
@@ -954,7 +954,8 @@ add_scratch(Reading *reading, Py_ssize_t length)
     reading->end += length;
 }
 
-/* One more piece; reads those before it where it lies elsewhere or no more have room. -1 on error. */
+/* Add a piece to the next read. If it is not near the earlier pieces, or no space is left, first read these. Returns -1
+   on error. */
 static int
 add_piece(Reading *reading, const Piece *piece)
 {
@@ -984,17 +985,17 @@ add_piece(Reading *reading, const Piece *piece)
     return 0;
 }
 
-/* What was read elsewhere: buffers, and the bytes of the archive that they begin with, rising. */
+/* Buffers that the caller has read, and the offset of each in the archive, in rising order. */
 typedef struct {
     PyObject *buffers, *bases;
     Py_ssize_t count;
 } Buffers;
 
-/* Take a piece from the buffer that holds it; leave its sample where none does. -1 on error. */
+/* Take a piece from the buffer that contains it. If there is no such buffer, leave its sample. Returns -1 on error. */
 static int
 take_from(Reading *reading, const Buffers *held, Piece *piece)
 {
-    Py_ssize_t low = 0, high = held->count; /* the last that does not begin behind it lies from low on, before high */
+    Py_ssize_t low = 0, high = held->count; /* the last buffer that begins before the piece is in [low, high) */
     while (high - low > 1) {
         Py_ssize_t middle = low + (high - low) / 2;
         i64 base = PyLong_AsLongLong(PyList_GetItem(held->bases, middle));
@@ -1018,7 +1019,7 @@ take_from(Reading *reading, const Buffers *held, Piece *piece)
     return take_piece(reading, piece, (const byte *)data + (piece->head - base));
 }
 
-/* The members of one sample. 1 where the exact path must look, -1 on error. */
+/* Read the members of one sample. Returns 1 if the exact path must do it, and -1 on error. */
 static int
 read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t place)
 {
@@ -1138,7 +1139,7 @@ done:
 
 /* --- headers --------------------------------------------------------------------------------------------------- */
 
-/* The canonical block of a member whose name and size fit in it; 0 when they do not. */
+/* Write the canonical block of a member. Returns 0 if name or size do not fit in one block. */
 static int
 write_header(byte *to, const byte *name, Py_ssize_t length, i64 size, const Form *form)
 {
@@ -1159,7 +1160,7 @@ write_header(byte *to, const byte *name, Py_ssize_t length, i64 size, const Form
     return 1;
 }
 
-/* The form of what is written; the last one is kept, because forms hardly ever change. */
+/* Return the form for writing. The last form is cached, because forms rarely change. */
 static const Form *
 form_of(PyObject *mtime)
 {
@@ -1170,9 +1171,9 @@ form_of(PyObject *mtime)
     return make_form(mtime, 0, &form) < 0 ? NULL : &form;
 }
 
-enum { COPIED = 1 << 16 }; /* payloads of fewer bytes are copied, others go out as they are */
+enum { COPIED = 1 << 16 }; /* smaller payloads are copied, larger payloads are written directly */
 
-/* Header, payload and padding where there is room for `room` bytes; how many, 0 for a member that takes more. */
+/* Write header, payload and padding into `room` bytes. Returns their size, or 0 if the member does not fit. */
 static Py_ssize_t
 lay(byte *to, Py_ssize_t room, const byte *name, Py_ssize_t name_len, const void *payload, Py_ssize_t size,
     const Form *form)
@@ -1185,7 +1186,7 @@ lay(byte *to, Py_ssize_t room, const byte *name, Py_ssize_t name_len, const void
     return BLOCK + (Py_ssize_t)PADDED(size);
 }
 
-/* A buffer to write to from byte `used` on, whose length nobody may change until it is released. */
+/* A buffer that is written from byte `used`. Its length is locked until it is released. */
 typedef struct {
     Py_buffer view;
     byte *bytes;
@@ -1215,7 +1216,7 @@ takes(Py_ssize_t given, Py_ssize_t arguments)
     return given == arguments;
 }
 
-/* The bytes of a payload; `view` is released by who calls when it has an object. */
+/* Get the bytes of a payload. The caller must release `view` if it has an object. */
 static int
 payload_of(PyObject *payload, Py_buffer *view)
 {
@@ -1230,7 +1231,8 @@ payload_of(PyObject *payload, Py_buffer *view)
 
 enum { MEMBERS_TOGETHER = 64 };
 
-/* The member of one (name, payload) behind what there is in a room; its bytes, 0 for one that is not taken, -1. */
+/* Write the member for one (name, payload) after the used bytes. Returns its size, 0 if it is not taken, or -1 on
+   error. */
 static Py_ssize_t
 lay_pair(Room *room, const byte *prefix, Py_ssize_t prefix_len, PyObject *pair, const Form *form, Py_ssize_t *size)
 {
@@ -1276,7 +1278,7 @@ core_members(PyObject *self, PyObject *const *args, Py_ssize_t count)
     const Form *known = base == -1 && PyErr_Occurred() ? NULL : form_of(args[4]);
     if (!known)
         return NULL;
-    form = *known; /* a payload may be an object that writes too when it is asked for its bytes */
+    form = *known; /* a copy, because getting the bytes of a payload may call code that writes too */
     for (int i = 0; i < 3; i++)
         if (!(lists[i] = PyTuple_GetItem(args[6], i)))
             return NULL;
@@ -1355,7 +1357,7 @@ push(Numbers *numbers, i64 value)
     return 0;
 }
 
-/* A member's whole name, put together in a buffer where it has a prefix. */
+/* Return a member's whole name. If it has a prefix, the name is joined in a buffer. */
 static const char *
 whole_name(const Member *m, char *joined, Py_ssize_t *length)
 {
@@ -1368,7 +1370,7 @@ whole_name(const Member *m, char *joined, Py_ssize_t *length)
     return joined;
 }
 
-/* What the members of some samples are, one number each. */
+/* The columns of some samples and their members. */
 enum { COUNTS, BEGINS, LENGTHS, HEADS, CODES, PAYLOADS, BYTES, PACKED_COLUMNS };
 typedef struct {
     PyObject *keys, *fields;
@@ -1377,11 +1379,11 @@ typedef struct {
 } Packed;
 
 enum {
-    MOST_FIELDS = 256, /* a set has few; more would make the search below slow */
-    MOST_MEMBERS = 64  /* of a sample in which no field may come twice, for the same reason */
+    MOST_FIELDS = 256, /* a set has few fields; more fields would make the search below slow */
+    MOST_MEMBERS = 64  /* the limit for a sample in which fields must not repeat, for the same reason */
 };
 
-/* The number of a field among those that were met, MOST_FIELDS for one too many, -1 on error. */
+/* Return the number of a field among the fields so far, MOST_FIELDS if there are too many, or -1 on error. */
 static i64
 code_of(PyObject *fields, Py_ssize_t expected, const char *text, Py_ssize_t length)
 {
@@ -1394,7 +1396,7 @@ code_of(PyObject *fields, Py_ssize_t expected, const char *text, Py_ssize_t leng
     return append(fields, PyBytes_FromStringAndSize(text, length)) < 0 ? -1 : count;
 }
 
-/* Whether the last number of a column is among the `count` before it. */
+/* Return whether the last number of a column is among the `count` numbers before it. */
 static int
 comes_again(const Numbers *numbers, Py_ssize_t count)
 {
@@ -1405,8 +1407,8 @@ comes_again(const Numbers *numbers, Py_ssize_t count)
     return 0;
 }
 
-/* One sample from byte `begin` of a buffer on: where it ends, 0 when it takes more to know, -1 on error. It ends at byte
-   `end` or, when it is `open`, where one of another key begins, and then no field may come twice in it. */
+/* Parse one sample from byte `begin` of a buffer. Returns its end, 0 if it is unusual, or -1 on error. It ends at byte
+   `end`. If it is `open`, it ends where a member with another key begins, and must not repeat a field. */
 static Py_ssize_t
 pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end, int open, const Form *form)
 {
@@ -1458,7 +1460,8 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
     return at;
 }
 
-/* The samples from the first byte of a buffer on, up to one that takes more to know: where that begins, -1 on error. */
+/* Parse the samples from the start of a buffer, up to the first unusual sample. Returns where it begins, or -1 on
+   error. */
 static Py_ssize_t
 pack_open(Packed *packed, const byte *buffer, Py_ssize_t length, const Form *form)
 {
@@ -1561,7 +1564,8 @@ core_settle(PyObject *self, PyObject *args)
             break;
         if (!m.canonical || out < at) {
             const char *name = whole_name(&m, joined, &length);
-            /* Made elsewhere: its place may be that of the name. What was read lies behind what is written. */
+            /* The header is made in other memory, because it may overwrite the name. Writing never passes the bytes
+               still to read. */
             state = write_header(header, (const byte *)name, length, m.size, &form);
             if (!state)
                 break;
@@ -1584,14 +1588,14 @@ core_settle(PyObject *self, PyObject *args)
 
 /* --- keys: which were there before ------------------------------------------------------------------------------- */
 
-/* A key in a table: its hash, and where a log of keys has it: its first byte + 1, and its length. All zero: none. */
+/* A key in a table: its hash, and its place in a log of keys (first byte + 1, and length). All zero means no key. */
 typedef struct {
     uint64_t hash, place;
 } Seen;
 
 enum { LENGTH_BITS = 24 };
 
-/* Whether two places of a log hold the same bytes. */
+/* Return whether two places of a log have the same bytes. */
 static int
 is_one_key(const Py_buffer *log, uint64_t one, uint64_t other)
 {
@@ -1601,7 +1605,7 @@ is_one_key(const Py_buffer *log, uint64_t one, uint64_t other)
            !memcmp((const byte *)log->buf + a, (const byte *)log->buf + b, (size_t)length);
 }
 
-/* Where a key is, or would be; `slots` is a power of two and one of them is free. */
+/* Return the slot of a key, or the free slot for it. `slots` is a power of two, and at least one slot is free. */
 static Seen *
 slot_of(Seen *table, size_t slots, const Py_buffer *log, Seen key)
 {
@@ -1611,8 +1615,8 @@ slot_of(Seen *table, size_t slots, const Py_buffer *log, Seen key)
     return &table[at];
 }
 
-/* One key of a list, which the log has from byte *at on; or one of another table. Its hash is Python's, SipHash with a
-   secret of the process, times a second secret: PYTHONHASHSEED may have made the first one known. */
+/* Get one key, from a list whose keys are in the log from byte *at, or from another table. The hash is Python's SipHash
+   with a secret of the process, times a second secret, because PYTHONHASHSEED may make the first secret known. */
 static int
 key_at(PyObject *keys, const Seen *others, Py_ssize_t row, uint64_t multiplier, uint64_t *at, Seen *key)
 {
@@ -1667,7 +1671,7 @@ core_remember(PyObject *self, PyObject *args)
             else
                 failed = append(repeated, PyLong_FromSsize_t(done)) < 0;
         }
-    /* What was put there lies behind all that the log had before. */
+    /* Keys added by this call are after all earlier bytes of the log. */
     for (size_t i = 0; (failed || !is_new) && i < slots; i++)
         if (table[i].place >> LENGTH_BITS > begin)
             table[i] = (Seen){0, 0};
@@ -1683,12 +1687,12 @@ core_remember(PyObject *self, PyObject *args)
 enum { FILES_TOGETHER = 256, LONGEST_ROW = PREFIX + 1 + NAME };
 
 typedef struct {
-    PyObject *object; /* held while its bytes are in use */
+    PyObject *object; /* referenced while its bytes are in use */
     const byte *row;
     Py_ssize_t length, field, size, start; /* field: where it begins in the row; start: where the member does */
 } File;
 
-/* A row is a key, a NUL and a field; the file lies under that name, with a dot for the NUL, in a folder. */
+/* A row is a key, a NUL and a field. The file's name in its folder is the row, with a dot instead of the NUL. */
 static int
 file_of(PyObject *row, PyObject *size, File *file)
 {
@@ -1704,7 +1708,7 @@ file_of(PyObject *row, PyObject *size, File *file)
     return file->size >= 0 && file->length <= LONGEST_ROW && file->field > 1 && file->field < file->length;
 }
 
-/* One file behind its header, when it has the size that it should have: its member's bytes, else 0. */
+/* Read one file after its header. Returns the size of its member, or 0 if the file does not have the planned size. */
 static Py_ssize_t
 read_member(byte *to, Py_ssize_t room, int folder, const File *file, const Form *form)
 {
@@ -1786,8 +1790,8 @@ core_files(PyObject *self, PyObject *args)
 
 enum { ENTRIES_TOGETHER = 4096, ARENA = 1 << 18, LONGEST_ENTRY = 1 << 12 };
 
-/* Names of a folder, one behind the other, and what is known of each: where the first dot of a file that may be plain is,
-   0 for others, and then its size. */
+/* The names in a folder, joined. `dot` is the place of the first dot if the entry may be a regular file with a usual
+   name; otherwise it is 0. Then `size` is the file's size. */
 typedef struct {
     DIR *folder;
     int count, error, ended;
@@ -1798,7 +1802,7 @@ typedef struct {
     char names[ARENA];
 } Listing;
 
-/* The next names. */
+/* Read the next names. */
 static void
 list_some(Listing *list)
 {
@@ -1825,7 +1829,7 @@ list_some(Listing *list)
     }
 }
 
-/* The sizes of those that are plain. */
+/* Get the sizes of regular files. */
 static void
 measure_some(Listing *list)
 {
@@ -1840,7 +1844,7 @@ measure_some(Listing *list)
         }
 }
 
-/* (row, size) of a plain file. */
+/* Return (row, size) of a regular file. */
 static PyObject *
 plain_file(const char *prefix, Py_ssize_t prefix_len, const char *name, int length, int dot, i64 size)
 {
@@ -1854,7 +1858,7 @@ plain_file(const char *prefix, Py_ssize_t prefix_len, const char *name, int leng
     return Py_BuildValue("NL", row, (long long)size);
 }
 
-/* Hand out what was listed. */
+/* Pass the listed entries to the callers' functions. */
 static int
 hand_out(const Listing *list, const char *prefix, Py_ssize_t prefix_len, PyObject *take, PyObject *others)
 {
@@ -1880,7 +1884,8 @@ hand_out(const Listing *list, const char *prefix, Py_ssize_t prefix_len, PyObjec
     return failed ? -1 : PyErr_CheckSignals();
 }
 
-/* Those names of the whole folder that end with the suffix; the listing then has the folder's first names. */
+/* Return the names in the whole folder that end with the suffix. After that, the listing has the folder's first names.
+   */
 static PyObject *
 names_ending(Listing *list, const char *suffix, Py_ssize_t suffix_len)
 {
