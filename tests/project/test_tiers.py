@@ -12,6 +12,7 @@ import pytest
 from tiers import (
     FEWEST,
     MANY,
+    MOST,
     ONE_IN,
     WHOLE,
     Tiers,
@@ -27,8 +28,11 @@ from tiers import EXHAUSTIVE
 @pytest.mark.parametrize("number", range({MANY}))
 def test_few(number): ...
 
-@pytest.mark.parametrize("number", range(300))
+@pytest.mark.parametrize("number", range(80))
 def test_many(number): ...
+
+@pytest.mark.parametrize("number", range(300))
+def test_table(number): ...
 
 @pytest.mark.parametrize("number", range({MANY + 1}))
 def test_some_more(number): ...
@@ -119,7 +123,7 @@ def ran(project: Path, *words: str, **environment: str) -> list[str]:
     return sorted(line.rpartition("::")[2] for line in lines if line.startswith("PASSED ")) + left_out
 
 
-EVERY = MANY + 300 + MANY + 1 + 5 + 3 + 1 + 3 + 1 + 1
+EVERY = MANY + 80 + 300 + MANY + 1 + 5 + 3 + 1 + 3 + 1 + 1
 ALL = {"WDSCLI_TESTS": "all"}
 
 
@@ -135,7 +139,8 @@ def test_what_runs(project: Path) -> None:
         "test_one_case[1]",
         "test_one_case[3]",
     ]
-    assert 300 / ONE_IN / 2 < sum(one.startswith("test_many") for one in fast) < 300 / ONE_IN * 2
+    assert 80 / ONE_IN / 2 < sum(one.startswith("test_many") for one in fast) < 80 / ONE_IN * 2
+    assert sum(one.startswith("test_table") for one in fast) == MOST
     assert fast.count("test_long") == 1  # of the file that has no other
     assert fast[-1] == f"fast tier: {EVERY - (len(fast) - 1)} tests are left to scripts/test --all"
     assert len(ran(project, **ALL)) == EVERY
@@ -150,4 +155,4 @@ def test_what_runs_in_workers(project: Path) -> None:
 @pytest.mark.exhaustive
 def test_what_is_named_runs(project: Path) -> None:
     assert len(ran(project, "tests")) == EVERY
-    assert len(ran(project, "-k", "test_many")) == 300
+    assert len(ran(project, "-k", "test_many")) == 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate, zip_longest
@@ -72,7 +73,9 @@ class _Facts:
     def __init__(self, shard: int = 0) -> None:
         self._shard = shard
 
-    def values(self, shard: int, expression: str) -> Any:
+    @staticmethod
+    @functools.cache
+    def values(shard: int, expression: str) -> Any:
         return numpy.array([value_of(1000 * shard + place, expression) for place in range(1000)], dtype=float)
 
     def table(self, shard: int) -> _Facts:
