@@ -192,8 +192,9 @@ def read_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows in order. ``columns`` are the columns in use (``a.b`` is inside ``a``). Unless ``whole`` is true,
     only these columns of Parquet and Arrow are read, if all of them exist. Cells of CSV and TSV in the columns
-    ``numbers`` are :class:`~wdscli.create.delimited.NumberText`. ``copy`` has the address's bytes from an earlier read.
-    Raises InputError, DataError ``bad-table``, and UsageError if the extra is missing."""
+    ``numbers`` are :class:`~wdscli.create.delimited.NumberText`. ``copy`` is a file
+    with the bytes that were read earlier from the address. Raises InputError, DataError ``bad-table``, and UsageError
+    if the extra is missing."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, copy, stack)
         kind = kind_of(address) or _sniffed(stream)

@@ -193,7 +193,7 @@ class PositionDataset(Iterated[Item]):
         return self if self._span is None else self._with(_span=self._span.resolved(workers))
 
     def _in_samples(self: Self) -> Self:
-        """Return a copy that keeps the number of samples in an epoch if a batch stage is added later."""
+        """Return a copy that has as many samples in an epoch even if a batch stage is added later."""
         if self._span is None or self.pipeline.batch is not None:
             return self
         return self._with(_span=self._span._replace(samples=True))
@@ -228,7 +228,7 @@ class PositionDataset(Iterated[Item]):
         return rows, self._times.take()
 
     def _add_tally(self, tally: Tally) -> None:
-        """Add the counts and times that :meth:`_take_tally` returned for a copy in another process."""
+        """Add to this dataset the counts and times that :meth:`_take_tally` of a copy returned in another process."""
         self._counts.merge(tally[0])
         self._times.add(tally[1])
 

@@ -206,9 +206,9 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
 
 @dataclass(frozen=True)
 class MapKeys(Extract):
-    """The keys of samples, as values to sort by. If the map has regular expressions, a number precedes each key: 0 if
-    no expression matches, else 1 plus the number of the part. Expressions are searched in the names of members and in
-    the key."""
+    """The keys of samples, as values to sort by. If the map has regular expressions, each key gets a number as a
+    prefix: 0 if no expression matches, else 1 plus the number of the output part of the first match. Expressions are
+    searched in the names of members and in the key."""
 
     patterns: tuple[tuple[Expression[str], int], ...] = ()
 

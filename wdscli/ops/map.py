@@ -32,7 +32,7 @@ from wdscli.transform.transform import Transform
 
 @dataclass(frozen=True)
 class FieldNamed(Extract):
-    """An extract without values. It checks that some sample has the field in the option ``option``."""
+    """An extract without values. It checks that at least one sample has the field that ``option`` names."""
 
     field: str
     option: str

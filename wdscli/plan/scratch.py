@@ -157,8 +157,8 @@ class Room(NamedTuple):
         return disk_usage(self.folder).free - size >= self.free_bytes // 2
 
     def copies_like(self, size: int | None) -> bool:
-        """Return whether a shard of this size is probably copied although it has an index. A shard of unknown size
-        (None) counts as slightly larger than one request."""
+        """Return whether copying a shard of this size probably pays, even if the shard has an index. A shard of unknown
+        size (None) counts as slightly larger than one request."""
         return self.share_bytes > (REQUEST_BYTES if size is None else size - 1)
 
     def takes_all(self, size: int) -> bool:

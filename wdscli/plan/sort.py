@@ -3,11 +3,11 @@
 :func:`sort_key` parses a text such as ``json.width:nr`` into a :class:`SortKey`. :class:`SortValues` is the extract. It
 joins all sort values of a sample into one byte string, so that sorting the strings sorts the samples. For each way to
 compare, one function turns a value into its *code*: :func:`text_code`, :func:`natural_code`, :func:`number_code`,
-:func:`json_code`. Names of values, and errors about them, are the same as in ``--where``: ``key``, a field's name,
-``json.PATH``. A JSON document is decoded once for all sort keys. The smaller of two values has the smaller code, equal
-values have equal codes, and no code is a prefix of another. So codes can be joined, and the complement of a code
-reverses the order (:func:`reversed_code`). A NUL inside a text becomes ``00 FF``. A text ends with ``00 00``, which is
-less than any continuation. A missing value sorts before or after all other values, also in reverse order.
+:func:`json_code`. A value has the same name as in ``--where`` (``key``, a field's name, ``json.PATH``), and a wrong
+name gives the same error. A JSON document is decoded once for all sort keys. The smaller of two values has the smaller
+code, equal values have equal codes, and no code is a prefix of another. So codes can be joined, and the complement of a
+code reverses the order (:func:`reversed_code`). A NUL inside a text becomes ``00 FF``. A text ends with ``00 00``,
+which is less than any continuation. A missing value sorts before or after all other values, also in reverse order.
 
 :func:`order_of_values` sorts rows by byte strings, eight bytes at a time, as whole numbers. It begins after the common
 prefix of all values. Values with equal numbers are compared by their next eight bytes, and so on. A value that ends

@@ -28,7 +28,7 @@ from wdscli.samples import SampleBatch
 from wdscli.selection.layers import OnConflict
 
 ROWS_PER_BLOCK = 1 << 18
-"""How many rows a pass over all rows handles together."""
+"""The number of rows that a pass over all rows handles together."""
 HELD_BYTES = 1 << 20
 """Fewer bytes than this stay in memory, without a file."""
 SENT_ROWS = 1 << 10

@@ -335,7 +335,7 @@ _TYPES = {bool: "true or false", int: "number", float: "number", str: "text", li
 
 
 class Uri(str):
-    """A picture or sound as a data URI: text of any length."""
+    """A picture or sound as a data URI, which may be a string of any length."""
 
     __slots__ = ()
 

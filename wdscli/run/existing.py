@@ -3,9 +3,9 @@
 :class:`Existing` is the result. :func:`find_finished` looks for complete sets before a plan is made.
 :func:`find_existing` looks for complete parts and single shards of a plan. A set is complete if its manifest describes
 the set that this run would make, and its shards have the listed sizes or versions. Without a manifest, two conditions
-must hold to keep a shard. Its receipt must be from the same plan, and its bytes, read again, must have the receipt's
-checksum. The run refuses to replace any other file. At the end, :func:`tidy` removes the files that only an unfinished
-set needs.
+must hold to keep a shard. The shard's receipt must be from the same plan. The shard is read again, and its bytes must
+have the checksum in the receipt. The run refuses to replace any other file. At the end, :func:`tidy` removes the files
+that only an unfinished set needs.
 
 This module does not know how shards are made.
 """
@@ -152,9 +152,8 @@ def _parts_of(outputs: Outputs, digest: str) -> list[str]:
 
 
 def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
-    """Return the complete set of a run with ``--resume``, and the bytes of its inputs, if a quick check can find it.
-    The check uses only manifests and sizes of shards. For inputs without a manifest, it uses the note of their
-    versions."""
+    """Return the complete set of a run with ``--resume``, and the bytes of its inputs, if a quick check finds it. The
+    check uses manifests, the sizes of shards, and for inputs without a manifest the note of their versions."""
     is_plain = request.is_repeatable and request.selection.is_trivial and request.rekey is None
     outputs = Outputs(request.output, request.settings, may_exist=True)
     if not (request.resume and order.is_repeatable and is_plain) or outputs.is_stream or outputs.has_parts:

@@ -2,8 +2,8 @@
 
 :func:`parse` makes a checked tree of a text, so that a mistake is an error before anything is read. :func:`normal`
 gives one text for all ways to write an expression; indexes store values under it. The functions and operators make no
-value that is much larger than their operands. The module does not evaluate anything
-(:mod:`wdscli.selection.where`).
+value that is much larger than their operands. This module does not evaluate anything;
+:mod:`wdscli.selection.where` does.
 """
 
 from __future__ import annotations

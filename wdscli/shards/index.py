@@ -348,8 +348,8 @@ _FIELDS = {
 """See :mod:`wdscli.schema` for the form of this table."""
 _NOT_DIGESTED = {"marks"}
 SEAL = b"\xa4seal\xc4\x08"
-"""The bytes before the last eight bytes of the file: msgpack's key ``seal``, and the head of a string of eight
-bytes."""
+"""The bytes before the seal, which is the last eight bytes of the file: msgpack's key ``seal``, and msgpack's head of
+an eight-byte string."""
 _PENDING_SAMPLES = 512
 HELD_BYTES = 2 << 20
 """How many bytes of columns are kept in memory."""

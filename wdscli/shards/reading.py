@@ -256,7 +256,7 @@ def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:
 
 
 def _leaves_none_out(index: Index, source: Source) -> bool:
-    """Return whether the gaps before, between and after the samples of an index belong to no sample. Only some gaps are
+    """Return whether no sample lies before, between or after the samples of an index. Only some gaps are
     checked."""
     begins, ends = index.gaps()
     most = GAPS if source.fd is not None else REMOTE_GAPS

@@ -348,9 +348,9 @@ def _check_suffix(text: str) -> None:
 class OutputPattern:
     """The names of the shards that a command writes.
 
-    ``text`` is the given text. ``count`` is the exact number of shards for braces; otherwise it is None. ``single``
-    says that all bytes go to one address: a file, ``-``, or ``pipe:`` without a field. ``is_stream`` says that they go
-    to ``-``, a command or a device, which has no folder, no manifest and no final name.
+    ``text`` is the given text. ``count`` is the exact number of shards if the text has braces; otherwise it is None.
+    ``single`` says that all bytes go to one address: a file, ``-``, or ``pipe:`` without a field. ``is_stream`` says
+    that they go to ``-``, a command or a device, which has no folder, no manifest and no final name.
 
     >>> pattern = OutputPattern.parse("out-%06d.tar")
     >>> pattern.address(7), pattern.count, pattern.prefix_address("manifest.json")

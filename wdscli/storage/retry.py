@@ -55,7 +55,7 @@ GARBLED = "HttpProcessingError"
 """aiohttp's error for an answer that is not HTTP or ends early. The status in it does not come from the server."""
 TLS_KINDS = frozenset(("SSLError", "ClientSSLError", "CertificateError", "ClientConnectorCertificateError"))
 EAI_AGAIN = -3
-"""The resolver's errors for its own failures. Its other errors mean that the name does not exist."""
+"""The error of the resolver if the resolver itself fails. Its other errors mean that the name does not exist."""
 
 CACHE = "WDSCLI_CACHE"
 Buffer = bytes | memoryview
@@ -141,7 +141,7 @@ class Network(NamedTuple):
     """The folder of the copies that a command has made (:func:`wdscli.storage.cache.hold`). It is empty if there are
     none."""
     trusted: frozenset[str] = frozenset()
-    """The trusted views of the process that makes the tasks."""
+    """The views that the process trusts that makes the tasks."""
 
 
 _chosen: ContextVar[Network | None] = ContextVar("network", default=None)

@@ -63,7 +63,7 @@ COPY_BYTES = 256 << 20
 """The size limit of a copy by one request."""
 COPIES_AT_ONCE = 8
 _SLOWEST_BYTES_PER_SECOND = 1 << 16
-"""The smallest assumed speed of a line. An attempt fails if sending its body takes longer than at this speed."""
+"""The smallest assumed speed of a line. An attempt fails if its body is sent more slowly."""
 _ABORT_SECONDS = 10.0
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412")
 _NOT_WHAT_WAS_SENT = frozenset(

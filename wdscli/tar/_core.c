@@ -365,10 +365,10 @@ scan_buffer(Scan *scan, const byte *buffer, Py_ssize_t length, i64 base, i64 *at
 }
 
 PyDoc_STRVAR(scan_doc, "scan(buffer, at, base, archive)\n--\n\n"
-"Append the usual members whose headers lie in buffer from byte `at` on to the five lists of columns; the buffer's\n"
-"first byte is byte `base` of the archive. `archive` is (limit, columns, mtime_field, gnu_names, plain, foreign): where\n"
-"it ends (-1: nobody knows), the lists, its form, and the flags of canonical members and of others. Returns the place,\n"
-"counted as `at` is, of the first header that was not taken, which may lie behind the buffer.");
+"Append the usual members with headers in buffer, from byte `at`, to the five lists of columns. The buffer's first\n"
+"byte is byte `base` of the archive. `archive` is (limit, columns, mtime_field, gnu_names, plain, foreign): the end\n"
+"of the archive (-1 if unknown), the lists, the form, and the flags of canonical and other members. Returns the\n"
+"place, in the buffer, of the first header that was not taken; it may be after the buffer.");
 
 static PyObject *
 core_scan(PyObject *self, PyObject *args)
@@ -392,9 +392,8 @@ enum {
 };
 
 PyDoc_STRVAR(hop_doc, "hop(descriptor, at, most, archive)\n--\n\n"
-"The same for a file by its descriptor, from byte `at` on: about `most` members. Payloads are passed over where they\n"
-"are large. Returns the byte of the next header; that none was taken says that the exact path must see what is there,\n"
-"errors of reading too.");
+"Like scan, for about `most` members of a file, from byte `at`. Large payloads are skipped. Returns the byte of the\n"
+"next header. If no member was taken, the exact path must read on, and reports errors of reading too.");
 
 static PyObject *
 core_hop(PyObject *self, PyObject *args)
@@ -497,9 +496,9 @@ goes_on(const char *name, Py_ssize_t length, const char *prefix, Py_ssize_t pref
 }
 
 PyDoc_STRVAR(group_doc, "group(names, flags, row, prefix, keys, firsts, fields)\n--\n\n"
-"Append keys, the places of their first members in `fields`, and fields of members by their names, by the key rule,\n"
-"from `row` on up to the first that belongs to no sample or takes more to know. `prefix` is the last key and its\n"
-"dot, empty for none. Returns the row of the first member that was not taken.");
+"Group members into samples by the key rule, from `row` to the first member that is unusual or belongs to no sample.\n"
+"Appends keys, the places of their first members in `fields`, and fields. `prefix` is the last key and its dot, or\n"
+"empty. Returns the row of the first member that was not taken.");
 
 static PyObject *
 core_group(PyObject *self, PyObject *args)
@@ -552,8 +551,7 @@ typedef struct {
     PyObject *text;
 } KnownText;
 
-/* Return the entry of `texts` for a field, as a borrowed reference: its name, or None if it is not wanted. Returns NULL
-   without an error if there is no entry. */
+/* Return the entry of `texts` for a field, borrowed: its name, or None if unwanted; NULL if there is none. */
 static PyObject *
 text_of(KnownText *known, PyObject *texts, const char *raw, Py_ssize_t length)
 {
@@ -651,12 +649,11 @@ enum {
 };
 
 PyDoc_STRVAR(cut_doc, "cut(buffer, base, columns, row, descriptor, limit, prefix, texts, kind, shard, samples)\n--\n\n"
-"Append to `samples` those of the members of columns from `row` on, records of `kind`; the last one that is there\n"
-"goes on where a member belongs to it. `prefix` is its key and a dot, empty for none; `texts` has the names of fields\n"
-"by their bytes, None for one that is not wanted. Payloads are cut from buffer, whose first byte is byte `base` of\n"
-"the archive, or read by the descriptor of a file of `limit` bytes, -1 for none. Returns the row of the first member\n"
-"that was not taken: because much was read, or it belongs to no sample, its payload cannot be had, its field is not\n"
-"in texts or comes twice, or it takes more to know.");
+"Append records of `kind` to `samples` for the members of columns from `row`. The last record is continued if a\n"
+"member belongs to it. `prefix` is its key and a dot, or empty. `texts` has the field names by their bytes, None for\n"
+"unwanted fields. Payloads come from buffer, whose first byte is byte `base` of the archive, or from a file of\n"
+"`limit` bytes (-1: no file). Returns the row of the first member that was not taken: much was read, or the member is\n"
+"unusual, belongs to no sample, has no readable payload, or a field that is repeated or not in texts.");
 
 static PyObject *
 core_cut(PyObject *self, PyObject *args)
@@ -1065,8 +1062,8 @@ read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t pl
 }
 
 PyDoc_STRVAR(says_doc, "says(headers, name, size)\n--\n\n"
-"Whether these header blocks, all of them, are those of one regular member of this name and size. False also where it\n"
-"takes more to know.");
+"Return whether these header blocks are those of one regular member with this name and size. False also if this is\n"
+"not clear.");
 
 static PyObject *
 core_says(PyObject *self, PyObject *args)
@@ -1083,12 +1080,12 @@ core_says(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(read_doc, "read(table, names, places, descriptor, limit, buffers, bases, begun=[])\n--\n\n"
-"(samples, bytes of their payloads): the samples at some places of an archive of `limit` bytes as dictionaries, each\n"
-"payload only if the headers in front of it say its name and its size. `table` is (url, keys, fields, key_ends, starts,\n"
-"member_ends, offsets, sizes, field_ids) of an index, `names` what fields are called, None for what is not wanted. What\n"
-"is read comes from a descriptor or, where that is -1, lies in buffers, whose first bytes are those at `bases`, rising.\n"
-"None in the place of a sample that the exact path must look at. `begun` is the list to fill, for samples of several\n"
-"archives: payloads are added to its dictionaries, and None stays.");
+"Return (samples, bytes of their payloads) for some places of an archive of `limit` bytes. A sample is a dictionary,\n"
+"or None if the exact path must read it. A payload is taken only if its headers have its name and size. `table` is\n"
+"(url, keys, fields, key_ends, starts, member_ends, offsets, sizes, field_ids) of an index. `names` are the names of\n"
+"fields, None for unwanted fields. Bytes come from the descriptor, or if it is -1, from buffers; `bases` are their\n"
+"offsets in the archive, in rising order. `begun` is a list to fill, for samples of several archives: payloads are\n"
+"added to its dictionaries, and None stays.");
 
 static PyObject *
 core_read(PyObject *self, PyObject *args)
@@ -1231,8 +1228,7 @@ payload_of(PyObject *payload, Py_buffer *view)
 
 enum { MEMBERS_TOGETHER = 64 };
 
-/* Write the member for one (name, payload) after the used bytes. Returns its size, 0 if it is not taken, or -1 on
-   error. */
+/* Write the member for one (name, payload) after the used bytes. Returns its size, 0 if not taken, -1 on error. */
 static Py_ssize_t
 lay_pair(Room *room, const byte *prefix, Py_ssize_t prefix_len, PyObject *pair, const Form *form, Py_ssize_t *size)
 {
@@ -1260,10 +1256,10 @@ lay_pair(Room *room, const byte *prefix, Py_ssize_t prefix_len, PyObject *pair, 
 }
 
 PyDoc_STRVAR(members_doc, "members(buffer, used, prefix, members, mtime_field, base, columns)\n--\n\n"
-"Put regular members, a list of (name, payload), into a bytearray from byte `used` on: canonical headers, payloads and\n"
-"padding; `prefix` comes before every name. Returns where they end, 0, and none is put there, where one has no room or\n"
-"takes more than a block for its header. Names, the bytes at which payloads begin and their sizes are appended to the\n"
-"three lists of columns; byte 0 of the buffer is byte `base`.");
+"Put regular members, a list of (name, payload), into a bytearray from byte `used`: canonical headers, payloads and\n"
+"padding. `prefix` comes before every name. Returns their end, or 0 without any change if one does not fit, or its\n"
+"header needs more than a block. Names, the places of payloads, and sizes are appended to the three lists of columns;\n"
+"byte 0 of the buffer is byte `base`.");
 
 static PyObject *
 core_members(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -1313,7 +1309,7 @@ core_members(PyObject *self, PyObject *const *args, Py_ssize_t count)
 }
 
 PyDoc_STRVAR(header_doc, "header(name, size, mtime_field)\n--\n\n"
-"The canonical header of a regular member, None for one that takes more than a block.");
+"Return the canonical header of a regular member, or None if it needs more than a block.");
 
 static PyObject *
 core_header(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -1479,11 +1475,11 @@ pack_open(Packed *packed, const byte *buffer, Py_ssize_t length, const Form *for
 }
 
 PyDoc_STRVAR(pack_doc, "pack(buffer, begins, mtime_field, gnu_names)\n--\n\n"
-"What the samples in a buffer are, which begin at the bytes `begins` (packed i64, rising) and fill it: (keys, fields,\n"
-"counts, starts, lengths, heads, codes, offsets, sizes, end), lists of bytes, then columns of packed i64. Places are\n"
-"those that `settle` gives to the members, but for `heads`, where their headers begin now. None where it takes more to\n"
-"know. Where `begins` is None, samples are told by their keys, up to the byte `end`: there one begins that is not known\n"
-"to be whole, or takes more to know.");
+"Return (keys, fields, counts, starts, lengths, heads, codes, offsets, sizes, end) of the samples in a buffer: lists\n"
+"of bytes, then columns of packed i64. The samples begin at the bytes `begins` (packed i64, rising) and fill the\n"
+"buffer. Places are those after `settle`; only `heads` are the present places of headers. Returns None for unusual\n"
+"samples. If `begins` is None, samples are found by their keys, up to the byte `end`, where an unusual or possibly\n"
+"incomplete sample begins.");
 
 static PyObject *
 core_pack(PyObject *self, PyObject *args)
@@ -1539,8 +1535,8 @@ core_pack(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(settle_doc, "settle(buffer, mtime_field, gnu_names)\n--\n\n"
-"Make the members in a buffer canonical where they are: each with one header block, no gaps, zeros behind payloads.\n"
-"Returns how many bytes they take now; ValueError for what `pack` does not take.");
+"Make the members in a buffer canonical in place: each with one header block, no gaps, and zeros after payloads.\n"
+"Returns their size in bytes. Raises ValueError for members that `pack` does not take.");
 
 static PyObject *
 core_settle(PyObject *self, PyObject *args)
@@ -1639,10 +1635,10 @@ key_at(PyObject *keys, const Seen *others, Py_ssize_t row, uint64_t multiplier, 
 }
 
 PyDoc_STRVAR(remember_doc, "remember(table, keys, log, at, multiplier, repeated)\n--\n\n"
-"Put keys into a table, 16 bytes each: a hash, and where the log has the key. `keys` is a list, whose bytes the log has\n"
-"side by side from byte `at` on, or another table. Keys are the same only if all their bytes are. The rows of keys that\n"
-"the table has already are appended to `repeated`. Where that is None, nothing is put into the table if it has one of\n"
-"the keys, and False is returned. The caller keeps at least one place of the table free.");
+"Put keys into a table of 16 bytes each: a hash, and the place of the key in the log. `keys` is another table, or a\n"
+"list; the log has the bytes of the list's keys from byte `at`. Keys are equal only if all their bytes are equal. The\n"
+"rows of keys that are already in the table are appended to `repeated`. If `repeated` is None and the table has one\n"
+"of the keys, nothing is put into it, and False is returned. The caller keeps at least one place of the table free.");
 
 static PyObject *
 core_remember(PyObject *self, PyObject *args)
@@ -1732,10 +1728,10 @@ read_member(byte *to, Py_ssize_t room, int folder, const File *file, const Form 
 }
 
 PyDoc_STRVAR(files_doc, "files(buffer, enough, folder, rows, sizes, at, end, mtime_field, base, columns)\n--\n\n"
-"Read files, the rows `at` to `end`, below the folder of a descriptor and put them into a buffer as members, until there\n"
-"are `enough` bytes, or one is not as it should be. Their fields, first bytes and the bytes at which payloads begin are\n"
-"appended to the three lists of columns; byte 0 of the buffer is byte `base`. Returns (bytes, row of the first file that\n"
-"was not taken).");
+"Read files, the rows `at` to `end`, below the folder of a descriptor, and put them into a buffer as members, until\n"
+"it has `enough` bytes, or a file differs from its row. Fields, first bytes and the places of payloads are appended\n"
+"to the three lists of columns; byte 0 of the buffer is byte `base`. Returns (bytes, row of the first file that was\n"
+"not taken).");
 
 static PyObject *
 core_files(PyObject *self, PyObject *args)

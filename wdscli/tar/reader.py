@@ -265,8 +265,8 @@ def members(source: ByteSource) -> Iterator[Member]:
 
 
 class Globals:
-    """The records of a shard's pax global headers, by the first byte where they apply. This needs one pass over all
-    headers."""
+    """The records of a shard's pax global headers. The key of a header's records is the first byte to which they apply.
+    This needs one pass over all headers."""
 
     def __init__(self, source: ByteSource) -> None:
         self._places: list[int] = []

@@ -5,8 +5,8 @@ four readers.
 columns of one shard for violations of :data:`~wdscli.verify.findings.DEMANDS`. Samples have few different lists of
 fields, so the caller passes each list once, and keeps the result. The requirements come from the source code of the
 readers: webdataset 1.0, Hugging Face datasets 5.2, NVIDIA DALI 2.4 and its ``wds2idx``, Megatron-Energon 7.4.
-Requirements on a single name or field are rows of two tables. :data:`MEMBER_RULES` are reported for each member, and
-:data:`FIELD_RULES` once per shard for each field. Other requirements are methods.
+Each requirement on a single name or field is a row of one of two tables. :data:`MEMBER_RULES` are reported for each
+member, and :data:`FIELD_RULES` once per shard for each field. Other requirements are methods.
 
 :class:`HfValues` checks the values that Hugging Face datasets parses: integers, text, and the types inside JSON. Its
 ``webdataset`` builder infers one Arrow type for each place in a JSON field, from the first five samples of the first

@@ -59,8 +59,7 @@ class MapOptions(NamedTuple):
     format: Texts = None
 
     def parse(self, *, timeout: float | None, on_failure: "OnFailure") -> "Transform":
-        """Return the library's transform for these options. Raises UsageError for options that contradict each
-        other."""
+        """Return the library's transform for these options. Raises UsageError for contradicting options."""
         from wdscli.transform.transform import Transform
 
         picture = self._picture()

@@ -146,8 +146,8 @@ class Pattern:
         self._kept: tuple[bytes, tuple[I64, I64]] | None = None
 
     def others(self, which: int) -> list[int]:
-        """Return the sets of the next phase if set ``which`` ended this phase. Without a seed, the turns continue with
-        the set after set ``which``."""
+        """Return the sets of the next phase if set ``which`` ended this phase. Without a seed, the sets take turns,
+        and the next turn has the set that follows set ``which``."""
         sets: list[int] = self.sets.tolist()
         return sets[which + 1 :] + sets[:which] if self._key is None else sets[:which] + sets[which + 1 :]
 

@@ -1,4 +1,4 @@
-"""This module keeps where a dataset's iterations begin and how much they have yielded, also for workers.
+"""This module records where each iteration of a dataset begins, and how many items it has yielded.
 
 A dataset has an :class:`IterationState`, and an :class:`Iteration` counts the items of one iteration. An iteration
 begins at ``start``. Only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move ``start``. So if an iteration
@@ -40,10 +40,10 @@ MASK_BITS = 62
 
 
 class Begun(NamedTuple):
-    """An iteration that one of ``workers`` workers begins. ``seed`` is torch's seed. ``birth`` is the number that
-    multiprocessing gave to the process of the first worker. ``time`` is the number of iterations that the workers have
-    begun. ``worker`` is the number of this worker. ``parent`` is 0 if the process that made the board started the
-    workers. If a fork of that process started the workers, ``parent`` is the fork's process id."""
+    """An iteration that begins in one worker; ``workers`` is the number of workers. ``seed`` is torch's seed. ``birth``
+    is the number that multiprocessing gave to the process of the first worker. ``time`` is the number of iterations
+    that the workers have begun. ``worker`` is the number of this worker. ``parent`` is 0 if the process that made the
+    board started the workers. If a fork of that process started the workers, ``parent`` is the fork's process id."""
 
     seed: int
     birth: int

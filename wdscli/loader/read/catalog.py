@@ -67,7 +67,7 @@ class ShardTable:
         self.address = address
         self.version = "" if is_local(address) else index.seen
         """The version of the shard that this table describes. For a local shard, the version is set when the shard is
-        first opened; the loader compares the headers of samples in any case."""
+        first opened. The loader always compares the headers of samples with the index, too."""
         self.is_proven = True
         """False if only the index names this version, and no byte of this version was received yet. In that case, no
         sample is valid."""
@@ -431,7 +431,7 @@ class Catalog:
         return self._tables.keep(number, table)
 
     def open_as(self, table: ShardTable, number: int) -> Source | None:
-        """Open the version of the shard that its table describes, without a request. Return None if a request is
+        """Open a shard, in the version that ``table`` describes, without sending a request. Return None if a request is
         needed."""
         with cached_in(*(self._cache or (None,))):
             is_known = stored_version(table.address, table.version) and number not in self._doubted

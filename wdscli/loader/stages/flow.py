@@ -58,7 +58,8 @@ if TYPE_CHECKING:
         def __getitem__(self, name: str) -> Any: ...
 
     class Unknown:
-        """A type that no item has. Only a dataset with items of unknown type matches a method for this type."""
+        """A type that no item has. A method that is declared for this type matches only datasets with items of unknown
+        type."""
 
     def giving(
         method: Callable[Concatenate[Any, Arguments], Any], given: Given

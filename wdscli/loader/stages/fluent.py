@@ -461,10 +461,10 @@ class Fluent(PerSample[Item]):
         handler: Any = None,
     ) -> Whole:
         """Shuffle the samples as with ``WebDataset(shuffle="window")``, without a buffer. If samples are already
-        shuffled, or ``size`` is 0, the method does nothing. After a generator, samples are shuffled in a buffer of
-        ``size`` samples. With ``rng``, each worker has a buffer, which begins to yield when it has ``initial`` samples,
-        as in webdataset. The dataset then has no state, because the random state cannot be repeated. ``handler`` has no
-        effect."""
+        shuffled, or ``size`` is 0, the method does nothing. If the previous stage is a generator, samples are shuffled
+        in a buffer of ``size`` samples. With ``rng``, each worker has a buffer, which begins to yield when it has
+        ``initial`` samples, as in webdataset. The dataset then has no state, because the random state cannot be
+        repeated. ``handler`` has no effect."""
         if (
             want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
             < 1

@@ -468,7 +468,7 @@ class Decoder:
         return isinstance(data, Label) or (self.partial and not isinstance(data, Payload))
 
     def _value(self, key: str, data: Any, first: int) -> Any:
-        """Return the value of a payload. Only the handlers from number ``first`` on try the payload."""
+        """Return the value of a payload. The first ``first`` handlers are skipped."""
         if not isinstance(data, Payload):
             raise DataError(
                 f"a value of type {type(data).__name__}, not bytes",

@@ -32,7 +32,7 @@ HEADER_BYTES = mmap.PAGESIZE
 MOST_SEGMENTS = 64
 """The largest number of segments of a worker. Each segment is an open file."""
 BUFFERS_PER_WRITE = 512
-"""The number of buffers that one system call accepts on all systems."""
+"""The most buffers that one system call accepts on every operating system."""
 
 
 class Loan:
