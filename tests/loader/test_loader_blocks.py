@@ -221,6 +221,21 @@ class TestRemote:
         assert len(web.ranges) <= 1.2 * size / 50_000 + 3 * self.SHARDS
         assert stats["bytes"] <= 1500 * self.EACH * self.SHARDS * 1.01
 
+    def test_the_next_blocks_are_requested_while_one_is_read(
+        self, web: Web, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fetch, counts = Pool.fetch, list[tuple[int, int]]()
+
+        def counted(pool: Pool, shards: Any, places: Any) -> Any:
+            counts.append((len(places), sum(map(len, pool._remote.soon.values()))))
+            return fetch(pool, shards, places)
+
+        monkeypatch.setattr(Pool, "fetch", counted)
+        [manifest] = [name for name in web.files if name.endswith(".json")]
+        assert len(list(wds.WebDataset(web.url(manifest), shuffle="blocks", seed=3))) == 1000
+        assert max(samples for samples, _ in counts) <= 40
+        assert all(soon for _, soon in counts[:-1])
+
     @pytest.mark.parametrize("wrapped", ["with_epoch", "mix", "slice"])
     def test_through_views_and_mixes(self, web: Web, wrapped: str) -> None:
         [manifest] = [name for name in web.files if name.endswith(".json")]

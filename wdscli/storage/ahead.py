@@ -200,8 +200,9 @@ class Ahead:
         if is_chosen:
             self._step = max((end - begin for begin, end in self._blocks), default=longest)
         wanted = set(self._blocks)
-        if keep:
+        if keep or is_chosen:
             self.will_be_used(END)
+        if keep:
             self._blocks = sorted(wanted.union(known))
         self._kept = {number for number, block in enumerate(self._blocks) if block not in wanted}
         if not self._blocks:

@@ -284,8 +284,8 @@ class Catalog:
             totals = [shard.fields.values() for shard in self.manifest.shards]
             found = [sum(MEMBER_BYTES * one.count + one.size_bytes for one in each) for each in totals]
         else:
-            indexes = each_shard(self.addresses, self.index)
-            found = [MEMBER_BYTES * len(one.member_sizes) + int(one.member_sizes.sum()) for one in indexes]
+            tables = each_shard(self.addresses, self.table)
+            found = [MEMBER_BYTES * len(one.sizes) + int(one.sizes.sum()) for one in tables]
         sizes: I64 = numpy.array(found, dtype=numpy.int64)
         return numpy.maximum(1, -(-ORDER_BLOCK_BYTES * self._held // numpy.maximum(1, sizes)))
 

@@ -444,10 +444,15 @@ class Shared:
         """Start the requests for which there is memory."""
         for shard, places, *_ in requests.fitting():
             if shard in sources:
-                table = self._catalog.table_to_read(shard)
-                expect_samples(table, sources[shard], self._fields, places, requests.gap_bytes)
+                self._expect(shard, sources[shard], places, requests.gap_bytes)
             else:
                 self._open_soon(shard, places, requests.gap_bytes)
+
+    def _expect(self, shard: int, source: Source, places: list[int], gap_bytes: int | None) -> None:
+        """Start the requests for samples of a shard. Without ``reads_gaps``, bytes of other samples are dropped,
+        because each sample is fetched once."""
+        table = self._catalog.table_to_read(shard)
+        expect_samples(table, source, self._fields, places, gap_bytes, keep=self._reads_gaps)
 
     def _take(self, shards: list[int], sources: dict[int, Source]) -> None:
         """Take a source for each shard. Other threads cannot use the sources until :meth:`_give_back`. Raises
@@ -482,7 +487,7 @@ class Shared:
 
         def begin(source: Source | None) -> Source:
             source = source or self._open(shard)
-            expect_samples(self._catalog.table_to_read(shard), source, self._fields, places, gap_bytes)
+            self._expect(shard, source, places, gap_bytes)
             return source
 
         with self._lock:

@@ -36,7 +36,7 @@ from wdscli.loader.read.catalog import ORDER_BLOCK_BYTES, Catalog
 from wdscli.loader.read.failures import Failed, read_each
 from wdscli.loader.read.fetch import METER, Pool, Raw
 from wdscli.storage import is_local
-from wdscli.storage.retry import take_traffic
+from wdscli.storage.retry import network, take_traffic
 from wdscli.threads import PATIENCE_SECONDS, end
 
 if TYPE_CHECKING:
@@ -460,6 +460,9 @@ class _BlocksReader(_EpochReader):
         self._window, self._block_samples = source.window, self._order.total / max(1, self._order.blocks)
         parts = self._catalog.counts / self._catalog.block_samples
         self.sample_bytes = ORDER_BLOCK_BYTES * float(parts.sum()) / max(1, self._order.total)
+        block_bytes = max(1, self.sample_bytes * self._block_samples)
+        self._ahead = max(1, int(network().read_ahead_bytes / 2 / block_bytes))
+        """The blocks of a remote set that are requested while one is read."""
         self._coming: dict[int, list[Noted]] = {}
         self._held: dict[int, Raw | Failed] = {}
         """The fetched samples by position."""
@@ -493,21 +496,20 @@ class _BlocksReader(_EpochReader):
         return found  # type: ignore[return-value]
 
     def _fetch_blocks(self, blocks: list[int]) -> None:
-        """Fetch ``blocks``, and as many following blocks as may be held. Announce the same number of blocks after
-        them."""
+        """Fetch ``blocks``, and as many following blocks as may be held. Remote blocks are fetched one after the other,
+        while the next ones are requested."""
         room = self._window * self._most - len(self._held) - sum(_count(self._coming[one]) for one in blocks)
-        following = sorted(self._coming.keys() - set(blocks))
-        ends = list(accumulate(_count(self._coming[one]) for one in following))
-        fitting = bisect_right(ends, room)
-        blocks = blocks + following[:fitting]
-        if not blocks:
-            return
-        soon = following[fitting : fitting + len(blocks)]
-        if self.waits and soon:
-            later = _joined(self._coming[one] for one in soon)
-            self._pool.expect(later.shards, later.places)
-        noted = _joined(self._coming.pop(one) for one in blocks)
-        self._held.update(zip(noted.positions.tolist(), self._fetched(noted.shards, noted.places)))
+        line = blocks + sorted(self._coming.keys() - set(blocks))
+        ends = list(accumulate(_count(self._coming[one]) for one in line[len(blocks) :]))
+        count = len(blocks) + bisect_right(ends, room)
+        step = 1 if self.waits else max(1, count)
+        for first in range(0, count, step):
+            some, soon = line[first : first + step], line[first + step :][: self._ahead]
+            if self.waits and soon:
+                later = _joined(self._coming[one] for one in soon)
+                self._pool.expect(later.shards, later.places)
+            noted = _joined(self._coming.pop(one) for one in some)
+            self._held.update(zip(noted.positions.tolist(), self._fetched(noted.shards, noted.places)))
 
 
 class Noted(NamedTuple):

@@ -131,16 +131,17 @@ def expect_samples(
     fields: frozenset[str] | None,
     places: list[int],
     gap_bytes: int | None = None,
+    keep: bool = True,
 ) -> None:
-    """Announce to a source which samples are read next. The source keeps bytes of other samples as long as there is
-    memory. Gaps of ``gap_bytes`` or more are skipped. With None, the latency of the connection decides."""
+    """Announce to a source which samples are read next. With ``keep``, the source keeps bytes of other samples as long
+    as there is memory. Gaps of ``gap_bytes`` or more are skipped. With None, the latency of the connection decides."""
     if source.fd is not None or (isinstance(source, ViewSource) and not source.is_remote):
         return
     if fields is not None:
         gap_bytes = SPARSE_GAP_BYTES
     for part in parts_of(table, source, table.wanted(fields), places):
         if part.source.fd is None:
-            part.source.expect(ranges(part.table, part.names, part.rows), gap_bytes=gap_bytes, keep=True)
+            part.source.expect(ranges(part.table, part.names, part.rows), gap_bytes=gap_bytes, keep=keep)
 
 
 def _completed(
