@@ -118,7 +118,7 @@ class Index:
             "fields": b"\0".join(fields),
             "keys": keys,
             **{
-                name: columns[name].astype(_DTYPES[code], copy=False).view("u1")
+                name: columns[name].astype("<i8" if code == "Q" else _DTYPES[code], copy=False).view("u1")
                 for name, code in COLUMNS.items()
             },
         }
@@ -150,10 +150,8 @@ class Index:
         """Return an index of only some samples, without digest."""
         found = copy(self)
         counts = steps(self.member_ends)[rows]
-        before = numpy.cumsum(counts) - counts
-        members = numpy.arange(int(counts.sum())) + (
-            self.member_ends.view("i8")[rows] - counts - before
-        ).repeat(counts)
+        shifts: I64 = self.member_ends.view("i8")[rows] - numpy.cumsum(counts)
+        members = numpy.arange(int(counts.sum())) + shifts.repeat(counts)
         ends: I64 = self.key_ends.view("i8")[rows]
         begins: I64 = numpy.append(0, self.key_ends.view("i8"))[rows]
         found._columns = {
@@ -224,8 +222,14 @@ def steps(ends: U64 | I64) -> I64:
 
 
 def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> bytes:
-    """Join keys. Each key is a slice, from ``begins`` to ``ends``, of the text with the number in ``owners``.
-    Neighbouring slices are taken together."""
+    """Join keys. Each key is a slice, from ``begins`` to ``ends``, of the text with the number in ``owners``. If keys
+    have different lengths, neighbouring slices are taken together."""
+    width = int(ends[0] - begins[0]) if len(ends) else 0
+    if width > 0 and (ends - begins == width).all():
+        before: I64 = numpy.array([*accumulate(map(len, texts), initial=0)])
+        text = b"".join(texts)
+        every = numpy.ndarray((len(text) - width + 1,), f"V{width}", text, strides=(1,))
+        return bytes(every[begins + before[owners]])
     apart: Mask = (owners[1:] != owners[:-1]) | (begins[1:] != ends[:-1])
     firsts: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)[: len(owners)]
     lasts: I64 = numpy.append(firsts[1:], len(owners))[: len(firsts)] - 1
@@ -312,7 +316,6 @@ def _check_gaps(index: Index, starts: I64, ends: I64) -> None:
 
 
 _PER_MEMBER = ("member_fields", "member_offsets", "member_sizes")
-
 
 FORMAT = "wdscli-index"
 VERSION = 1
@@ -511,16 +514,11 @@ class IndexBuilder:
                 self._bytes[number] += sum(sizes[place::width])
             return
         known, counts, totals = self._field_ids, self._counts, self._bytes
-        numbers = []
         for field, size in zip(fields, sizes):
-            try:
-                number = known[field]
-            except KeyError:
-                number = self._field_id(field)
-            numbers.append(number)
+            number = known[field] if field in known else self._field_id(field)
+            column.append(number)
             counts[number] += 1
             totals[number] += size
-        column.fromlist(numbers)
 
     def _field_id(self, field: bytes) -> int:
         """Return the number of a field. A new field gets the next number."""

@@ -12,7 +12,7 @@ a view is stored, or how samples were chosen.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +24,6 @@ from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, joined
 from wdscli.shards.index import Index, SampleArrays, joined_keys, steps
 from wdscli.storage import Source
-from wdscli.storage.local import reason
 from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header, padded
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
@@ -37,7 +36,7 @@ VIEWS_PER_READ = 512
 
 Arrange: TypeAlias = "Callable[[dict[int, Shape]], Sequence[tuple[bytes, int, int]]]"
 """A function from a sample's fields in each set to its members. A member has a name, a set, and a number in the set."""
-Origins: TypeAlias = "tuple[I64, I64, I64, Mask]"
+Origins: TypeAlias = "tuple[I64, I64, Callable[[], I64], Mask]"
 Renamed: TypeAlias = "Mapping[int, bytes]"
 """New keys, by the sample's number."""
 
@@ -91,8 +90,8 @@ class Runs(NamedTuple):
 
 class Layout:
     """A shard of a view. ``index`` is its index. ``origins`` returns four arrays about the members: the base, the first
-    byte of the payload in the base, the number among the members of all layers, and whether the base has the same
-    header and padding. ``is_plain`` says that each sample is its unchanged parts, in the order of the layers.
+    byte of the payload in the base, the number among the members of all layers (by a call), and whether the base has
+    the same header and padding. ``is_plain`` says that each sample is its unchanged parts, in the order of the layers.
     ``is_base`` says that the shard has the same bytes as its only base."""
 
     def __init__(
@@ -120,20 +119,21 @@ class Layout:
         ends: I64 = offsets + (sizes + 511 & -512)
         begins: I64 = numpy.append(0, ends)[:-1]
         shifts = sources - offsets
+        heads, stops = (numpy.where(is_whole, begins, offsets), numpy.where(is_whole, ends, offsets + sizes))
         is_next: Mask = is_whole[1:] & is_whole[:-1] & (bases[1:] == bases[:-1]) & (shifts[1:] == shifts[:-1])
         firsts: I64 = numpy.append(0, numpy.flatnonzero(~is_next) + 1)[: len(offsets)]
         lasts: I64 = numpy.append(firsts[1:], len(offsets))[: len(firsts)] - 1
         made: I64 = numpy.flatnonzero(~is_whole)
         return Runs(
-            numpy.where(is_whole[firsts], begins[firsts], offsets[firsts]),
-            numpy.where(is_whole[firsts], ends[lasts], offsets[firsts] + sizes[firsts]),
+            heads[firsts],
+            stops[lasts],
             bases[firsts],
             shifts[firsts],
             begins[made],
             offsets[made],
             made,
-            offsets[made] + sizes[made],
-            numbers[made],
+            stops[made],
+            numbers()[made] if len(made) else made,
         )
 
     @cached_property
@@ -215,14 +215,13 @@ def laid_out(
         header[at] = len(build_header(key + b"." + texts[int(code[at])], int(size[at]), form))
     blocks = header + (size + 511 & -512)
     ends = numpy.cumsum(blocks)
-    counts = numpy.bincount(sample, minlength=total)
-    member_ends = numpy.cumsum(counts)
-    starts = numpy.append(0, ends)[member_ends - counts]
+    member_ends = numpy.bincount(sample, minlength=total).cumsum()
     stops = numpy.append(0, ends)[member_ends]
+    sample_bytes = steps(stops)
     columns = {
         "key_ends": key_ends,
-        "starts": starts,
-        "lengths": stops - starts,
+        "starts": stops - sample_bytes,
+        "lengths": sample_bytes,
         "member_ends": member_ends,
         "marks": numpy.zeros(total, dtype=numpy.uint8),
         "member_fields": code,
@@ -269,9 +268,8 @@ def _place_members(layers: Sequence[Layer], total: int) -> I64:
     for layer, some in zip(layers, counts_of):
         if len(layers) > 1:
             first = place[layer.samples]
-            layer.members = numpy.arange(layer.index.members) + (first + some - numpy.cumsum(some)).repeat(
-                some
-            )
+            shifts = first + some - numpy.cumsum(some)
+            layer.members = numpy.arange(layer.index.members) + shifts.repeat(some)
             place[layer.samples] = first + some
     return numpy.arange(total).repeat(counts)
 
@@ -304,20 +302,20 @@ def _origins(
 ) -> Origins:
     """Return the origins of all members, or of some members. A member with a new name has a made header."""
 
-    def is_canonical(layer: Layer) -> Mask:
-        found: Mask = layer.index.marks == 0
-        if renamed:
-            found &= ~numpy.isin(layer.samples, list(renamed))
+    def is_canonical(layer: Layer) -> Any:
+        if not (renamed or layer.index.marks.any()):
+            return 1
+        found: Mask = (layer.index.marks == 0) & ~numpy.isin(layer.samples, list(renamed))
         return found.repeat(steps(layer.index.member_ends))
 
     bases = _column(layers, lambda layer: layer.base)
     sources = _column(layers, lambda layer: layer.index.member_offsets)
     firsts = dict(zip(map(id, layers), accumulate((layer.index.members for layer in layers), initial=0)))
-    numbers = _column(layers, lambda layer: firsts[id(layer)] + numpy.arange(layer.index.members))
+    numbers = partial(_column, layers, lambda one: firsts[id(one)] + numpy.arange(one.index.members))
     is_whole: Mask = _column(layers, is_canonical).astype(bool)
     if chosen is None:
         return bases, sources, numbers, is_whole
-    return bases[chosen], sources[chosen], numbers[chosen], is_whole[chosen] & has_name
+    return bases[chosen], sources[chosen], lambda: numbers()[chosen], is_whole[chosen] & has_name
 
 
 def _is_base(index: Index) -> bool:
@@ -428,7 +426,7 @@ class ViewSource(Source):
     Before a payload with a made header is read, the header in its base is compared with the index. All other headers
     are read from the bases, and a scan of this source compares them by :meth:`check_members`."""
 
-    __slots__ = ("_changed", "_confirmed", "_layout", "_open", "_open_base", "is_remote")
+    __slots__ = ("_changed", "_confirmed", "_descriptors", "_layout", "_open", "_open_base", "is_remote")
 
     def __init__(
         self,
@@ -446,6 +444,7 @@ class ViewSource(Source):
         self._changed = changed
         self._confirmed = bytearray()
         self._open: dict[int, Source] = {}
+        self._descriptors: dict[int, int] = {}
         self.is_remote = is_remote
         self.version = f"view:{now.index.digest}"
         if now.is_base:
@@ -471,16 +470,16 @@ class ViewSource(Source):
         source = self._open.get(number)
         if source is None:
             if len(self._open) >= BASES_OPEN and not self.is_remote:
-                self._open.pop(next(iter(self._open))).close()
+                self._descriptors.pop(first := next(iter(self._open)), None)
+                self._open.pop(first).close()
             source = self._open[number] = self._open_base(number)
+            if source.fd is not None:
+                self._descriptors[number] = source.fd
         return source
 
     def read_at(self, offset: int, length: int) -> bytes:
-        end = min(offset + length, self.size or 0)
-        if end <= offset:
-            return b""
-        buffer = bytearray(end - offset)
-        self._fill(memoryview(buffer), offset, end)
+        buffer = bytearray(max(0, min(length, (self.size or 0) - offset)))
+        self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
     def read_into(self, offset: int, view: memoryview) -> int:
@@ -492,13 +491,9 @@ class ViewSource(Source):
         first = max(offset, int(ends[-1])) if len(ends) else offset
         if first < end:
             view[first - offset : end - offset] = bytes(end - first)
-        self._fill(view[: end - offset], offset, end)
+        first_bytes, stops, places = numpy.array([[offset], [end], [0]])
+        self.scatter(first_bytes, stops, places, view)
         return end - offset
-
-    def _fill(self, view: memoryview, offset: int, end: int) -> None:
-        """Put the bytes from ``offset`` to ``end`` into a buffer. The end of the archive is left out."""
-        first, last, place = numpy.array([[offset], [end], [0]])
-        self.scatter(first, last, place, view)
 
     def scatter(self, offsets: I64, ends: I64, places: I64, view: memoryview) -> None:
         """Put the bytes of some ranges of the shard at ``places`` in a buffer. The end of the archive is left out.
@@ -507,8 +502,16 @@ class ViewSource(Source):
         for offset, end, place in made:
             view[place : place + end - offset] = bytes(end - offset)
             self._make_headers(view[place:], offset, end)
-        for lows, highs, base, start, total in self._ranges(offsets, ends, places):
-            self._read(base, start, total, [view[low:high] for low, high in zip(lows, highs)])
+        pieces, ranges = self._ranges(offsets, ends, places)
+        views = [view[low:high] for low, high in pieces]
+        preadv, descriptors = os.preadv, self._descriptors
+        for first, last, base, start, total in ranges:
+            try:
+                done = preadv(descriptors[base], views[first:last], start)
+            except (KeyError, OSError):
+                done = -1
+            if done != total:
+                self._read(base, start, total, views[first:last])
 
     def _make_headers(self, view: memoryview, offset: int, end: int) -> None:
         """Put made headers into a buffer, which begins with the byte ``offset``. Before that, compare the members'
@@ -516,9 +519,7 @@ class ViewSource(Source):
         layout, runs = self.layout, self.layout.runs
         for at in self._made(offset, end):
             self._confirm(layout, at)
-        some = slice(
-            int(runs.made_ends.searchsorted(offset, "right")), int(runs.made_begins.searchsorted(end))
-        )
+        some = slice(runs.made_ends.searchsorted(offset, "right"), runs.made_begins.searchsorted(end))
         for begin, stop, member in zip(*(column[some].tolist() for column in runs[4:7])):
             low, high = max(begin, offset), min(stop, end)
             view[low - offset : high - offset] = layout.header(member)[low - begin : high - begin]
@@ -561,8 +562,7 @@ class ViewSource(Source):
             raise self._changed(self.layout.base_of(member), "its headers differ")
 
     def check_arrays(self, first: int, samples: SampleArrays) -> None:
-        """Do the work of :meth:`check_members` for complete samples from number ``first``, by their keys, fields and
-        sizes."""
+        """Do the work of :meth:`check_members` for samples from number ``first``, by their keys, fields and sizes."""
         index = self.layout.index
         if not index.has(first, samples):
             member = int(index.member_ends[first - 1]) if first else 0
@@ -570,41 +570,32 @@ class ViewSource(Source):
 
     def _ranges(
         self, offsets: I64, ends: I64, places: I64
-    ) -> Iterator[tuple[list[int], list[int], int, int, int]]:
-        """Return the ranges of bases for some ranges of the shard. Each range has the first byte and the end of its
-        pieces in the buffer, the base, the first byte in the base, and the length."""
+    ) -> tuple[Iterable[tuple[int, int]], Iterable[tuple[int, int, int, int, int]]]:
+        """Return the pieces (first byte and end in the buffer) and the ranges of bases (first piece, end of the pieces,
+        base, first byte in the base, length) for some ranges of the shard."""
         runs = self.layout.runs
         firsts = runs.ends.searchsorted(offsets, "right")
         counts = runs.begins.searchsorted(ends) - firsts
         rows = numpy.arange(len(offsets)).repeat(counts)
         some = numpy.arange(len(rows)) + (firsts - counts.cumsum() + counts)[rows]
-        lows, highs = (
-            numpy.maximum(runs.begins[some], offsets[rows]),
-            numpy.minimum(runs.ends[some], ends[rows]),
-        )
+        lows = numpy.maximum(runs.begins[some], offsets[rows])
+        highs = numpy.minimum(runs.ends[some], ends[rows])
         starts, bases = lows + runs.shifts[some], runs.bases[some]
         order = numpy.lexsort((starts, bases))
         bases, starts, lengths = bases[order], starts[order], (highs - lows)[order]
         lows = (lows + (places - offsets)[rows])[order]
         apart = (bases[1:] != bases[:-1]) | (starts[1:] != starts[:-1] + lengths[:-1])
-        edges = [0, *(numpy.flatnonzero(apart) + 1).tolist(), len(lows)] if len(lows) else []
-        highs, totals = (lows + lengths).tolist(), [0, *lengths.cumsum().tolist()]
-        lows, bases, starts = lows.tolist(), bases.tolist(), starts.tolist()
-        for low, high in pairwise(edges):
-            for first in range(low, high, VIEWS_PER_READ):
-                end = min(first + VIEWS_PER_READ, high)
-                total = totals[end] - totals[first]
-                yield lows[first:end], highs[first:end], bases[first], starts[first], total
+        edges: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)[: len(lows)]
+        inside = numpy.arange(len(lows)) - edges.repeat(numpy.diff(edges, append=len(lows)))
+        edges = numpy.flatnonzero(inside % VIEWS_PER_READ == 0)
+        totals = numpy.add.reduceat(lengths, edges)
+        columns: list[I64] = [edges, numpy.append(edges[1:], len(lows)), bases[edges], starts[edges], totals]
+        pieces = zip(lows.tolist(), (lows + lengths).tolist())
+        return pieces, zip(*(column.tolist() for column in columns))
 
     def _read(self, base: int, start: int, total: int, views: list[memoryview]) -> None:
         """Fill some buffers with one range of a base."""
         source = self.base(base)
-        if source.fd is not None:
-            try:
-                if os.preadv(source.fd, views, start) == total:
-                    return
-            except OSError as error:
-                raise DataError(f"cannot read {source.name}: {reason(error)}", code="changed") from error
         data = memoryview(source.read_at(start, total))
         if len(data) < total:
             raise DataError(
@@ -624,7 +615,7 @@ class ViewSource(Source):
             return
         wanted: dict[int, list[tuple[int, int]]] = {}
         begins, ends = numpy.array([*ranges], dtype=numpy.int64).reshape(-1, 2).T
-        for _, _, base, start, total in self._ranges(begins, ends, begins):
+        for _, _, base, start, total in self._ranges(begins, ends, begins)[1]:
             wanted.setdefault(base, []).append((start, start + total))
         for begin, end in zip(begins.tolist(), ends.tolist()):
             for at in self._made(begin, end):
@@ -643,3 +634,4 @@ class ViewSource(Source):
         for source in self._open.values():
             source.close()
         self._open.clear()
+        self._descriptors.clear()

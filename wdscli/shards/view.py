@@ -249,14 +249,11 @@ def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:
     )
 
 
-def bases_of(runs: Sequence[Run]) -> I64:
-    bases = numpy.array([run.base for run in runs], dtype=numpy.int64)
-    return bases.repeat([run.samples for run in runs])
-
-
-def places_of(runs: Sequence[Run]) -> I64:
-    parts: list[I64] = [numpy.arange(run.first, run.first + run.samples, dtype=numpy.int64) for run in runs]
-    return numpy.concatenate(parts) if parts else numpy.empty(0, dtype=numpy.int64)
+def samples_of(runs: Sequence[Run]) -> tuple[I64, I64]:
+    """The base and the place of each sample of some runs."""
+    bases, firsts, counts = numpy.array(runs, dtype=numpy.int64).reshape(-1, 3).T
+    places = numpy.arange(counts.sum()) + (firsts - counts.cumsum() + counts).repeat(counts)
+    return bases.repeat(counts), places
 
 
 def is_view(output: str) -> bool:

@@ -23,7 +23,7 @@ from wdscli.shards.index import Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import Manifest, parse_manifest
 from wdscli.shards.reading import index_of_base
-from wdscli.shards.view import MISSING, Stored, bases_of, places_of
+from wdscli.shards.view import MISSING, Stored, samples_of
 from wdscli.storage import Source, is_local, local_path, open_source, read_all
 from wdscli.storage.addresses import HELD, TRUSTED, shard_address, view_of
 from wdscli.threads import Recent
@@ -85,7 +85,7 @@ class OpenView:
         """Return, for each set, the base and the place of each sample of a shard. A missing part is :data:`MISSING`."""
         shard = self.view.shards[number]
         if shard.runs is not None:
-            return [(bases_of(runs), places_of(runs)) for runs in shard.runs]
+            return [*map(samples_of, shard.runs)]
         assert shard.rows is not None
         columns = numpy.frombuffer(self._stored(shard.rows), dtype="<u4").astype(numpy.int64)
         columns[columns == _NO_BASE] = MISSING
