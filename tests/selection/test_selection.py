@@ -388,6 +388,8 @@ def test_what_a_sample_lacks_makes_the_whole_expression_false(shard: str) -> Non
         ("json.width = 3", "cannot be read"),
         ("import os", "cannot be read"),
         ("x == 1", "no such name: x"),
+        ("json.lang is 'en'", "`is` does not compare values"),
+        ("json.width is not 5", "`is` does not compare values"),
         ("sizes.jpg > 1", "no such name: sizes"),
         ("lenn(txt)", "no such function: lenn"),
         ("len", "len is a function"),

@@ -145,6 +145,8 @@ def parse(text: str) -> ast.expr:
     for node in ast.walk(tree):
         if not isinstance(node, _NODES):
             raise _not_allowed(node)
+        if isinstance(node, ast.Compare):
+            _check_identity(node)
     return tree
 
 
@@ -269,6 +271,10 @@ _STORABLE = (ast.Attribute, ast.BinOp, ast.Call, ast.IfExp, ast.Name, ast.Subscr
 def _syntax_error(text: str, error: SyntaxError) -> UsageError:
     hint = "compare with ==, combine with and, or, not; quote text: key == 'a/b' and size.jpg < 1e6"
     offset = error.offset or 0
+    code, start = text.strip(), max(offset - 1, 0)
+    word = code[start : (error.end_offset or 1) - 1]
+    if iskeyword(word) and code[:start].endswith("."):
+        hint = f"{word} is a keyword of Python: write json['{word}'] for json.{word}"
     where = f"at character {offset}" if 0 < offset <= len(text.rstrip()) else "at the end"
     return UsageError(f'--where cannot be read: {error.msg} {where} of "{text}"', hint=hint)
 
@@ -282,6 +288,14 @@ def _not_allowed(node: ast.AST) -> UsageError:
         hint="comparisons, and, or, not, in, arithmetic, lists, indexing and calls of: "
         + ", ".join(FUNCTIONS),
     )
+
+
+def _check_identity(node: ast.Compare) -> None:
+    """Raise UsageError for ``is``, except with None, True or False: two equal values may be two objects."""
+    operands = [node.left, *node.comparators]
+    alone = any(isinstance(one, ast.Constant) and isinstance(one.value, bool | None) for one in operands)
+    if not alone and any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
+        raise UsageError("--where: `is` does not compare values", hint="write ==, or != for `is not`")
 
 
 def _check_names(tree: ast.expr) -> None:
@@ -308,8 +322,8 @@ def _check_name(name: str, known: Any) -> None:
     if name in FUNCTIONS:
         raise UsageError(f"--where: {name} is a function", hint=f"call it: {name}(...)")
     similar = hint_of([name], NAMES)
-    hint = similar if similar.startswith("did") else f"a value in JSON is json.{name}; {similar}"
-    raise UsageError(f"--where: no such name: {name}", hint=hint)
+    other = "" if similar.startswith("did") else f"a value in JSON is json.{name}, text is '{name}'; "
+    raise UsageError(f"--where: no such name: {name}", hint=other + similar)
 
 
 def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:
