@@ -196,7 +196,7 @@ class GeneralOptions(NamedTuple):
     --keys GLOB  Keep samples whose key matches GLOB. Repeatable.
     --keys-from FILE  Keep samples whose key is listed in FILE. FILE has a key on each line, or is a table with a
         column key: Parquet, .csv, .tsv, .jsonl. Repeatable.
-    +--not-keys-from FILE  Keep samples whose key is not listed in FILE. Repeatable.
+    --not-keys-from FILE  Keep samples whose key is not listed in FILE. Repeatable.
     --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression. Names: key, shard, index, fields,
         cls, txt, json.a.b[0] (a place in JSON) and size.jpg (bytes). Compare with ==, !=, <, <=, >, >= and in; combine
         with and, or, not; compute with + - * / // % **. Functions of a payload: len(txt), width(jpg), height(jpg),

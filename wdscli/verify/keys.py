@@ -237,8 +237,11 @@ def listed_keys(address: str) -> frozenset[bytes]:
         raise
 
 
-def impossible(keys: Iterable[bytes]) -> str:
-    """Return a warning about listed keys that no sample can have, such as file names. It is empty if there are none."""
+def impossible(keys: frozenset[bytes]) -> str:
+    """Return a warning about an empty list, or about listed keys that no sample can have, such as file names. It is
+    empty if there are none."""
+    if not keys:
+        return "the list of --absent has no keys, so every set passes"
     wrong = sorted(key for key in keys if b"." in key.rpartition(b"/")[2])
     if not wrong:
         return ""

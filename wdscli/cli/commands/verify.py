@@ -30,7 +30,7 @@ from wdscli.verify.set import verify as run
     profile: --for READER  Also check for this reader: webdataset, hf, dali or energon. Repeatable.
     --absent LIST  Check that no sample has a key that LIST contains. LIST has one key per line, or is a table with a
         column key. Exit with 1 if a sample has such a key.
-    +--report FILE  With --absent: write a proof as JSON. The proof names the searched shards and the keys found.
+    --report FILE  With --absent: write a proof as JSON. The proof names the searched shards and the keys found.
     --strict  Exit with 1 also if there are only warnings.
     --max-findings N  List N findings of each kind, and count the rest.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
@@ -80,6 +80,8 @@ def check(out: Out, shards: Sequence[str], general: GeneralOptions, checks: Chec
     """Check shards, print the findings, and return the exit code. Raises UsageError, InputError."""
     if general.network.cache is not None or general.network.cache_limit is not None:
         raise UsageError("verify checks the stored shards, not copies of them", hint="leave --cache out")
+    if checks.report is not None and checks.absent is None:
+        raise UsageError("--report needs --absent", hint="--absent LIST --report PROOF.json")
     report = run(
         shards,
         **checks.parse(),
