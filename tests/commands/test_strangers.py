@@ -3,6 +3,7 @@ folder as the output; and that a hint, pasted, does what it says."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shard_cases import keys_of, numbered, tar_of, wds, write_shards
+from shard_cases import keys_of, numbered, tar_of, wds, wds_here, write_shards
 
 import wdscli
 
@@ -298,6 +299,81 @@ class TestNames:
         for words in (["--from", "list:list"], table):
             ran = wds("create", *words, "-o", "o.tar")
             assert (ran.code, ran.err.count("unsafe name")) == (3, 1), ran.err
+
+
+class TestFirstTries:
+    """What a newcomer types first; the hint must lead further."""
+
+    @pytest.fixture(autouse=True)
+    def a_set(self, here: Path) -> None:
+        documents = [b'{"class": "cat", "license": "cc0"}', b'{"class": "owl", "license": null}']
+        samples = [[(f"a/{n}.jpg", b"x"), (f"a/{n}.json", text)] for n, text in enumerate(documents)]
+        write_shards(here / "set", [samples])
+
+    def test_where_with_a_keyword_of_python(self) -> None:
+        for text in ("json.class == 'cat'", "  'cat' in json.class"):
+            ran = wds("ls", "set", "--where", text)
+            assert (ran.code, "write json['class'] for json.class" in hint_of(ran.err)) == (2, True), ran.err
+        assert wds("ls", "set", "--where", "json['class'] == 'cat'").out.startswith(b"a/0\t")
+
+    def test_where_with_text_without_quotes(self) -> None:
+        ran = wds("ls", "set", "--where", "json.license == cc0")
+        assert (ran.code, "text is 'cc0'" in hint_of(ran.err)) == (2, True), ran.err
+
+    def test_where_with_is_none(self) -> None:
+        assert wds("ls", "set", "--where", "json.license is not None").out.startswith(b"a/0\t")
+
+    def test_a_proof_without_a_list(self) -> None:
+        ran = wds("verify", "set", "--report", "proof.json")
+        assert (ran.code, "--report needs --absent" in ran.err) == (2, True), ran.err
+
+    def test_an_empty_list_of_keys(self) -> None:
+        Path("none.txt").write_text("\n")
+        ran = wds("verify", "set", "--absent", "none.txt")
+        assert (ran.code, "warning: the list of --absent has no keys" in ran.err) == (0, True), ran.err
+
+    def test_a_table_with_one_value_of_the_json(self) -> None:
+        ran = wds("ls", "set", "--to", "csv", "--column", "json.license")
+        assert (ran.code, "--column json adds" in hint_of(ran.err)) == (2, True), ran.err
+        assert b"license" in wds("ls", "set", "--to", "csv", "--column", "json").out
+
+    def test_a_view_that_was_moved(self, here: Path) -> None:
+        assert wds("split", "set", "-o", "v.json").code == 0
+        (here / "far").mkdir()
+        Path("v.json").rename("far/v.json")
+        ran = wds("ls", "far/v.json")
+        assert (ran.code, "the view far/v.json names this shard" in hint_of(ran.err)) == (4, True), ran.err
+
+    def test_a_folder_of_views(self) -> None:
+        assert wds("split", "set", "-o", "views/{part}.json", "--by", "json.class").code == 0
+        ran = wds("ls", "views")
+        assert (ran.code, "name its file: views/cat.json" in hint_of(ran.err)) == (4, True), ran.err
+
+    def test_a_full_disc_when_unpacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("wdscli.look.unpack.write_all", full)
+        ran = wds_here("cat", "set", "--to", "files/")
+        assert (ran.code, "no space left" in ran.err) == (4, True), ran.err
+        assert "free some space" in hint_of(ran.err)
+
+    def test_a_table_of_cat_with_a_key_column(self) -> None:
+        assert wds("cat", "set", "--drop", "jpg", "--to", "t.jsonl").code == 0
+        ran = wds("create", "--from", "t.jsonl", "--key-column", "key", "-o", "o.tar")
+        assert (ran.code, "a table that wds cat wrote needs none" in hint_of(ran.err)) == (2, True), ran.err
+        assert wds("create", "--from", "t.jsonl", "-o", "o.tar").code == 0
+
+    @pytest.mark.parametrize(
+        ("name", "hint"), [("reshard", "--max-count"), ("rm", "--not-keys-from"), ("head", "ls")]
+    )
+    def test_commands_of_other_tools(self, name: str, hint: str) -> None:
+        ran = wds(name, "set")
+        assert (ran.code, hint in hint_of(ran.err)) == (2, True), ran.err
+
+    def test_the_short_help_shows_opt_out(self) -> None:
+        assert b"--not-keys-from" in wds("split", "--help").out
+        assert b"--report" in wds("verify", "--help").out
 
 
 @pytest.mark.parametrize("words", [["shuffle", "-o", "out-%d.tar"], ["merge", "-o", "out.tar", "-j1"]])

@@ -128,11 +128,11 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spoo
     groups: dict[bytes, int] = {}
     for field in dict.fromkeys(fields):
         if not kind_of(to_bytes(field)):
-            raise UsageError(
-                f"--column {field}: a field of this name holds neither text nor JSON",
-                hint=f"text: --rename {field}.txt={field} --column {field}.txt; "
-                "any payload: wds cat --to FILE.parquet",
-            )
+            first, dot, _ = field.partition(".")
+            hint = f"text: --rename {field}.txt={field} --column {field}.txt; any payload: wds cat --to FILE.parquet"
+            if dot and kind_of(to_bytes(first)) == "json":
+                hint = f"--column {first} adds a column for each value at the top of the JSON"
+            raise UsageError(f"--column {field}: a field of this name holds neither text nor JSON", hint=hint)
         groups[to_bytes(field)] = _VALUES + len(groups)
     spool, rows, seen_names = Spool({**PLACES, BYTES: "int64"}), Rows(), SeenNames()
     for page in found.samples(frozenset(groups)):

@@ -30,7 +30,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named, SeenNames, class_name, listed
 from wdscli.shards.inputs import classes_of
-from wdscli.storage.local import write_all
+from wdscli.storage.local import write_all, write_error
 
 MAX_TEXT_CHARACTERS = 1200
 MAX_JSON_BYTES = 1 << 20
@@ -275,7 +275,7 @@ class _Folder:
             return OutputExistsError(
                 f"{to_text(path)} exists", hint="unpack elsewhere, or replace files with --force"
             )
-        return OutputError(f"cannot write {to_text(path)}: {error.strerror}")
+        return write_error(to_text(path), error)
 
 
 class ShownField(NamedTuple):

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import accumulate
 
 from wdscli.arrays import I64, numpy
-from wdscli.errors import DataError, InputError
+from wdscli.errors import DataError, InputError, InputNotFoundError
 from wdscli.model import ShardInfo
 from wdscli.shards.index import Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
@@ -157,7 +157,13 @@ class OpenView:
     def open_base(self, number: int) -> Source:
         """Open the bytes of a base. Raises DataError if it has another size than in the view."""
         base = self.view.bases[number]
-        source = open_source(self.bases[number])
+        try:
+            source = open_source(self.bases[number])
+        except InputNotFoundError as error:
+            error.hint = (
+                f"the view {self.address} names this shard from its own folder: move both, or make it again"
+            )
+            raise
         if source.size != base.size_bytes:
             with source:
                 raise self.changed(

@@ -135,7 +135,7 @@ def _make_folder(name: str, folder: str) -> None:
         what = "a broken symlink" if os.path.islink(folder) else "not a directory"
         raise OutputError(f"cannot write {name}: {folder} is {what}") from None
     except (OSError, ValueError) as error:
-        raise _failed(name, error) from error
+        raise write_error(name, error) from error
 
 
 class LocalSink(Sink):
@@ -164,7 +164,7 @@ class LocalSink(Sink):
                 os.close(self.fd)
                 self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except (OSError, ValueError) as error:
-            raise _failed(name, error) from error
+            raise write_error(name, error) from error
 
     def copy_of(self, address: str, version: str, size: int) -> None:
         self._original = os.path.realpath(local_path(address)), version
@@ -175,7 +175,7 @@ class LocalSink(Sink):
         try:
             write_all(self.fd, data)
         except OSError as error:
-            raise _failed(self.name, error) from error
+            raise write_error(self.name, error) from error
 
     def _commit(self) -> None:
         try:
@@ -188,7 +188,7 @@ class LocalSink(Sink):
         except FileExistsError as error:
             raise taken(self.name) from error
         except OSError as error:
-            raise _failed(self.name, error) from error
+            raise write_error(self.name, error) from error
 
     def _close(self) -> None:
         """Close the file. Some file systems report a failed write only at this point."""
@@ -299,7 +299,8 @@ def _sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
-def _failed(name: str, error: OSError | ValueError) -> OutputError:
+def write_error(name: str, error: OSError | ValueError) -> OutputError:
+    """Return the error for a file that cannot be written, with a hint for a full disc."""
     hint = HINTS.get(getattr(error, "errno", None) or 0)
     return OutputError(f"cannot write {name}: {reason(error)}", cause=error, hint=hint)
 

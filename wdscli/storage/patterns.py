@@ -303,7 +303,7 @@ def _is_tar(name: str) -> bool:
 
 
 def _below(prefix: str) -> str | None:
-    """Return a hint for a folder without shards: the glob for its subfolders."""
+    """Return a hint for a folder without shards: the glob for its subfolders, or a file that may be a view."""
     if not is_local(prefix):
         return None
     path = local_path(prefix)
@@ -311,7 +311,8 @@ def _below(prefix: str) -> str | None:
         for entry in entries:
             if entry.is_dir() and any(".tar" in name for name in os.listdir(entry.path)):
                 return f"try '{prefix}*/*.tar'"
-    return None
+    views = sorted(name for name in os.listdir(path) if name.endswith(".json"))
+    return f"to read a view, name its file: {prefix}{views[0]}" if views else None
 
 
 _ODD = re.compile(r"%(?!0?[0-9]*d)")
