@@ -6,8 +6,7 @@ One method hashes and writes all bytes of a shard while they are in the processo
 shard describes the decompressed tar. :meth:`ShardFile.commit` publishes the shard, then its index. If an old set is
 replaced, its manifest is removed first, so that no manifest ever lists shards of two runs. At the end, a check proves
 that all shards are from this run. Then the manifest is written, and unused shards of the old set are removed. Until
-then, a file next to the shards marks the set as unfinished (:mod:`~wdscli.shards.locks`). This module does not know
-where samples come from.
+then, a file next to the shards marks the set as unfinished (:mod:`~wdscli.shards.locks`).
 """
 
 from __future__ import annotations
@@ -222,8 +221,7 @@ class ShardFile:
         self._tar.raw(data)
 
     def announce(self, batch: SampleBatch, payload_of: PayloadOf | None = None) -> None:
-        """Add the samples that were written by :meth:`write_blocks` to the index. Raises DataError like
-        :meth:`write`."""
+        """Add samples that :meth:`write_blocks` wrote to the index. Raises DataError like :meth:`write`."""
         self.index.add_batch(batch)
         if self.numbers.names and payload_of is not None:
             self.numbers.add_batch(batch, self.address, payload_of)
