@@ -18,7 +18,7 @@ from wdscli.errors import UsageError
     +--batch N  With --epoch: the number of the batch in the epoch, from 0.
     +--batch-size N  With --epoch: samples in a batch of one rank.
     +--shuffle  With --epoch: the order of the samples. --seed is its seed.
-    +--window N  With --epoch: the shards or blocks that are mixed with each other.
+    +--window N  With --epoch: the number of shards or blocks that are mixed with each other.
     +--world N  With --epoch: number of ranks.
     +--rank N  With --epoch: the rank, from 0.
     """)

@@ -43,7 +43,7 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
     --to FILE|FOLDER/  Write a table, or files, instead of a tar. FILE ends in .parquet, .csv, .tsv (a row for each
         sample: key and fields) or .jsonl (a line of JSON for each sample). FOLDER/ gets a file for each member.
         A format alone (raw, jsonl, csv or tsv) goes to standard output. The format raw writes the payloads of the
-        field in --fields. With csv:FILE, parquet:FILE, tsv:FILE or jsonl:FILE the file can have any name.
+        field in --fields. With csv:FILE, parquet:FILE, tsv:FILE or jsonl:FILE, the file can have any name.
     --base64  With --to: write fields that are not text in base 64. Without this option, .jsonl has only the sizes of
         these fields. Parquet needs no base 64.
     """)

@@ -49,7 +49,7 @@ RENAMES_SHOWN = 3
     --on-duplicate  Repeated field: fail, skip, or use a new key. A field is repeated if two folders, lines
         or rows have it for the same key. skip leaves out the later sample, and rekey gives it a new key.
     --limit N  Write the first N samples of the output.
-    --order  Sort by key, or shuffle. Default: path. With --from the default is the order of the list or table.
+    --order  Sort by key, or shuffle. Default: path. With --from, the default is the order of the list or table.
     +--seed N  Seed of --order shuffle.
     """)
 class SampleOptions(NamedTuple):
@@ -71,16 +71,16 @@ class SampleOptions(NamedTuple):
         'wdscli[parquet]'). lines:FILE makes a sample from each line: the text goes into the field txt, and the line
         number into the key. list:FILE has lines of NAME<TAB>SOURCE, where SOURCE is text:..., pipe:CMD, a path or a
         URL. hf:NAME[,CONFIG][:SPLIT] is a dataset of Hugging Face's datasets library, by name or folder (pip install
-        'wdscli[hf]'); without --column each feature becomes a field. coco:FILE has COCO annotations: each image is a
+        'wdscli[hf]'); without --column, each feature becomes a field. coco:FILE has COCO annotations: each image is a
         sample, with its annotations in the field json. The images are next to FILE, or in the folder of --from
         images:FOLDER. Repeatable.
     key: --key-column COLUMN  Column of the table with the keys. A.B is the member B of the struct or object A.
-    field: --column EXT=[@]COLUMN  Fill field EXT from a column. COLUMN may be a format such as {name}.jpg. With @ the
-        value is a path or an address. With * as EXT the content decides the extension. Repeatable.
+    field: --column EXT=[@]COLUMN  Fill field EXT from a column. COLUMN may be a format such as {name}.jpg. With @, the
+        value is a path or an address. With * as EXT, the content decides the extension. Repeatable.
     --json-rest  Write the remaining columns to the field json.
     +--json-merge  Add the remaining columns to the JSON object in the sample's field json.
     +--rekey FORMAT  Give samples new keys: '{key}-{index:08d}', or with columns of a table '{split}/{index:08d}'. With
-        --on-duplicate rekey only repeated keys change.
+        --on-duplicate rekey, only repeated keys change.
     +--include GLOB  Take only matching files. A glob without a slash is compared with the file name. A glob with a
         slash is compared with the path below SOURCE. ** also matches slashes.
     +--exclude GLOB  Leave out matching files and folders.

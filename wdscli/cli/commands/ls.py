@@ -69,15 +69,15 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
     counted: --count FIELD  Count the values of a field, most frequent first. FIELD is a field (cls), a place in JSON
         (json.category) or an expression as in --where. More than 100 different numbers are shown as quantiles,
         unless FIELD is cls. Repeatable.
-    --show  Show a sample: texts, JSON, arrays, pictures. By default this is the first sample; --sample, --limit and
+    --show  Show a sample: texts, JSON, arrays, pictures. By default, this is the first sample; --sample, --limit and
         --slice choose others.
     exact: --bytes  Now the default in a pipe.
     """)
 @panel("Table")("""
     --to FILE  Write the list as a table: .csv, .tsv or .parquet. The table has a row for each sample, with key, shard,
-        index in the shard, offset, bytes, and size.EXT for each field. With --count the table has a row for each
+        index in the shard, offset, bytes, and size.EXT for each field. With --count, the table has a row for each
         value, with the columns field, value, name and count. If FILE is only the word csv, the table goes to standard
-        output. With parquet:FILE the file can have any name.
+        output. With parquet:FILE, the file can have any name.
     --column EXT,...  With --to: add values of JSON and text fields. Each value at the top level of JSON becomes a
         column. Repeatable.
     --force  Replace an existing table.

@@ -35,7 +35,7 @@ Sets = Annotated[
     --table TABLE  Join a table as the last set. TABLE is a file, folder, glob or address of CSV, TSV, JSON Lines,
         Parquet or Arrow (pip install 'wdscli[parquet]'). Repeatable: several files are read as one table.
     key: --key-column COLUMN  Column of the table with the keys.
-    field: --column EXT=[@]COLUMN  Fill field EXT from a column. With @ the column holds paths or addresses of files.
+    field: --column EXT=[@]COLUMN  Fill field EXT from a column. With @, the column holds paths or addresses of files.
         Repeatable.
     +--json-rest  Add the table's remaining columns to the JSON object in the sample's field json.
     +--on-conflict  Field that two sets have: fail, keep the earlier set's field (left), keep the later set's field

@@ -26,7 +26,7 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
     --title TEXT  Heading of the page. Default: the names of the folder and of the set.
     --samples N|N:M  Show N samples on the page. Read the payloads of M samples for classes, texts and picture sizes.
         Default: 48:100000.
-    --seed N  Seed for the choice of samples, and of --sample.
+    --seed N  Seed for the choice of samples and for --sample.
     --skip images|checks,...  Leave out a part: images (also sound and film), or checks. Repeatable.
     --decode  Also check that every payload can be decoded.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.

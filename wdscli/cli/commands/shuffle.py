@@ -15,7 +15,7 @@ _ORDERS = ("input", "output", "random")
 
 
 @panel("Order")("""
-    --seed N  Seed of the order, and of --sample.
+    --seed N  Seed of the order and of --sample.
     quality: --measure  Print how well input and output are mixed. This reads the field cls of all samples.
     +--window N  With --measure: count the source shards of N neighbouring samples. Default: 1000.
     """)

@@ -10,7 +10,7 @@ from wdscli.errors import UsageError
 @panel("Parts")("""
     --ratio PART=SHARE,...  Divide by a hash of the key: train=0.9,val=0.1. Weights such as train=8,val=1 also work.
     +--group-by REGEX|FIELD  With --ratio: keep each group of samples in one part. A group is all samples with the same
-        value of FIELD or json.PATH, or all samples in whose keys REGEX matches the same text.
+        value of FIELD or json.PATH, or with the same match of REGEX in the key.
     --stratify FIELD  With --ratio: use the same shares for each value. FIELD may be json.PATH. Samples may change
         their part when the set grows.
     --seed N  Seed of --ratio and --sample.

@@ -31,7 +31,7 @@ from wdscli.verify.set import verify as run
     --absent LIST  Check that no sample has a key that LIST contains. LIST has one key per line, or is a table with a
         column key. Exit with 1 if a sample has such a key.
     --report FILE  With --absent: write a proof as JSON. The proof names the searched shards and the keys found.
-    --strict  Exit with 1 also if there are only warnings.
+    --strict  Exit with 1 even if there are only warnings.
     --max-findings N  List N findings of each kind, and count the rest.
     -j, --jobs N  Number of processes. Default: chosen by the amount of work.
     """)
