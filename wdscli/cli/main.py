@@ -88,7 +88,7 @@ COMMANDS = {
         "Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.",
     ),
     "map": Listing(
-        "Make and change", "Transform samples by a command, a Python function, or by resizing pictures."
+        "Make and change", "Transform samples with a command or a Python function, or resize pictures."
     ),
     "run": Listing("Make and change", "Run a plan or some of its tasks, or a dSort job of AIStore."),
     "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),

@@ -150,7 +150,7 @@ def map(
     run: RunOptions,
     general: GeneralOptions,
 ) -> None:
-    """Transform samples by a command, a Python function, or by resizing pictures.
+    """Transform samples with a command or a Python function, or resize pictures.
 
     Samples keep their order and keys. Each input shard becomes one output shard, unless a shard size is given. {name}
     in OUT is the name of the input shard.
