@@ -323,6 +323,21 @@ class TestFirstTries:
     def test_where_with_is_none(self) -> None:
         assert wds("ls", "set", "--where", "json.license is not None").out.startswith(b"a/0\t")
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["ls", "set", "--count", "license"],
+            ["sort", "set", "-o", "o.tar", "--by", "license"],
+            ["split", "set", "-o", "{part}.tar", "--by", "license"],
+            ["split", "set", "-o", "{part}.tar", "--ratio", "a=1,b=1", "--stratify", "license"],
+        ],
+    )
+    def test_a_value_of_the_json_without_json(self, words: list[str]) -> None:
+        assert "a value in JSON is json.license" in wds(*words).err
+
+    def test_no_number(self) -> None:
+        assert "'x' is not a valid int\n" in wds("ls", "set", "--limit", "x").err
+
     def test_a_proof_without_a_list(self) -> None:
         ran = wds("verify", "set", "--report", "proof.json")
         assert (ran.code, "--report needs --absent" in ran.err) == (2, True), ran.err

@@ -446,5 +446,5 @@ def _describe_usage(error: Any) -> tuple[str, str | None, int]:
         known = [name for one in options if not getattr(one, "hidden", False) for name in one.opts]
         wished = f"{ctx.info_name} {error.option_name}" if ctx else ""
         hint = WISHED_OPTIONS.get(wished) or did_you_mean(error.option_name, known)
-    message = message[:1].lower() + message[1:].strip().removesuffix(".")
+    message = message[:1].lower() + message[1:].strip().removesuffix(".").removesuffix(" range")
     return message, hint or f"see `{path} --help`", 2

@@ -33,7 +33,7 @@ from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, Packed, Values
 from wdscli.samples.grouping import SampleAt
-from wdscli.selection.named import Named, class_number, hint_of, is_there
+from wdscli.selection.named import Named, class_number, field_hint, is_there
 from wdscli.selection.values import Value, WholeKey
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name, read_all
@@ -101,7 +101,7 @@ class OptionValue(NamedTuple):
             fields = [to_text(field) for field in sample.fields]
             for one in self.named:
                 if not any(is_there(field, fields) for field in one.fields):
-                    hints.insert(0, hint_of(one.fields, fields))
+                    hints.insert(0, field_hint(one, fields))
             raise sample.error(text, "missing", hint="; ".join(hints))
         return MISSING if found is None else found
 

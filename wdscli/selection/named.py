@@ -172,7 +172,7 @@ class SeenNames:
         fields = sorted(map(to_text, self.fields))
         for name in dict.fromkeys(named):
             if not any(is_there(one, fields) for one in name.fields):
-                found.setdefault(name.purpose, {})[name] = hint_of(name.fields, fields)
+                found.setdefault(name.purpose, {})[name] = field_hint(name, fields)
             elif name.path is not None and name.place in self.alternatives:
                 steps = [step for step in name.path if isinstance(step, str)]
                 found.setdefault(name.purpose, {})[name] = hint_of(
@@ -209,6 +209,15 @@ def hint_of(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> s
     if close:
         return f"did you mean {listed(list(close), ' or ')}?"
     return f"there {'are' if len(there) > 1 else 'is'} {listed(there, ', ', most)}" if there else ""
+
+
+def field_hint(name: Named, there: Sequence[str]) -> str:
+    """Return a hint for a field that no sample has: similar fields, and the place in JSON with this name."""
+    is_in_json = "json" in there and name.purpose in _OF_VALUES and name.text.isidentifier()
+    return hint_of(name.fields, there) + f"; a value in JSON is json.{name.text}" * is_in_json
+
+
+_OF_VALUES = (" to sort by", " for --count", " for --by", " for --stratify")
 
 
 def listed(names: Sequence[str], join: str, most: int = _NAMED_AT_MOST) -> str:

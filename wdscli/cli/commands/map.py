@@ -30,10 +30,10 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
 
 
 @panel("Transformation")("""
-    --resize PIXELS,...  Resize pictures to PIXELS on the shorter side. A mode after a comma changes this.
-        The mode keep_ratio_largest resizes the longer side. The mode center_crop resizes the shorter side, then crops
-        to a square. The mode border resizes the longer side, then pads to a square with white. The word shrink leaves
-        smaller pictures unchanged. Example: 256,center_crop,shrink.
+    --resize PIXELS,...  Resize pictures, also smaller ones, to PIXELS on the shorter side. A mode after a comma changes
+        this. The mode keep_ratio_largest resizes the longer side. The mode center_crop resizes the shorter side, then
+        crops to a square. The mode border resizes the longer side, then pads to a square with white. The word shrink
+        leaves smaller pictures unchanged. Example: 256,center_crop,shrink.
     --format FORMAT[:N]  Encode pictures in this format: jpg, png, webp. N is the quality of JPEG and WebP, from 1 to
         100 (default: 95). :N alone keeps the format. Default: pictures keep their format.
     --cmd CMD  Run CMD for each sample. CMD starts in a folder with the files sample.FIELD. When CMD ends, the files in
