@@ -245,6 +245,7 @@ def main() -> None:
     parser.add_argument(
         "--strategy", choices=("gather", "spill"), help="as wds shuffle's; default: it chooses"
     )
+    parser.add_argument("--tmp", default=f"s3://{BUCKET}/tmp", help="scratch space; default: on the server")
     parser.add_argument("--dir", default="/dev/shm", help="where the server keeps its data")
     parser.add_argument("--seed", type=int, default=0, help="which workers are killed, and when")
     options = parser.parse_args()
@@ -270,7 +271,7 @@ def page(
     kills = max(1, options.nodes // 10)
     memory = ["--memory", options.memory, "--shards", str(len(keys))]
     strategy = ["--strategy", options.strategy] if options.strategy else []
-    tmp = ["--tmp", f"s3://{BUCKET}/tmp"]
+    tmp = ["--tmp", options.tmp]
     store.take_counts()
     words = shuffled("out", "--engine", engine, *memory, *strategy, *tmp)
     use, killed = run_and_kill(words, nannies, kills, 2 + 5 * size / GB, random.Random(options.seed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,11 @@ import pytest
 from dask_cluster import Cluster, dask_cluster, wait_for
 from shard_cases import Ran, assert_true_set, content, numbered, tar_of, wds, write_shards
 from storage_servers import S3, s3_server, web_server
+
+from wdscli.errors import WdsError
+from wdscli.ops.shuffle import shuffle as by_function
+from wdscli.plan.cut import Cuts
+from wdscli.plan.request import Request
 
 pytest.importorskip("distributed")
 
@@ -36,6 +42,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Cluste
 @pytest.fixture
 def inputs(tmp_path: Path) -> list[str]:
     return write_shards(tmp_path / "in", [numbered(20, "a"), numbered(31, "b"), [], numbered(1, "c")])
+
+
+def can_hide() -> bool:
+    """Whether a process here may mount a folder of its own."""
+    words = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return bool(shutil.which("unshare")) and not subprocess.run(words, capture_output=True).returncode
 
 
 def shuffle(*args: object, cwd: Path, out: str, code: int = 0) -> Ran:
@@ -144,10 +156,6 @@ class TestSameBytes:
         assert content(tmp_path / "serial") == content(tmp_path / "dask") != {}
 
     def test_the_library(self, cluster: Cluster, inputs: list[str], tmp_path: Path) -> None:
-        from wdscli.ops.shuffle import shuffle as by_function
-        from wdscli.plan.cut import Cuts
-        from wdscli.plan.request import Request
-
         shuffle("-j", 1, cwd=tmp_path, out="serial")
         output = f"{tmp_path}/dask/out-%06d.tar"
         report = by_function(Request([str(tmp_path / "in")], output, cuts=Cuts(5), engine=cluster.url))
@@ -195,6 +203,41 @@ class TestLostWorkers:
         assert not list((tmp_path / "dask").glob("*manifest*"))
         cluster.wait_for_workers(2)
 
+    @pytest.mark.exhaustive
+    def test_workers_come_and_go(self, inputs: list[str], tmp_path: Path) -> None:
+        """One is added while the first works alone; then the first is sent away."""
+        shuffle("-j", 1, cwd=tmp_path, out="serial")
+        pids = tmp_path / "pids"
+
+        def begun() -> set[int]:
+            return set(map(int, pids.read_text().split())) if pids.exists() else set()
+
+        with dask_cluster(tmp_path / "cluster", 1) as cluster:
+            running = start(
+                tmp_path, "--engine", cluster.url, "--post", "echo $PPID >> pids; sleep 0.5; true"
+            )
+            wait_for(begun)
+            [first] = begun()
+            cluster.add_worker()
+            wait_for(lambda: len(begun()) == 2)
+            os.kill(first, signal.SIGTERM)
+            _, err = running.communicate(timeout=60)
+            assert running.returncode == 0, err.decode() + cluster.logs()
+        assert content(tmp_path / "serial") == content(tmp_path / "dask")
+
+    @pytest.mark.exhaustive
+    def test_the_only_worker_is_started_again(self, inputs: list[str], tmp_path: Path) -> None:
+        shuffle("-j", 1, cwd=tmp_path, out="serial")
+        with dask_cluster(tmp_path / "cluster", 1, nanny=True) as cluster:
+            [victim] = cluster.worker_processes()
+            running = start(tmp_path, "--engine", cluster.url, "--post", "echo {} >> begun; sleep 0.2")
+            wait_for(lambda: (tmp_path / "begun").exists())
+            os.kill(victim, signal.SIGKILL)
+            _, err = running.communicate(timeout=60)
+            assert running.returncode == 0, err.decode() + cluster.logs()
+        left = {name: data for name, data in content(tmp_path / "dask").items() if not name.endswith(".tmp")}
+        assert left == content(tmp_path / "serial")
+
 
 def start(folder: Path, *args: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "wdscli", "shuffle", "in", "-o", "dask/out-%06d.tar", "--max-count", "5"]
@@ -224,6 +267,24 @@ class TestLostScheduler:
         assert len(err.decode().splitlines()) == 2
         assert not list((tmp_path / "dask").glob("*manifest*"))
 
+    @pytest.mark.exhaustive
+    def test_another_cluster_continues(self, inputs: list[str], tmp_path: Path) -> None:
+        """After the scheduler was killed; finished shards are not made again."""
+        shuffle("-j", 1, cwd=tmp_path, out="serial")
+        done, posted = tmp_path / "done", "echo {} >> done; sleep 0.3"
+        with dask_cluster(tmp_path / "first", 1) as cluster:
+            running = start(tmp_path, "--engine", cluster.url, "--post", posted)
+            wait_for(lambda: done.exists() and len(done.read_text().split()) > 3)
+            cluster.scheduler.kill()
+            running.communicate(timeout=60)
+        assert running.returncode == 5
+        with dask_cluster(tmp_path / "second", 1) as cluster:
+            shuffle("--engine", cluster.url, "--post", posted, "--resume", cwd=tmp_path, out="dask")
+        assert content(tmp_path / "serial") == content(tmp_path / "dask")
+        names = done.read_text().split()
+        assert len(set(names)) == 11
+        assert len(names) <= 12
+
 
 class TestErrors:
     def test_bad_data_keeps_its_code_and_its_names(
@@ -244,6 +305,27 @@ class TestErrors:
         (tmp_path / "in" / "in-0.tar").symlink_to("nowhere.tar")
         done = shuffle("--engine", cluster.url, cwd=tmp_path, out="dask", code=4)
         assert "cannot read in/in-0.tar: broken symlink" in done.err
+
+    @pytest.mark.exhaustive
+    @pytest.mark.skipif(not can_hide(), reason="needs the right to mount")
+    @pytest.mark.parametrize(
+        ("hidden", "message"),
+        [
+            ("in", "cannot read in/in-0.tar: no such file"),
+            ("dask", "was replaced or removed by another program"),
+        ],
+    )
+    def test_a_worker_without_the_same_discs(
+        self, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str, message: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / hidden).mkdir(exist_ok=True)
+        with dask_cluster(tmp_path / "cluster", 0) as cluster:
+            cluster.add_worker(hides=tmp_path / hidden)
+            with pytest.raises(WdsError, match=message) as caught:
+                by_function(Request(["in"], "dask/out-%06d.tar", cuts=Cuts(5), engine=cluster.url))
+        assert "all workers" in str(caught.value.hint)
+        assert not list((tmp_path / "dask").glob("*manifest*"))
 
     def test_a_hook_that_fails(self, cluster: Cluster, inputs: list[str], tmp_path: Path) -> None:
         done = shuffle("--engine", cluster.url, "--post", "false", cwd=tmp_path, out="dask", code=5)

@@ -19,7 +19,16 @@ import pytest
 
 from wdscli import executors
 from wdscli.errors import DataError, EngineError, OutputExistsError, UsageError, WdsError
-from wdscli.executors import default_jobs, local, make_executor, run_tasks
+from wdscli.executors import (
+    MIN_PARALLEL_BYTES,
+    copying_worth,
+    default_jobs,
+    local,
+    make_executor,
+    run_tasks,
+    useful_jobs,
+    useful_shard_jobs,
+)
 
 
 def double(number: int) -> int:
@@ -221,6 +230,26 @@ class TestProcesses:
     def test_no_jobs(self, jobs: int) -> None:
         with pytest.raises(UsageError, match="--jobs"):
             make_executor(jobs)
+
+    def test_each_process_has_enough_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without -j. Bytes to a store are copied like others; compressed ones are worth more."""
+        monkeypatch.setattr(local, "default_jobs", lambda: 4)
+        sizes = [
+            0,
+            MIN_PARALLEL_BYTES,
+            2 * MIN_PARALLEL_BYTES - 1,
+            2 * MIN_PARALLEL_BYTES,
+            100 * MIN_PARALLEL_BYTES,
+        ]
+        assert [useful_jobs(None, 9, size) for size in sizes] == [1, 1, 1, 2, 4]
+        assert [useful_jobs(3, 9, size) for size in sizes] == [3] * 5
+        assert copying_worth("a.tar", "s3://b/{name}.tar") == MIN_PARALLEL_BYTES
+        assert copying_worth("a.tar", "s3://b/{name}.tar.zst") < MIN_PARALLEL_BYTES // 10
+        assert [useful_shard_jobs(None, [f"s3://none/{n}" for n in range(m)], 100) for m in (1, 3, 9)] == [
+            1,
+            3,
+            4,
+        ]
 
     def test_the_processors_that_may_be_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 9}, raising=False)

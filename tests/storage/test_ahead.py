@@ -25,7 +25,7 @@ from wdscli.plan.inputs import Input
 from wdscli.plan.survey import REMOTE_SHARD_BYTES, SurveyTask, bytes_of
 from wdscli.selection import Selection
 from wdscli.storage import Source, ahead, expand, open_source, opening
-from wdscli.storage.ahead import Ahead, Line, joined
+from wdscli.storage.ahead import Ahead, Line, joined, together
 from wdscli.storage.ranges import RemoteSource
 from wdscli.tar import CANONICAL
 
@@ -161,6 +161,17 @@ def test_what_is_kept_goes_when_others_need_the_room() -> None:
     assert blocks.read(100_000, 100_010) is None
 
 
+def test_what_is_kept_stays_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 2)
+    monkeypatch.setattr(ahead, "READ_AHEAD_BYTES", 3)
+    store = Store()
+    blocks = Ahead(store.fetch, store.result, Line())
+    blocks.expect([(0, 3)])
+    assert blocks.read(0, 3) == DATA[:3]
+    blocks.expect([(0, 1), (3, 4)], keep=True)
+    assert blocks.read(0, 3) in (None, DATA[:3])
+
+
 def test_a_line_tells_how_long_a_gap_pays() -> None:
     line = Line()
     assert line.gap_bytes == ahead.FIRST_GAP_BYTES
@@ -250,6 +261,21 @@ def test_few_requests(
     assert sum(count for _, count in of_shards) <= most_bytes * size
 
 
+def test_what_is_spilled_to_a_store_is_read_once(s3: S3, run: Command, tmp_path: Path) -> None:
+    """Each output shard reads its own part of a chunk, by one request."""
+    place = s3.bucket("spilled")
+    names = write_shards(tmp_path / "in", [numbered(240, "a", [10, 3000])])
+    s3.client.put_object(Bucket=place, Key="in/a.tar", Body=Path(names[0]).read_bytes())
+    words = ["--shards", 4, "--strategy", "spill", "--tmp", f"s3://{place}/tmp", "-j", 1]
+    s3.seen.clear()
+    done = run("shuffle", f"s3://{place}/in/a.tar", "-o", tmp_path / "out-%d.tar", *words)
+    assert done.code == 0, done.err
+    spilled = [one for one in s3.seen if "spill" in one.key]
+    reads = [one.sent for one in spilled if one.verb == "GET"]
+    assert len(reads) == 4
+    assert sum(reads) == Path(names[0]).stat().st_size - 1024
+
+
 def test_objects_share_what_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "LEAST_GAP_BYTES", 1000)
     monkeypatch.setattr(ahead, "LEAST_SHARE_BYTES", 4000)
@@ -263,6 +289,28 @@ def test_objects_share_what_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> No
         assert sum(blocks._held_bytes for blocks in several) <= 40_000 + 4 * 10_000
     for blocks in several:
         blocks.close()
+
+
+def test_what_is_announced_together_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where most of the bytes are of one object, and the first object is announced before the others."""
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 10_000)
+    stores = [Store() for _ in range(4)]
+    objects = [Ahead(store.fetch, store.result, Line(), 60_000) for store in stores]
+    chance = random.Random(0)
+    wanted = [
+        (at, chance.randrange(len(DATA) - 100))
+        for at, count in enumerate([240, 20, 20, 20])
+        for _ in range(count)
+    ]
+    with together(100 * len(wanted)):
+        for at, one in enumerate(objects):
+            one.expect([(begin, begin + 100) for of, begin in wanted if of == at])
+    chance.shuffle(wanted)
+    for at, begin in wanted:
+        assert objects[at].read(begin, begin + 100) == DATA[begin : begin + 100]
+    asked = [(at, *one) for at, store in enumerate(stores) for one in store.asked]
+    assert len(asked) == len(set(asked))
+    assert sum(end - begin for _, begin, end in asked) <= 60_000
 
 
 def test_what_is_read_ahead_is_an_option(web: Web, run: Command, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,23 @@ class Cluster:
         self.address: str = json.loads(self.file.read_bytes())["address"]
         self.url = self.address.replace("tcp://", "dask://")
 
-    def add_worker(self, *, nanny: bool = False) -> subprocess.Popen[bytes]:
-        """One more worker; with a nanny it is started again when it dies."""
+    def add_worker(self, *, nanny: bool = False, hides: Path | None = None) -> subprocess.Popen[bytes]:
+        """One more worker; with a nanny it is started again when it dies. A worker that ``hides`` a folder finds it
+        empty, and nobody else sees what it writes there."""
         return self._start(
             "worker", "--scheduler-file", str(self.file), "--nanny" if nanny else "--no-nanny", "--nthreads", "1",
             "--memory-limit", "0", "--local-directory", ".",
+            before=[] if hides is None
+            else ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hides)],
         )  # fmt: skip
 
-    def _start(self, what: str, *args: str) -> subprocess.Popen[bytes]:
+    def _start(self, what: str, *args: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         folder = self.folder / f"{what}-{len(self._processes)}"
         folder.mkdir(parents=True)
         with open(folder / "log", "wb") as log:
+            words = ["-m", f"distributed.cli.dask_{what}", "--host", "127.0.0.1", "--no-dashboard", *args]
             process = subprocess.Popen(
-                [sys.executable, "-m", f"distributed.cli.dask_{what}", "--host", "127.0.0.1", "--no-dashboard", *args],
+                [*before, sys.executable, *words],
                 cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
                      "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"},

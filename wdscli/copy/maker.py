@@ -23,7 +23,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
 from wdscli.errors import DataError, EngineError, WdsError
-from wdscli.executors import make_executor, useful_jobs
+from wdscli.executors import copying_worth, make_executor, useful_jobs
 from wdscli.model import PendingCommit, ShardInfo, to_bytes
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, is_of_this_process
@@ -40,6 +40,9 @@ from wdscli.shards.index import Index
 from wdscli.shards.reading import find_index
 from wdscli.storage import is_local, is_stream
 from wdscli.storage.blocks import kind_of_name
+
+BYTES_PER_SAMPLE = 2_000
+"""A sample costs as much as copying this many bytes."""
 
 
 class ShardTasks(NamedTuple):
@@ -76,7 +79,10 @@ class Maker:
         if is_spill:
             check_scratch(request)
         # The first pass of a spill has its own tasks. If the output is one stream, this process writes it.
-        jobs = min(limits.jobs, useful_jobs(request.jobs, limits.jobs if is_spill else len(planned), size))
+        work = size + BYTES_PER_SAMPLE * sum(shard.samples for shard in planned)
+        worth = copying_worth(request.output, *contents.addresses)
+        most = limits.jobs if is_spill else len(planned)
+        jobs = min(limits.jobs, useful_jobs(request.jobs, most, work, worth))
         with (
             Scratch(request.tmp) as scratch,
             hold_remote_shards(self._inputs_to_hold(planned), scratch, progress, whole=True),

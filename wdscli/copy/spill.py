@@ -38,8 +38,9 @@ from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.plan.strategy import Limits
 from wdscli.plan.table import MISSING_SHARD, Ordered, PlanTable, blocks_of, in_turn
 from wdscli.progress import Progress
-from wdscli.storage import Source, open_sink, open_source, remove
+from wdscli.storage import Source, open_sink, open_source, remove, scheme
 from wdscli.storage.local import reason, write_all
+from wdscli.storage.opening import open_pinned
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
 
@@ -163,10 +164,14 @@ class SpillLayout:
         for shard in shards:
             self._is_wanted[shard.first * width : shard.end * width] = True
         bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
+        if not space.is_local:
+            # With buckets of one shard each, a task reads whole stretches and not many ranges of them.
+            bounds = numpy.append(bounds, [shard.first * width for shard in shards])
         # A bucket never begins inside a sample.
         self._bounds: I64 = numpy.unique(bounds // width * width)
         self._filled = [0] * len(self._bounds)
         self._gone = 0
+        self._chunk_bytes: list[int] = []
         self.tasks_run_once = False
         """Whether a task may remove its parts: not if tasks are retried."""
         self._places: U64 = numpy.full(ordered.total, ELSEWHERE, dtype=numpy.uint64)
@@ -190,6 +195,7 @@ class SpillLayout:
                 stretches = self._added_to(buckets[order], ends)
             else:
                 stretches = [Stretch(number, 0, 0, len(order))]
+                self._chunk_bytes.append(int(ends[-1]))
             offsets = ends - samples.lengths[order]
             for part, begin, first, end in stretches:
                 shift = (part << PART_BITS) + begin - int(offsets[first])
@@ -250,7 +256,12 @@ class SpillLayout:
                     own.append((bucket, int(self._bounds[bucket + 1]) - first))
                 bucket += 1
         return Spilled(
-            self._space, self._places[first:end], tuple(bounds.tolist()), tuple(own), self._sizes.hold
+            self._space,
+            self._places[first:end],
+            tuple(bounds.tolist()),
+            tuple(own),
+            self._sizes.hold,
+            tuple(self._chunk_bytes),
         )
 
     def release(self, shard: PlannedShard) -> None:
@@ -459,12 +470,14 @@ class Spilled(NamedTuple):
     buckets: tuple[int, ...] = ()
     own: tuple[tuple[int, int], ...] = ()
     hold: int = 0
+    chunk_bytes: tuple[int, ...] = ()
+    """The sizes of the chunks on an object store."""
 
     def open(self, number: int) -> Source:
         """Open the bytes under a number from :meth:`Reading.places`. Raises InputError."""
         if self.space.is_local:
             return open_source(self.space.part(number - SPILLED), decompress=False)
-        return _Objects(self.space)
+        return _Objects(self.space, self.chunk_bytes)
 
 
 class Reading:
@@ -565,11 +578,11 @@ class _Objects(Source):
     """The chunks on an object store, as if they were one range of bytes. When the first byte of a stretch is read, the
     whole stretch is downloaded, and kept until the next bucket."""
 
-    __slots__ = ("_begins", "_held", "_open", "_space", "_stretches")
+    __slots__ = ("_begins", "_held", "_open", "_sizes", "_space", "_stretches")
 
-    def __init__(self, space: Scattered) -> None:
+    def __init__(self, space: Scattered, sizes: Sequence[int]) -> None:
         super().__init__(space.prefix, size=None, seekable=True)
-        self._space = space
+        self._space, self._sizes = space, sizes
         self._open: dict[int, Source] = {}
         self.expect([])
 
@@ -594,7 +607,13 @@ class _Objects(Source):
         number = offset >> PART_BITS
         source = self._open.get(number)
         if source is None:
-            source = self._open[number] = open_source(self._space.part(number), decompress=False)
+            address = self._space.part(number)
+            # The first answer from S3 sets the version of an object of known size.
+            source = self._open[number] = (
+                open_pinned(address, self._sizes[number], "")
+                if scheme(address) == "s3"
+                else open_source(address, decompress=False)
+            )
         return source.read_at(offset - (number << PART_BITS), length)
 
     def close(self) -> None:

@@ -152,7 +152,8 @@ class PackMaker(Maker):
         progress.start("writing shards", sum(shard.size_bytes for shard in shards), "bytes")
         # More processes cannot be faster than the task of the largest shard, and starting a process takes time too.
         work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in shards]
-        jobs = useful_jobs(request.jobs, len(work), sum(work) - max(work), PROCESSES_FOR_BYTES)
+        others = sum(work) - max(work)
+        jobs = useful_jobs(request.jobs, len(work), others + PROCESSES_FOR_BYTES, PROCESSES_FOR_BYTES)
         is_here = request.engine is None and (jobs == 1 or self.stays_here)
 
         def task_of(number: int) -> PackTask:

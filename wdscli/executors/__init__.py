@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from wdscli.errors import UsageError
 from wdscli.executors.local import (
     MIN_PARALLEL_BYTES,
+    MIN_SCANNED_BYTES,
     Stopped,
     default_jobs,
     defer_signals,
@@ -25,6 +26,7 @@ from wdscli.executors.local import (
 )
 from wdscli.executors.tasks import (
     LostWorkerError,
+    copying_worth,
     run_shard_tasks,
     run_tasks,
     useful_shard_jobs,
@@ -37,8 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIN_PARALLEL_BYTES",
+    "MIN_SCANNED_BYTES",
     "LostWorkerError",
     "Stopped",
+    "copying_worth",
     "default_jobs",
     "defer_signals",
     "make_executor",

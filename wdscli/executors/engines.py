@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
+from socket import gethostname
 from typing import Any
 
 from wdscli import __version__
-from wdscli.errors import EngineError, UsageError, WdsError
+from wdscli.errors import EngineError, InputNotFoundError, UsageError, WdsError
 from wdscli.executors.local import result_of
 from wdscli.executors.tasks import task_failed, workers_of
 from wdscli.shown import cause_of
@@ -107,6 +108,8 @@ def run_elsewhere(
         with relative_to(folder), using(patience):
             return result_of(function(*args, **kwargs))
     except WdsError as error:
+        if isinstance(error, InputNotFoundError):
+            error.hint = f"it is missing on {gethostname()}: give a folder that all workers share, or s3://"
         # Remove the context of the error, because Dask would pickle it too. It may contain a whole request, or be
         # impossible to pickle.
         error.__context__ = None

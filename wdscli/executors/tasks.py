@@ -19,6 +19,8 @@ from wdscli.errors import EngineError, WdsError, ran_out_of_memory
 from wdscli.executors.local import (
     AT_ONCE,
     HELD_BYTES,
+    MIN_PACKED_BYTES,
+    MIN_PARALLEL_BYTES,
     SLOTS,
     Tick,
     default_jobs,
@@ -54,10 +56,18 @@ def workers_of(executor: Executor) -> int:
 
 
 def useful_shard_jobs(jobs: int | None, addresses: Sequence[str], worth_bytes: int) -> int:
-    """Return :func:`~wdscli.executors.local.useful_jobs` for tasks with one shard each. A remote shard of any size is
-    worth a process."""
-    sizes = (size_hint(one) or 0 if is_local(one) else worth_bytes for one in addresses)
+    """Return :func:`~wdscli.executors.local.useful_jobs` for tasks with one shard each. A remote shard of unknown size
+    is worth a process. So are four small remote shards, because each request takes time."""
+    sizes = (
+        size_hint(one) or 0 if is_local(one) else max(size_hint(one) or worth_bytes, worth_bytes // 4)
+        for one in addresses
+    )
     return useful_jobs(jobs, len(addresses), sum(sizes), worth_bytes)
+
+
+def copying_worth(*addresses: str) -> int:
+    """Return how many bytes are worth a process that copies shards with such addresses."""
+    return MIN_PACKED_BYTES if any(map(kind_of_name, addresses)) else MIN_PARALLEL_BYTES
 
 
 def useful_together(executor: Executor, addresses: Sequence[str], size_bytes: int) -> int:

@@ -26,7 +26,7 @@ from wdscli.arrays import numpy
 from wdscli.copy.copier import clear_padding, packed
 from wdscli.copy.maker import CarriedValues
 from wdscli.errors import DataError, UsageError, WdsError
-from wdscli.executors import make_executor, run_shard_tasks, useful_shard_jobs
+from wdscli.executors import copying_worth, make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
@@ -69,8 +69,6 @@ from wdscli.tar.header import with_globals
 from wdscli.tar.reader import Globals
 
 COPY_BUFFER_BYTES = 1 << 22
-WORTH_COPYING_BYTES = 8 << 20
-"""With fewer bytes of input than this, one process is faster than several. Most of the work is compression."""
 LARGE_SAMPLE_BYTES = 1 << 20
 """A larger sample is written in pieces."""
 
@@ -272,7 +270,8 @@ def _copy_each(
     tasks, copy_one = list(zip(addresses, places, strict=True)), partial(copy_shard, request, preserve)
     # Other processes cannot read the standard input, the pipes or the memory of this process.
     is_ours = any(is_ours_alone(one) or is_of_this_process(one) for one in [*addresses, request.output])
-    jobs = 1 if is_ours else useful_shard_jobs(request.jobs, addresses, WORTH_COPYING_BYTES)
+    worth = copying_worth(*addresses, request.output)
+    jobs = 1 if is_ours else useful_shard_jobs(request.jobs, addresses, worth)
     with make_executor(jobs) as executor:
         made = run_shard_tasks(executor, copy_one, tasks, progress, "copying", addresses)
         for place, one in zip(places, made, strict=True):

@@ -17,7 +17,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError
-from wdscli.executors import make_executor, run_shard_tasks, tick_of_task, useful_shard_jobs
+from wdscli.executors import (
+    MIN_SCANNED_BYTES,
+    make_executor,
+    run_shard_tasks,
+    tick_of_task,
+    useful_shard_jobs,
+)
 from wdscli.model import ShardInfo, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.keys import KeySet
@@ -56,6 +62,7 @@ from wdscli.storage.kinds import note_of, stored_version, tells_bytes
 from wdscli.storage.opening import has_notes
 
 WORTH_PROCESSES_BYTES = 1 << 27
+"""A process computes the values of this many bytes of shards while another one starts."""
 SHARED_CLAIM = "index"
 """The name of a shared lock. Several runs may hold it at the same time, because they make the same indexes."""
 
@@ -195,7 +202,8 @@ def _carried_out(
 ) -> IndexReport:
     """Run the tasks in parallel, write the files of other programs as their indexes arrive, and the manifest last."""
     addresses = [task.address for task in tasks]
-    jobs = useful_shard_jobs(jobs or None, addresses, WORTH_PROCESSES_BYTES)
+    worth = WORTH_PROCESSES_BYTES if tasks and tasks[0].values else MIN_SCANNED_BYTES
+    jobs = useful_shard_jobs(jobs or None, addresses, worth)
     infos: list[ShardInfo] = []
     files: list[Side] = []
     without = set(tasks[0].values) if tasks else set()

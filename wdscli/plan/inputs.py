@@ -18,6 +18,7 @@ from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.plan.table import PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
+from wdscli.storage.ahead import together
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import reason
 from wdscli.storage.opening import is_device, open_pinned
@@ -27,7 +28,9 @@ from wdscli.tar.scan import new_columns
 
 REMOTE_READ_BYTES = 8 << 20
 OPEN_SOURCES = 64
-"""The most inputs that a task has open at once."""
+"""The most local inputs that a task has open at once."""
+OPEN_REMOTE_SOURCES = 1 << 12
+"""The same for remote inputs, which have no descriptor of their own."""
 
 
 class Stamp(NamedTuple):
@@ -150,6 +153,7 @@ class Inputs:
         self._later = later
         self._open_other = open_other
         self._open: dict[int, Source] = {}
+        self._remote = {number for number, one in inputs.items() if not one.is_near}
         self.descriptors: dict[int, int] = {}
         """The descriptors of open inputs that are plain local files."""
         self._globals: dict[int, Globals] = {}
@@ -157,29 +161,40 @@ class Inputs:
     def __getitem__(self, number: int) -> Source:
         source = self._open.get(number)
         if source is None:
-            if len(self._open) >= min(OPEN_SOURCES, _half_of_descriptors()):
-                first = next(iter(self._open))
-                self.descriptors.pop(first, None)
-                with self._open.pop(first) as done:
-                    self._confirm(first, done)
             if self._open_other is not None and number not in self._inputs:
                 source = self._open[number] = self._open_other(number)
             else:
                 source = self._open[number] = self._inputs[number].open()
             if source.fd is not None:
                 self.descriptors[number] = source.fd
+            self._close_one(is_remote=self._is_remote(number))
         return source
+
+    def _is_remote(self, number: int) -> bool:
+        """Whether the bytes of an open input come from another machine."""
+        return number in self._remote and number not in self.descriptors
+
+    def _close_one(self, is_remote: bool) -> None:
+        """Close the remote or local input that was opened first, if too many are open."""
+        alike = [number for number in self._open if self._is_remote(number) == is_remote]
+        if len(alike) > (OPEN_REMOTE_SOURCES if is_remote else min(OPEN_SOURCES, _half_of_descriptors())):
+            self.descriptors.pop(alike[0], None)
+            with self._open.pop(alike[0]) as done:
+                self._confirm(alike[0], done)
 
     def expect(self, files: I64, begins: I64 | U64, lengths: I64 | U64) -> None:
         """Announce to remote inputs the ranges that will be read next. Each column has one number per range."""
-        remote = [number for number, one in self._inputs.items() if not one.is_near]
-        for number in numpy.intersect1d(files, remote).tolist() if remote else ():
-            source = self[number]
-            if source.fd is None:
+        if not self._remote:
+            return
+        wanted = self._remote.intersection(numpy.unique(files).tolist())
+        for number in self._open.keys() & self._remote - wanted:
+            self._open[number].expect(())
+        with together(int(lengths[numpy.isin(files, list(wanted))].sum())):
+            for number in sorted(wanted):
                 of_it = files == number
                 starts = begins[of_it].astype(numpy.int64)
                 ends = starts + lengths[of_it].astype(numpy.int64)
-                source.expect(zip(starts.tolist(), ends.tolist()))
+                self[number].expect(zip(starts.tolist(), ends.tolist()))
 
     def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
         """Return the records of pax global headers that apply at a byte of an input."""

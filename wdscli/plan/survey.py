@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U32, Rows, numpy
 from wdscli.errors import DataError
-from wdscli.executors import MIN_PARALLEL_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
+from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
 from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
 from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
 from wdscli.plan.request import Request
@@ -58,6 +58,8 @@ KEYS_AT_ONCE = 1 << 14
 REMOTE_SHARD_BYTES = 16 << 20
 """The assumed cost of reading a remote shard's headers, and the assumed size of a remote shard if its size is
 unknown."""
+WORTH_PROCESSES_BYTES = 64 << 20
+"""A process reads this many bytes of indexes, or of remote shards, while another one starts."""
 MEMORY_PER_INDEX_BYTE = 6
 """Bytes of memory needed for each byte of an index file while it is turned into rows."""
 
@@ -258,9 +260,11 @@ def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> 
     if any(task.rekey is not None and task.rekey.counts_all for task in tasks):
         return None
     size = bytes_of(tasks)
-    if size < MIN_PARALLEL_BYTES and all(map(_has_index, tasks)):
+    if size < WORTH_PROCESSES_BYTES and all(map(_has_index, tasks)):
         return None
-    workers = min(limits.jobs, useful_jobs(request.jobs, len(tasks), size))
+    is_cheap = all(is_local(task.address) and not _has_index(task) for task in tasks)
+    worth = MIN_SCANNED_BYTES if is_cheap else WORTH_PROCESSES_BYTES
+    workers = min(limits.jobs, useful_jobs(request.jobs, len(tasks), size, worth))
     return None if workers == 1 and request.engine is None else make_executor(workers, request.engine)
 
 

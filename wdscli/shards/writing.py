@@ -581,7 +581,7 @@ class OutputSet:
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         raise OutputError(
             f"{others[0]}{more} was replaced or removed by another program during this run",
-            hint="no manifest was written; stop other programs that write there, and run the command again",
+            hint="no manifest was written; stop other programs that write there; all workers must share the folder",
         )
 
     def _remove_lies(self, ours: set[str]) -> None:

@@ -18,6 +18,8 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import accumulate, pairwise
 from weakref import WeakSet
 
@@ -42,6 +44,9 @@ _LATENCY_BYTES = 1 << 17
 _BUSY: WeakSet[Ahead] = WeakSet()
 """The readers that expect ranges. They share the limit."""
 
+_TOGETHER: ContextVar[int] = ContextVar("together", default=0)
+"""The bytes that are announced to several objects together. It is 0 if each object is announced alone."""
+
 END = 1 << 62
 """A number larger than the size of any object."""
 
@@ -57,6 +62,17 @@ def copy(data: Block, begin: int, view: memoryview) -> None:
         data.copy(begin, view)
     else:
         view[:] = memoryview(data)[begin : begin + len(view)]
+
+
+@contextmanager
+def together(size_bytes: int) -> Iterator[None]:
+    """Announce ranges of several objects, with ``size_bytes`` in total, in this block. They are read in any order. So
+    each object gets as large a part of the limit as its ranges are of these bytes."""
+    before = _TOGETHER.set(size_bytes)
+    try:
+        yield
+    finally:
+        _TOGETHER.reset(before)
 
 
 class Line:
@@ -170,10 +186,14 @@ class Ahead:
         self._held_bytes = self._used_bytes = 0
         self._step = REQUEST_BYTES
         self._goes_back = True
+        self._part = 0.0
+        """The part of the limit for ranges that were announced :func:`together` with others."""
 
     def _share(self) -> int:
         """The limit for bytes in flight or in memory for this object."""
         most = READ_AHEAD_BYTES if self._read_ahead_bytes is None else self._read_ahead_bytes
+        if self._part:
+            return max(int(most * self._part), 1)
         return max(most // max(len(_BUSY), 1), min(LEAST_SHARE_BYTES, most))
 
     def will_be_used(self, size_bytes: int) -> None:
@@ -186,7 +206,9 @@ class Ahead:
         """Announce the ranges that will be read next, in any order. Forget earlier ranges. With ``keep``, keep their
         blocks until the memory is needed, because the reader will read the whole object. Gaps of ``gap_bytes`` or more
         are skipped. If ``gap_bytes`` is None, the line's speed and the limit decide."""
-        most, is_chosen = END, gap_bytes is not None
+        most, is_chosen, ranges = END, gap_bytes is not None, list(ranges)
+        total = _TOGETHER.get()
+        self._part = sum(end - begin for begin, end in ranges) / total if total else 0.0
         known = {self._blocks[number]: future for number, future in self._held.items()}
         _BUSY.add(self)
         share = self._share()
@@ -282,7 +304,7 @@ class Ahead:
         for number in list(self._held):
             if self._held_bytes + size <= share:
                 return
-            if not first <= number < end or number in self._kept:
+            if number != first and (not first < number < end or number in self._kept):
                 begin, stop = self._blocks[number]
                 self._held_bytes -= stop - begin
                 self._held.pop(number).cancel()

@@ -52,11 +52,11 @@ from wdscli.storage.retry import (
 )
 from wdscli.storage.s3_obstore import S3Store
 
-PART_BYTES = LARGE_BYTES
-"""The size of one part of an upload. A part is kept in memory."""
+PART_BYTES = 2 * LARGE_BYTES
+"""The size of one part of an upload. A part is kept in memory. AWS charges 0.30 dollars for a TB of such parts."""
 UNDER_WAY_BYTES = 64 << 20
 """The most bytes of parts in flight, for each upload."""
-# S3 allows 10,000 parts. With the small size they have 40 GB, and with the larger sizes 400 GB.
+# S3 allows 10,000 parts. With the small size they have 84 GB, and with the larger size 460 GB in all.
 _SMALL_PARTS = 5_000
 _LARGE_PART_BYTES = 72 << 20
 COPY_BYTES = 256 << 20

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
-from wdscli.executors import make_executor, run_shard_tasks, run_tasks, useful_shard_jobs
+from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, run_tasks, useful_shard_jobs
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import ShardSet, open_set, without_index
@@ -45,10 +45,8 @@ from wdscli.verify.shard import (
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-SMALL_BYTES = 256 << 20
-"""Below this total size of local shards, one process reads the headers faster than other processes can start."""
-SMALL_PAYLOAD_BYTES = 16 << 20
-"""The same limit when payloads are read too."""
+PAYLOADS_BYTES = 16 << 20
+"""A process decodes the payloads of this many bytes of shards while another one starts."""
 
 
 class Searched(NamedTuple):
@@ -162,8 +160,8 @@ def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progr
     tasks = _tasks(checks, shards, listings, foreign)
     results: list[ShardResult] = []
     digests: list[bytes] = []
-    payloads = checks.max_decoded is not None or checks.checksums
-    with make_executor(choose_jobs(jobs, shards.addresses, payloads=payloads)) as executor:
+    decodes = checks.max_decoded is not None
+    with make_executor(choose_jobs(jobs, shards.addresses, payloads=decodes)) as executor:
         for result in _check_shards(executor, tasks, progress):
             whole.add_all(result.ledger)
             digests.append(result.digests)
@@ -265,7 +263,7 @@ def choose_jobs(jobs: int | None, addresses: Sequence[str], *, payloads: bool) -
     """Return the number of processes. It is 1 if starting more would take longer than the work."""
     if len(addresses) == 1 or "-" in addresses:
         return 1
-    return useful_shard_jobs(jobs, addresses, SMALL_PAYLOAD_BYTES if payloads else SMALL_BYTES)
+    return useful_shard_jobs(jobs, addresses, PAYLOADS_BYTES if payloads else MIN_SCANNED_BYTES)
 
 
 def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardResult]) -> VerifyReport:
