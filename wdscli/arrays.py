@@ -117,7 +117,7 @@ class Scratch:
         except OSError as error:
             raise OutputError(
                 f"cannot write a temporary file: {error.strerror}",
-                hint="choose another folder with the variable TMPDIR",
+                hint="set the variable TMPDIR to a folder with more free space",
             ) from error
         piece = Piece(self._file.fileno(), self._end, len(data))
         self._end += piece.length

@@ -339,16 +339,20 @@ class TestExternalKeyMap:
         mapped(self.LINES + "nothing\na b c\n", ekm_malformed_line="ignore")
         ran = run(written(bucket, ekm_file="map", ekm_file_sep=" "), "--force")
         assert ran.code == 2
-        assert "map, line 16: no record and shard" in ran.err
+        assert "map, line 16: expected a record and a shard" in ran.err
 
     @pytest.mark.parametrize(
         ("text", "changes", "says"),
         [
             ("a0\tx-%d\nb0\ty-%02d\n", {}, "numbered in the same way"),
-            ("a0\tx-%d-y\n", {}, "not numbered at their end"),
-            ("a0\tx-%d\na0\ty-%d\n", {}, 'second shard for "a0"'),
+            ("a0\tx-%d-y\n", {}, "does not end with a number"),
+            ("a0\tx-%d\na0\ty-%d\n", {}, '"a0" has a second shard'),
             ("a0\tx-%d\n", {"output_shard_size": None}, "needs output_shard_size"),
-            ("a0\tx-%d\n", {"algorithm": {"kind": "content", "extension": ".cls"}}, "cannot sort by content"),
+            (
+                "a0\tx-%d\n",
+                {"algorithm": {"kind": "content", "extension": ".cls"}},
+                "cannot also sort by content",
+            ),
             ("", {}, "nothing"),
         ],
     )

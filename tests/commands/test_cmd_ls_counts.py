@@ -278,7 +278,7 @@ class TestCounts:
             (["--count", "cls", "--show"], "different lists"),
             (["--count", "cls", "-l"], "-l works only for"),
             (["--count", "cls", "--to", "csv", "--column", "json"], "--column works only for"),
-            (["--show", "--to", "csv"], "row for each sample"),
+            (["--show", "--to", "csv"], "row per sample"),
             (["--show", "--json"], "cat --to jsonl"),
         ],
     )

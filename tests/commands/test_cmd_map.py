@@ -308,7 +308,7 @@ class TestAFunction:
             ("fails", "functions.py, line 24"),
             ("odd_value", "field x: there is no encoder for object as x"),
             ("bad_name", "unsafe name"),
-            ("number", "it gave a int"),
+            ("number", "it returned a int"),
             ("same", 'the key "same" is made twice'),
         ],
     )
@@ -647,7 +647,7 @@ class TestUsage:
             (["--cmd", "true", "--quality", 9], "--format :N needs --resize"),
             (["--cmd", "true", "--timeout", 0], "--timeout"),
             (["--resize", 9, "--quality", 101], "the quality of --format must be 1 to 100"),
-            (["--format", "jpg", "--resize-only-if-bigger"], "--resize takes"),
+            (["--format", "jpg", "--resize-only-if-bigger"], "--resize needs"),
             (["--cmd", "true", "--max-size", "1MB"], "unknown before they are made"),
             (["--cmd", "true", "--multi", "--max-count", 1], "the number of new samples is unknown"),
         ],
@@ -697,7 +697,7 @@ class TestShards:
         assert [path.name for path in outputs(tmp_path / "b", "*.tar")] == [Path(text).name for text in texts]
         ran = run(*texts, "-o", tmp_path / "c/{name}.tar", "--filter", "txt", "cat", "--max-count", 1)
         assert ran.code == 2
-        assert "{name} keeps the names of shards" in ran.err
+        assert "{name} keeps the names of the input shards" in ran.err
 
     def test_a_stream_in_and_out(self, texts: list[str]) -> None:
         ran = wds("map", "-", "-o", "-", "--filter", "txt", "rev", stdin=Path(texts[2]).read_bytes())
@@ -869,11 +869,15 @@ class TestNewFields:
         [
             (["--python", "{}:same"], 5, "it made the new key"),
             (["--python", "{}:two"], 5, "it made the new key"),
-            (["--cmd", "true"], 3, "no call made a field that its sample does not have"),
+            (["--cmd", "true"], 3, "no call made a new field: all fields already exist in their samples"),
             (["--filter", "txt", "cat"], 2, "--new-fields needs --cmd or --python or --resize"),
-            (["--cmd", "true", "--multi"], 2, "--new-fields excludes --multi"),
-            (["--cmd", "true", "--on-error", "keep"], 2, "--new-fields excludes --on-error keep"),
-            (["--cmd", "true", "--fields", "txt"], 2, "--new-fields compares with all fields"),
+            (["--cmd", "true", "--multi"], 2, "--new-fields cannot be combined with --multi"),
+            (
+                ["--cmd", "true", "--on-error", "keep"],
+                2,
+                "--new-fields cannot be combined with --on-error keep",
+            ),
+            (["--cmd", "true", "--fields", "txt"], 2, "--new-fields needs all fields"),
         ],
     )
     def test_what_no_layer_can_be(

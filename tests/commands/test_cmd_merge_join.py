@@ -325,7 +325,7 @@ class TestTables:
         assert dict(samples_of(made))["x1"] == (("json", b'{"score":7}'),)
         for policy in ("left", "suffix", "error"):
             ran = run(f"{tmp_path}/set", *joined, "--on-conflict", policy, "-o", tmp_path / "b.tar")
-            assert (ran.code, "--json-rest excludes" in ran.err) == (2, True)
+            assert (ran.code, "--json-rest and --on-conflict" in ran.err) == (2, True)
         ran = run(f"{tmp_path}/set", "--json-rest", "-o", tmp_path / "b.tar")
         assert ran.code == 2
 
@@ -336,7 +336,7 @@ class TestTables:
             ran = run(*joined, tmp_path / "out.tar")
         assert ran.code == 3
         assert f'{tmp_path}/t.csv, row 3: repeated key "k1"' in ran.err
-        assert "hint: leave out later rows with --on-duplicate skip" in ran.err
+        assert "hint: leave out the later rows with --on-duplicate skip" in ran.err
         ran = good(*joined, tmp_path / "out.tar", "--on-duplicate", "skip", "--json")
         assert ran.objects[0]["dropped"] == {"duplicate-key": 2}
         assert dict(samples_of(tmp_path / "out.tar")[1][1])["txt"] == b"a"
@@ -355,7 +355,7 @@ class TestTables:
             ("id,cap\nk1,x\nk.2,x\n", 'row 2: the key "k.2" has a dot'),
             ("id,cap\nk1.jpg,x\n", "hint: the column needs the keys of the samples"),
             ("id,cap\n../k,x\n", "row 1: unsafe name"),
-            ("id,cap\nk1,x,y\n", "line 2: 3 cells where the header has 2"),
+            ("id,cap\nk1,x,y\n", "line 2: 3 cells, but the header has 2"),
             ("", "has no header line"),
             ("a,b\n1,2\n", 'there is no column "id"'),
             ("id,b\n1,2\n", 'there is no column "cap"'),
@@ -589,10 +589,13 @@ class TestCommand:
             ([*of_table("t.csv", "a")], "is not EXT=COLUMN"),
             ([*of_table("t.csv", "a=b", "a=c")], "two columns"),
             (["--join", "left"], "two sets, or a table"),
-            (["--join", "left", "b.tar", "--weights", "equal"], "--weights does not work with a join"),
+            (
+                ["--join", "left", "b.tar", "--weights", "equal"],
+                "--weights cannot change the order of a join",
+            ),
             (["--join", "left", "b.tar", "--dedup", "key"], "--dedup does not work with a join"),
             (["--join", "left", "b.tar", "--rekey", "{key}-{index}"], "it cannot give new keys"),
-            (["--join", "left", "b.tar", "--plan", "p", "--resume"], "nothing to --resume"),
+            (["--join", "left", "b.tar", "--plan", "p", "--resume"], "--resume cannot be combined"),
             (["--join", "outer", "b.tar", "--slice", ":3"], "an outer join keeps all samples"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -584,12 +584,12 @@ class TestBroken:
         plan.write_bytes(data[:at] + header + tail)
         ran = run("run", plan)
         assert ran.code == 3
-        assert "it has version 3, this wdscli reads 2" in ran.err
+        assert "it has version 3, but this wdscli reads version 2" in ran.err
 
     def test_no_plan_at_all(self, run: Command, shards: list[str]) -> None:
         ran = run("run", shards[0])
         assert ran.code == 3
-        assert "is not a valid plan: it does not begin with the bytes of a plan" in ran.err
+        assert "is not a valid plan: it is not a plan file (wrong bytes at its start)" in ran.err
         assert run("run", "nowhere.plan").code == 4
 
 

@@ -591,10 +591,10 @@ class TestWhatIsWrong:
             ("cls:numerical", '"numerical" is not a way'),
             ("cls:nV", "natural and numeric exclude each other"),
             ("cls:plain,natural", "natural and plain exclude each other"),
-            ("json.", 'a path has no "."'),
-            ("json..a", 'a path has no "..a"'),
-            ("json.a[x]", 'a path has no "[x]"'),
-            ("json[", 'a path has no "["'),
+            ("json.", 'a path cannot contain "."'),
+            ("json..a", 'a path cannot contain "..a"'),
+            ("json.a[x]", 'a path cannot contain "[x]"'),
+            ("json[", 'a path cannot contain "["'),
         ],
     )
     def test_sort_keys(self, run: Command, tmp_path: Path, text: str, told: str) -> None:

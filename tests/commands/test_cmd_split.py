@@ -217,7 +217,7 @@ class TestCuts:
     def test_braces_and_divisible_by(self, run: Command, shards: list[str], tmp_path: Path) -> None:
         assert run(*shards, "-o", tmp_path / "out-{0..7}.tar", "--divisible-by", 4).code == 0
         ran = run(*shards, "-o", tmp_path / "x-{0..6}.tar", "--divisible-by", 4)
-        assert (ran.code, "7 shards, not a multiple of 4" in ran.err) == (2, True)
+        assert (ran.code, "7 shards, which is not a multiple of 4" in ran.err) == (2, True)
 
     @settings(
         max_examples=20,
@@ -639,14 +639,17 @@ class TestRefused:
         ("options", "said"),
         [
             (["--ratio", RATIO, "--by", "cls"], "--ratio and --by exclude each other"),
-            (["--by", "cls", "--by", "@m"], "--by was given twice"),
+            (["--by", "cls", "--by", "@m"], "--by FIELD was given more than once"),
             (["--by", "cls", "--group-by", "cls"], "--group-by needs --ratio"),
             (["--by", "@m", "--stratify", "cls"], "--stratify needs --ratio"),
             (["--ratio", "a=0.5,b=0.1"], "sum to 0.6"),
             (["--ratio", RATIO, "--missing", "none"], "--missing none needs --by"),
             (["--by", "cls", "--missing", "a/b"], "cannot be the name of a part"),
             (["--ratio", RATIO, "--group-by", "("], "--group-by: not a regular expression"),
-            (["--ratio", RATIO, "--stratify", "json.["], '--stratify: no field: "json.[": a path has no'),
+            (
+                ["--ratio", RATIO, "--stratify", "json.["],
+                '--stratify: no field: "json.[": a path cannot contain',
+            ),
             (["--by", "a/b"], '--by: no field: "a/b"'),
         ],
         ids=lambda one: " ".join(one) if isinstance(one, list) else "",

@@ -240,7 +240,7 @@ class TestStaleIndex:
         later = os.stat(indexed[0]).st_mtime_ns + 10**9
         os.utime(index_address(indexed[0]), ns=(later, later))
         # The run of the sample is the same, and so is its length, but its headers are others.
-        with pytest.raises(DataError, match="sample 2 is not the planned one") as caught:
+        with pytest.raises(DataError, match="sample 2 differs from the planned sample") as caught:
             shuffle(request(indexed, tmp_path))
         assert (caught.value.code, caught.value.shard) == ("changed", indexed[0])
         assert list(tmp_path.glob("out-*.json")) == []

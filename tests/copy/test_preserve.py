@@ -153,4 +153,4 @@ def test_new_names_need_new_headers(
 
 def test_raw_payloads_have_no_headers_to_keep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["cat", pax_shard(tmp_path / "in.tar"), "--to", "raw", "--fields", "cls", "--preserve"]) == 2
-    assert "leave --preserve out; it applies only to a tar" in capfd.readouterr().err
+    assert "leave --preserve out; it works only for tar output" in capfd.readouterr().err

@@ -150,9 +150,9 @@ def test_sets_that_others_made(run: Command, good: Command, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "more", "code", "said"),
     [
-        ("out.tar", [], 2, "no names for more shards"),
-        ("-", [], 2, "no names for more shards"),
-        ("out-{0..3}.tar", [], 2, "no names for more shards"),
+        ("out.tar", [], 2, "is a fixed name"),
+        ("-", [], 2, "is a fixed name"),
+        ("out-{0..3}.tar", [], 2, "is a fixed name"),
         ("out-%04d.tar", [], 2, "does not match the names of the set's shards: out-000000.tar"),
         ("new-%06d.tar", [], 4, "there is no set to append to"),
         ("out-%06d.tar", ["--plan", "x"], 2, "exclude each other"),
@@ -173,7 +173,7 @@ def test_a_shard_that_is_not_what_the_manifest_says(run: Command, out: str, tmp_
         file.write(bytes(512))
     ran = run(plant(tmp_path / "two", "d"), "-o", out, "--append")
     assert ran.code == 3
-    assert "2560 bytes where its manifest says 2048" in ran.err
+    assert "2560 bytes, but its manifest says 2048" in ran.err
     assert "out-000001.tar" in ran.err
 
 

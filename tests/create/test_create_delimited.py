@@ -189,13 +189,13 @@ class TestEncodings:
         (tmp_path / "l.txt").write_text("x\n")
         key = ["--key-column", "id", "--column", "txt=t", "-o", tmp_path / "x.tar"]
         for code, said, *words in (
-            (2, "not an encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "klingon"),
-            (2, "not an encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "hex"),
+            (2, "no such text encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "klingon"),
+            (2, "no such text encoding", "--from", tmp_path / "t.csv", *key, "--encoding", "hex"),
             (3, "not ascii (byte 0xe9)", "--from", tmp_path / "t.csv", *key, "--encoding", "ascii"),
             (3, "not utf-16", "--from", tmp_path / "t.csv", *key, "--encoding", "utf-16"),
             (
                 2,
-                "--encoding needs",
+                "--encoding works only for a table",
                 "--from",
                 "lines:" + str(tmp_path / "l.txt"),
                 "-o",
@@ -238,7 +238,7 @@ class TestLargeCells:
             (tmp_path / name).write_text(content.format(payload))
             for command in (["create", "--from"], ["merge", tmp_path / "set", "--table"]):
                 ran = run(*command, tmp_path / name, *words, "--max-decoded", 2000)
-                assert (ran.code, "a cell of more than 2000 bytes" in ran.err) == (3, True), ran.err
+                assert (ran.code, "a cell is longer than 2000 bytes" in ran.err) == (3, True), ran.err
                 assert "WDSCLI_MAX_DECODED=SIZE" in ran.err
                 assert "2" in ran.err.partition(":")[2]
                 good(*command, tmp_path / name, *words, "--max-decoded", "10kB")

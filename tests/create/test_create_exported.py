@@ -180,13 +180,13 @@ def test_several_tables_and_streams(good: Command, tmp_path: Path, name: str) ->
     ("name", "content", "code", "said"),
     [
         ("t.csv", b"id,txt\na,b\n", 2, "--key-column"),
-        ("t.tsv", b"id\ttxt\na\tb\n", 2, "only tables that wds cat wrote need neither"),
+        ("t.tsv", b"id\ttxt\na\tb\n", 2, "tables that wds cat wrote need neither"),
         ("t.tsv", b"key\tjpg\na\tno base 64\n", 3, "is not base 64"),
         ("t.tsv", b"key\tjpg\na\tQUJ=\n", 3, "is not base 64"),
         ("t.jsonl", b'{"key": "a", "txt": "b"}', 2, "--key-column"),
         ("t.jsonl", b'{"key": "a", "shard": "", "index": 0, "fields": []}', 3, "not a JSON object"),
         ("t.jsonl", b'{"key": "a", "shard": "", "index": 0, "fields": {"jpg": {"bytes": 3}}}', 3, "--base64"),
-        ("t.jsonl", b'{"key": "a", "shard": "", "index": 0, "fields": {"txt": 3}}', 3, "3 is no text"),
+        ("t.jsonl", b'{"key": "a", "shard": "", "index": 0, "fields": {"txt": 3}}', 3, "3 is not text"),
         ("t.jsonl", b'{"key": 1.5, "shard": "", "index": 0, "fields": {"txt": ""}}', 3, "nor a whole number"),
     ],
 )

@@ -395,7 +395,7 @@ class TestErrors:
 
     def test_a_url_that_names_no_scheduler(self, inputs: list[str], tmp_path: Path) -> None:
         done = shuffle("--engine", "dask://", cwd=tmp_path, out="dask", code=2)
-        assert "has no scheduler" in done.err
+        assert "names no Dask scheduler" in done.err
 
     def test_without_the_extra(self, inputs: list[str], tmp_path: Path) -> None:
         (tmp_path / "distributed.py").write_text("raise ImportError('not here')")
@@ -411,7 +411,7 @@ class TestErrors:
 
         with pytest.raises(EngineError, match="a worker has wdscli") as caught:
             run_elsewhere("0.0.1-other", "/", len, [])
-        assert caught.value.hint == "install one version everywhere"
+        assert caught.value.hint == "install the same version everywhere"
 
 
 @pytest.mark.exhaustive

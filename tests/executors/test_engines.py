@@ -123,7 +123,7 @@ class TestEngine:
         assert lost.ends == [{"wait": False, "cancel_futures": True}]
 
     def test_tasks_that_are_cancelled(self) -> None:
-        with pytest.raises(EngineError, match="its scheduler is gone"):
+        with pytest.raises(EngineError, match="the connection to its scheduler is lost"):
             list(run_tasks(Engine("lost://x", Lost(CancelledError())), where, ["a"]))
 
     def test_what_a_task_raises_is_the_tasks(self) -> None:

@@ -56,7 +56,9 @@ def test_shards_of_an_iterable_dataset(module: str, url: str) -> None:
         data = wds.WebDataset(url, shuffle="window").map(Number())
         return list(shard(data, batch_size=5, num_processes=2, process_index=rank))
 
-    with pytest.warns(UserWarning, match="IterableDatasetShard shares the samples.*rank=0, world_size=1"):
+    with pytest.warns(
+        UserWarning, match="(?s)IterableDatasetShard divides the samples.*rank=0, world_size=1"
+    ):
         found = of_rank(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it warns once
@@ -75,7 +77,7 @@ def test_shards_of_a_batch_sampler(url: str) -> None:
         shard = loader.BatchSamplerShard(batches, num_processes=2, process_index=rank)
         return [number for numbers in shard for number in table.__getitems__(numbers)]
 
-    with pytest.warns(UserWarning, match="BatchSamplerShard shares the samples"):
+    with pytest.warns(UserWarning, match="BatchSamplerShard divides the samples"):
         found = of_rank(0)
     assert sorted(found + of_rank(1)) == list(range(COUNT))
 

@@ -37,7 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"window": "4"}, "window='4'"),
         ({"seed": "a"}, "seed='a'"),
         ({"seed": 1.5}, "seed=1.5"),
-        ({"rank": 1}, "rank and world_size"),
+        ({"rank": 1}, "rank= and world_size="),
         ({"rank": "0", "world_size": "2"}, "rank='0'"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
         ({"tail": "cut"}, "tail='cut'"),

@@ -268,7 +268,7 @@ def test_arrays_of_every_kind(name: str) -> None:
 def test_an_array_that_says_it_is_huge_takes_no_memory() -> None:
     head = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000, 1000000000), }"
     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + bytes(100)
-    with pytest.raises(DataError, match="100 bytes where shape"):
+    with pytest.raises(DataError, match="100 bytes are too few for an array of shape"):
         make_decoder()({"npy": data})
 
 

@@ -181,7 +181,7 @@ def test_nothing_can_be_substituted_when_nothing_can_be_read(tmp_path: Path) -> 
     make_set(tmp_path)
     for path in tmp_path.glob("in-*.tar"):
         path.unlink()
-    with pytest.raises(DataError, match="no substitute can be read"):
+    with pytest.raises(DataError, match="found no readable sample"):
         list(data(tmp_path, on_error="substitute"))
     assert [batch for batch in data(tmp_path, on_error="skip") if batch] == []
 
@@ -199,7 +199,7 @@ def test_handlers_of_webdataset_decide_too(tmp_path: Path, whole: list[list[int]
 
 def test_a_policy_has_one_of_three_names(tmp_path: Path) -> None:
     make_set(tmp_path)
-    with pytest.raises(UsageError, match='no such on_error: "ignore"'):
+    with pytest.raises(UsageError, match='invalid value for on_error=: "ignore"'):
         data(tmp_path, on_error="ignore")
 
 
@@ -320,7 +320,7 @@ class TestUndecodable:
         with wds.ShardWriter(f"{tmp_path}/in-%06d.tar", maxcount=13) as writer:
             for number in range(5):
                 writer.write({"__key__": str(number), "json": b"{"})
-        with pytest.raises(DataError, match="no substitute can be read") as caught:
+        with pytest.raises(DataError, match="found no readable sample") as caught:
             list(wds.WebDataset(str(tmp_path), on_error="substitute").decode())
         assert "cannot decode" in str(caught.value.__cause__)
 

@@ -459,7 +459,7 @@ def test_a_mix_has_an_expression_for_each_set(tokens: str) -> None:
     assert sum(map(len, packs)) == 240
     with pytest.raises(UsageError, match="no expression for the set b"):
         mixed.packed(64, {"a": "json.tokens"})
-    with pytest.raises(UsageError, match="are for a mix"):
+    with pytest.raises(UsageError, match="only for a mix"):
         list(wds.WebDataset(tokens).packed(64, {"a": "json.tokens"}))
 
 

@@ -217,7 +217,7 @@ def test_behind_the_last_batch_nothing_is_left_of_the_epoch() -> None:
         (lambda: PositionDataset(Numbers()).listed(WHOLE).with_epoch(3), "another epoch length"),
         (
             lambda: PositionDataset(Numbers()).listed(WHOLE + 1),
-            "batches of 16 samples over all ranks, this loader has 17",
+            "batches of 16 samples over all ranks, but this loader has 17",
         ),
         (lambda: PositionDataset(Numbers(), rank=1, world_size=2).listed(WHOLE), "saved with batches of"),
     ],
@@ -251,7 +251,7 @@ def test_what_is_no_state_is_refused(state: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("state", [None, [1], "state", 5])
 def test_what_is_no_dict_is_refused(state: Any) -> None:
-    with pytest.raises(UsageError, match="no state of a wdscli loader"):
+    with pytest.raises(UsageError, match="not the state of a wdscli loader"):
         PositionDataset(Numbers()).load_state_dict(state)
 
 
@@ -380,7 +380,7 @@ def test_behind_a_generator_going_on_is_replaying_in_the_same_world(monkeypatch:
     other = make()
     other.load_state_dict(state)
     assert list(other) == whole[30:]
-    with pytest.raises(UsageError, match=r"\(1, 1\) ranks and workers, and this run has \(1, 2\)"):
+    with pytest.raises(UsageError, match=r"\(1, 1\) ranks and workers, but this run has \(1, 2\)"):
         World(monkeypatch, 1, 2).of_rank(make, 0, state)
 
 

@@ -371,9 +371,9 @@ class TestShares:
 
     def test_those_without_a_shard_are_told(self, make: Make, keys: list[str]) -> None:
         data = make(rank=7, world_size=9)
-        with pytest.warns(UserWarning, match="7 shards .* 9 workers .* worker 0 of rank 7 gets none"):
+        with pytest.warns(UserWarning, match="7 shards .* 9 workers: worker 0 of rank 7 gets no shard"):
             assert list(data) == []
-        with pytest.warns(UserWarning, match="rank 8 gets none"):
+        with pytest.warns(UserWarning, match="rank 8 gets no shard"):
             assert list(make(rank=8, world_size=9).repeat()) == []
 
     @pytest.mark.filterwarnings("default:ranks may see")
@@ -528,7 +528,9 @@ class TestState:
         state = data.state_dict()
         other = make().listed(8)
         other.load_state_dict(state)
-        with pytest.raises(UsageError, match=r"is of \(2, 1\) ranks and workers, and this run has \(1, 1\)"):
+        with pytest.raises(
+            UsageError, match=r"was saved by \(2, 1\) ranks and workers, but this run has \(1, 1\)"
+        ):
             list(other)
 
     def test_of_another_rank_goes_on_too(self, make: Make) -> None:
@@ -594,7 +596,9 @@ class TestLoaders:
         state = loader.state_dict()
         other = wds.WebLoader(make().listed(4), num_workers=1)
         other.load_state_dict(state)
-        with pytest.raises(UsageError, match=r"is of \(1, 2\) ranks and workers, and this run has \(1, 1\)"):
+        with pytest.raises(
+            UsageError, match=r"was saved by \(1, 2\) ranks and workers, but this run has \(1, 1\)"
+        ):
             list(other)
 
     def test_workers_do_not_read_standard_input(self) -> None:

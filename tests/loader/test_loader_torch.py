@@ -352,7 +352,7 @@ def test_behind_generators_of_the_dataset_a_webloader_replays_with_as_many_worke
     assert sorted(flat((batch for _, batch in given + rest))) == list(range(101))
     third = make(3)
     third.load_state_dict(state)
-    with pytest.raises(UsageError, match=r"\(1, 2\) ranks and workers, and this run has \(1, 3\)"):
+    with pytest.raises(UsageError, match=r"\(1, 2\) ranks and workers, but this run has \(1, 3\)"):
         list(third)
 
 
@@ -510,7 +510,7 @@ def test_its_state_is_refused_where_it_is_not_exact(manifest: str) -> None:
         return loader.state_dict()
 
     emptied = data(manifest).map(Emptied())
-    with pytest.raises(UsageError, match="have not made consecutive batches"):
+    with pytest.raises(UsageError, match="batches that do not follow each other"):
         emptied.load_state_dict(state_of(emptied, 5))
     with pytest.raises(UsageError, match="not saved at the last step"):
         data(manifest).load_state_dict(state_of(data(manifest), 2, snapshot_every_n_steps=4))

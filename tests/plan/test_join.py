@@ -290,7 +290,7 @@ class TestTask:
         plan = make_plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1), Join())
         for number, name in enumerate(names):
             (tmp_path / f"set{number}" / "0.tar").write_bytes(tar_of([(name, b"1")]))
-        with pytest.raises(DataError, match="is not the planned one"):
+        with pytest.raises(DataError, match="differs from the planned sample"):
             run_plan(plan)
         assert outputs(tmp_path, "out*") == []
 
@@ -303,7 +303,7 @@ class TestTask:
         plan = make_plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1), Join("inner", "suffix"))
         header = build_header(b"a.x", 512 + 512 + 512)
         (tmp_path / "set0" / "0.tar").write_bytes((header + b"1" * 512).ljust(10_240, b"\0"))
-        with pytest.raises(DataError, match="is not the planned one"):
+        with pytest.raises(DataError, match="differs from the planned sample"):
             run_plan(plan)
 
     def test_a_member_that_went_to_the_next_sample(self, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ class TestTask:
         inputs = write(tmp_path, sets)
         plan = make_plan(Request(inputs, str(tmp_path / "out.tar"), jobs=1), Join("outer"))
         (tmp_path / "set0" / "0.tar").write_bytes(tar_of([("a.x", b"1"), ("b.y", b"2"), ("b.x", b"3")]))
-        with pytest.raises(DataError, match="sample 0 is not the planned one"):
+        with pytest.raises(DataError, match="sample 0 differs from the planned sample"):
             run_plan(plan)
 
     @pytest.mark.parametrize("length", range(92, 98))

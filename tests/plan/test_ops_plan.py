@@ -209,7 +209,7 @@ class TestCut:
         assert Cuts(shards=5, divisible_by=4).checked(None).shards == 8
         assert Cuts(divisible_by=4).checked(8).shards == 8
         assert Cuts(divisible_by=4).checked(None) == Cuts(max_size=10**9, divisible_by=4)
-        with pytest.raises(UsageError, match="7 shards, not a multiple of 4"):
+        with pytest.raises(UsageError, match="7 shards, which is not a multiple of 4"):
             Cuts(divisible_by=4).checked(7)
         assert cuts_of([], Cuts(shards=8, divisible_by=4)) == []
 

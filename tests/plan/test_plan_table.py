@@ -116,7 +116,7 @@ class TestMemory:
         with no_new_files(tmp_path):
             assert main(words) == 2
         said = capfd.readouterr().err
-        assert "a plan of 40 samples takes 1.28 kB of memory, and --memory leaves 1.00 kB for it" in said
+        assert "a plan of 40 samples takes 1.28 kB of memory, but --memory leaves only 1.00 kB for it" in said
         hint = next(line for line in said.splitlines() if line.startswith("hint: "))
         assert main([*words[:-1], hint.split()[-1]]) == 0
 

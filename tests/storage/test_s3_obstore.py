@@ -268,7 +268,7 @@ class TestChoice:
 
     def test_another_name(self, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WDSCLI_STORE", "boto")
-        with pytest.raises(UsageError, match="WDSCLI_STORE is fsspec or obstore, not boto"):
+        with pytest.raises(UsageError, match="WDSCLI_STORE must be fsspec or obstore, not boto"):
             open_source("s3://fast/d/a.tar")
 
     def test_not_installed(self, s3: S3, by_s3fs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ class TestErrors:
     def test_folder(self, s3: S3) -> None:
         with pytest.raises(InputError, match="it is a folder") as caught:
             open_source("s3://remote/d")
-        assert caught.value.hint == "s3://remote/d/ names its shards"
+        assert caught.value.hint == "use s3://remote/d/ for the shards in it"
 
     @pytest.mark.parametrize("status", [403, 500])
     def test_refused(self, web: Web, status: int) -> None:

@@ -409,7 +409,7 @@ class TestDevices:
     def test_terminal(self) -> None:
         master, slave = os.openpty()
         try:
-            with pytest.raises(UsageError, match="no tar bytes to a terminal"):
+            with pytest.raises(UsageError, match="cannot write a tar to a terminal"):
                 open_sink(os.ttyname(slave))
         finally:
             os.close(master)
@@ -446,7 +446,7 @@ class TestStdout:
         done = subprocess.run([sys.executable, "-c", self.SCRIPT], stdout=slave, stderr=subprocess.PIPE)
         os.close(slave)
         os.close(master)
-        assert b"UsageError: no tar bytes to a terminal" in done.stderr
+        assert b"UsageError: cannot write a tar to a terminal" in done.stderr
 
     def test_a_discarded_rest_is_not_written(self) -> None:
         script = "from wdscli.storage import open_sink\ns = open_sink('-'); s.write(b'x'); s.discard()"

@@ -51,7 +51,7 @@ def patience(notice_seconds: float, timeout_seconds: float = 60.0, **more: float
 
 STALL = Fault("stall", 1, after=1000)
 FAULTS = {
-    "a stall": (STALL, "no data came for 0.3 s"),
+    "a stall": (STALL, "no data arrived for 0.3 s"),
     "many failures": (Fault("status", 4), "the server answered with status 503; attempt "),
     "a pause that the server wants": (
         Fault("status", 1, headers={"Retry-After": "1"}),
@@ -109,7 +109,7 @@ def test_the_loader_warns_and_counts(proxy: FaultProxy) -> None:
 
     with (
         patience(0.3, 1.0),
-        pytest.warns(UserWarning, match=r"waiting for http.*/a.tar: no data came for 0.3 s"),
+        pytest.warns(UserWarning, match=r"waiting for http.*/a.tar: no data arrived for 0.3 s"),
     ):
         assert read() == SAMPLES
     [data] = made
@@ -130,7 +130,7 @@ def test_a_question_that_is_not_answered() -> None:
 
     take_traffic()
     answers.pop()
-    with patience(0.2), pytest.warns(UserWarning, match=r"waiting for s3://b/k: no data came for 0.2 s"):
+    with patience(0.2), pytest.warns(UserWarning, match=r"waiting for s3://b/k: no data arrived for 0.2 s"):
         assert retried(ask, "s3://b/k") == "here"
     assert take_traffic()[::3] == (2, 1)
     with warnings.catch_warnings():
@@ -157,7 +157,7 @@ def _check_upload(code: int, said: str, s3: S3, bucket: str) -> None:
     assert code == 0, said
     assert said.count("waiting for ") == 1
     assert re.search(
-        rf"warning: waiting for s3://{bucket}/(\.wds/)?o\.tar(\.wdx)?: no data came for 0\.\d+ s", said
+        rf"warning: waiting for s3://{bucket}/(\.wds/)?o\.tar(\.wdx)?: no data arrived for 0\.\d+ s", said
     )
     assert int(s3.client.head_object(Bucket=bucket, Key="o.tar")["ContentLength"]) > 6000
     assert " sent" in said.splitlines()[-1]

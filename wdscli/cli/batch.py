@@ -12,9 +12,9 @@ from wdscli.cli.output import Out
 from wdscli.errors import UsageError
 
 
-@panel("Batch of a training")("""
-    +--epoch N  Print the keys of one batch that wdscli.loader makes in epoch N, from 0. --where, --keys and --keys-from
-        select samples as for training.
+@panel("Batch of a training run")("""
+    +--epoch N  Print the keys of one batch that wdscli.loader makes in epoch N, from 0. --where, --keys and
+        --keys-from select samples in the same way as for training.
     +--batch N  With --epoch: the number of the batch in the epoch, from 0.
     +--batch-size N  With --epoch: samples in a batch of one rank.
     +--shuffle  With --epoch: the order of the samples. --seed is its seed.

@@ -78,7 +78,7 @@ WISHED_OPTIONS = {
 """The options to use instead of options that people expect but that do not exist, by command."""
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
-    "split": Listing("Make and change", "Cut a set into other shards, or divide it into parts."),
+    "split": Listing("Make and change", "Rewrite a set with other shard sizes, or divide it into parts."),
     "merge": Listing(
         "Make and change", "Write several sets as one: one after the other, interleaved, or joined by key."
     ),
@@ -283,7 +283,7 @@ def _install_completion(context: typer.Context) -> None:
     places, more = completion.install(_shell(context))
     for place in places:
         output.say(f"wrote {place}")
-    output.say("new shells complete wds and wdscli")
+    output.say("completion works for wds and wdscli in shells that you open from now on")
     if more is not None:
         output.show(more)
 

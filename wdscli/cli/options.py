@@ -178,7 +178,7 @@ class NetworkOptions(NamedTuple):
 
 @_common("""
     +--trust-addresses  Follow addresses in downloaded manifests, lists and tables even if they point to another host
-        or folder. Also run the pipe: commands in tables on this machine.
+        or folder. On this machine, also run the pipe: commands that tables contain.
     """)
 class GeneralOptions(NamedTuple):
     """Options of every command that reads shards."""
@@ -203,7 +203,7 @@ class GeneralOptions(NamedTuple):
         seconds(wav), shape(npy)[0]. Functions of the key: search('^n01/', key), key.startswith('n01'), rand(7),
         hash(key). Functions of values: abs, min, max, sum, round, int, float, str, any, all, get(json, 'name', 0).
         Examples: json.width > 512 and cls == 3; 'png' in fields; sum(size) < 1e6. wdscli(1) explains all of them. If
-        repeated, all expressions must be true.
+        the option is repeated, all expressions must be true.
     +--slice A:B:STEP  Keep the selected samples with numbers from A to B-1, in steps of STEP. The first sample has
         number 0.
     --sample N|P  Keep a random subset: N samples, or 10%. A share may also be written as 0.1. The subset does not
@@ -282,7 +282,8 @@ class CellOptions(NamedTuple):
         ):
             if given is not None and not fits:
                 raise UsageError(
-                    f"{name} needs a table of text", hint="name the table with --from or --table"
+                    f"{name} works only for a table in a text format",
+                    hint="name the table with --from or --table",
                 )
         encoding = UTF8 if self.encoding is None else checked_encoding(self.encoding)
         return Reading(encoding, tuple(self.text_columns or ()), decode_limit(self.max_decoded, None))
@@ -362,7 +363,7 @@ class TaskOptions(NamedTuple):
 @panel("Execution")("""
     +--engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this machine.
     +--strategy  How to copy samples: gather reads them directly from the inputs; spill uses scratch space; auto
-        chooses the faster of both (-v prints why). The output is the same.
+        chooses the faster of the two (-v prints the reason). The output is the same.
     +--memory SIZE  Use at most SIZE bytes of memory in all processes together: 500MB, 1GiB.
     +--tmp DIR  Folder or URL for temporary files. Default: TMPDIR.
     +plan_file: --plan FILE  Write a plan instead of shards. `wds run` runs the plan, here or on other machines.

@@ -387,8 +387,8 @@ def write_file(out: Out, target: FileTarget, pieces: Iterable[bytes], inputs: Se
 
         if match := COMPRESSED_SUFFIX.search(address):
             raise UsageError(
-                f"{address} would not be compressed",
-                hint=f"leave out {match[0]}; Parquet is compressed inside",
+                f"{address}: wds does not compress a Parquet file as a whole",
+                hint=f"leave out {match[0]}; the data inside a Parquet file is compressed",
             )
     if address == "-" and table != "parquet":
         size = 0
@@ -481,7 +481,9 @@ def note_costs() -> None:
             busy = human_time(sum(one.ru_utime + one.ru_stime for one in used))
             unit = 1 if sys.platform == "darwin" else 1024
             most = human_size(max(one.ru_maxrss for one in used) * unit)
-            out.note(f"took {out.took()}, {busy} of processor time; the largest process had {most} of memory")
+            out.note(
+                f"took {out.took()}, {busy} of processor time; the largest process used {most} of memory"
+            )
             traffic = take_traffic()
             if traffic.requests:
                 parts = [plural(traffic.requests, "request"), f"{human_size(traffic.received)} received"]

@@ -73,8 +73,8 @@ def _as_it_stands(data: bytes, field: str) -> bytes:
     name = extension(field)
     if not data.startswith(find(name).begins or b""):
         raise UsageError(
-            f"its bytes do not begin like {name}: {data[:8]!r}",
-            hint="name the field after the type of the column",
+            f"its first bytes are not those of {name}: {data[:8]!r}",
+            hint="choose a field name that fits the content of the column",
         )
     return data
 
@@ -115,7 +115,7 @@ def _number(value: Any) -> bytes:
         if isinstance(value, (bool, list, Mapping)) or not math.isfinite(float(text)):
             raise ValueError
     except ValueError:
-        raise UsageError(f"{_shown(value)} is no number", hint="use a txt field for any text") from None
+        raise UsageError(f"{_shown(value)} is not a number", hint="use a txt field for any text") from None
     return to_bytes(text)
 
 
@@ -138,7 +138,7 @@ def _parsed(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{_shown(value)} is no JSON: {error}", hint="use a txt field for any text"
+            f"{_shown(value)} is not JSON: {error}", hint="use a txt field for any text"
         ) from None
 
 
@@ -182,7 +182,7 @@ def _plain(value: Any) -> Any:
         whole = value.is_finite() and value == value.to_integral_value()
         return int(value) if whole else float(value) if value.is_finite() else None
     if isinstance(value, bytes):
-        raise TypeError("bytes need their own --column")
+        raise TypeError("bytes need a --column of their own")
     return str(value)
 
 
@@ -205,7 +205,8 @@ def _pixels(value: Any) -> Any:
     """Return the array of a picture's values; whole numbers become uint8. Raises UsageError."""
     if isinstance(value, str):
         raise UsageError(
-            f"{_shown(value)} is text", hint="read the files that a column names with --column EXT=@COLUMN"
+            f"{_shown(value)} is text",
+            hint="if the column contains file names, read the files: --column EXT=@COLUMN",
         )
     array = _numbers(value)
     if array.dtype.kind in "iu" and array.dtype != numpy.uint8:

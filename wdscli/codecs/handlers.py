@@ -120,10 +120,10 @@ def too_large(limit: int, size: int | None = None) -> DataError:
     """Return the error for a payload that would become more than ``limit`` bytes. ``size`` is its decoded size, if
     known."""
     return DataError(
-        f"decoded it has {'more' if size is None else f'{size} bytes, more'} than {limit} bytes "
+        f"its decoded size is {'more' if size is None else f'{size} bytes, more'} than {limit} bytes "
         "(max_decoded, WDSCLI_MAX_DECODED)",
         code="undecodable",
-        hint="raise the limit: decode(..., max_decoded=BYTES) in the loader, WDSCLI_MAX_DECODED=SIZE in commands",
+        hint="raise the limit with decode(..., max_decoded=BYTES), or in commands with WDSCLI_MAX_DECODED=SIZE",
     )
 
 

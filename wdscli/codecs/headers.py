@@ -63,7 +63,7 @@ def _jpeg(data: bytes) -> Any:
     at = 2
     while True:
         if data[at] != 0xFF:
-            raise ValueError(f"no marker at byte {at}")
+            raise ValueError(f"it has no JPEG marker at byte {at}")
         marker = data[at + 1]
         if marker == 0xFF:
             at += 1
@@ -72,7 +72,7 @@ def _jpeg(data: bytes) -> Any:
         elif marker in _START_OF_FRAME:
             return unpack_from(">HH", data, at + 5)[::-1]
         elif marker in (0xD9, 0xDA):
-            raise ValueError("it has no frame")
+            raise ValueError("it has no JPEG frame")
         else:
             at += 2 + max(2, unpack_from(">H", data, at + 2)[0])
 
@@ -134,7 +134,7 @@ def _wav(data: bytes) -> float:
             form, _, rate, _, block = unpack_from("<HHIIH", data, at + 8)
         at += 8 + size + (size & 1)
     if form not in _PCM_LIKE or not rate or not block:
-        raise ValueError(f"seconds() does not know WAVE format {form}")
+        raise ValueError(f"seconds() cannot read WAVE files of format {form}")
     # If a recording was cut off or streamed, its header states more bytes than the payload has.
     size = min(unpack_from("<I", data, at + 4)[0], len(data) - at - 8)
     return float(size // block / rate)
@@ -144,7 +144,7 @@ def _flac(data: bytes) -> float:
     bits = int.from_bytes(data[18:26], "big")
     rate, frames = bits >> 44, bits & (1 << 36) - 1
     if len(data) < 26 or not rate or not frames:
-        raise ValueError("its header does not say how long it is")
+        raise ValueError("its header does not give its duration")
     return float(frames / rate)
 
 
@@ -155,7 +155,7 @@ def _ogg(data: bytes) -> float:
     elif packet.startswith(b"OpusHead"):
         rate, skipped = 48_000, unpack_from("<H", packet, 10)[0]
     else:
-        raise ValueError("seconds() knows Vorbis and Opus in Ogg")
+        raise ValueError("in Ogg files, seconds() reads only Vorbis and Opus")
     serial, at = data[14:18], len(data)
     while (at := data.rfind(b"OggS", 0, at)) >= 0:
         # A page in which no packet ends has -1 as its number of frames. The mark "OggS" may also be a part of a packet.
@@ -163,7 +163,7 @@ def _ogg(data: bytes) -> float:
             frames = unpack_from("<q", data, at + 6)[0]
             if frames >= 0 and rate:
                 return float(max(0, frames - skipped) / rate)
-    raise ValueError("no page of it says how long it is")
+    raise ValueError("no page of the Ogg file gives its duration")
 
 
 def _mp3(data: bytes) -> float:
@@ -174,7 +174,7 @@ def _mp3(data: bytes) -> float:
     first, second, third, fourth = data[at : at + 4] if len(data) >= at + 4 else b"\0\0\0\0"
     version, layer, rate_code = second >> 3 & 3, second >> 1 & 3, third >> 2 & 3
     if first != 0xFF or second < 0xE0 or version == 1 or layer != 1 or rate_code == 3:
-        raise ValueError("it does not begin with a frame of MPEG layer 3")
+        raise ValueError("it does not begin with an MP3 frame")
     is_mono = fourth >> 6 == 3
     rate = (44_100, 48_000, 32_000)[rate_code] >> {3: 0, 2: 1, 0: 2}[version]
     side_bytes = (17 if is_mono else 32) if version == 3 else (9 if is_mono else 17)
@@ -184,7 +184,7 @@ def _mp3(data: bytes) -> float:
     elif data[at + 36 : at + 40] == b"VBRI":
         frames = unpack_from(">I", data, at + 50)[0]
     if not frames:
-        raise ValueError("its header does not say how long it is (it has no Xing, Info or VBRI tag)")
+        raise ValueError("its header does not give its duration (it has no Xing, Info or VBRI tag)")
     return float(frames * (1152 if version == 3 else 576) / rate)
 
 

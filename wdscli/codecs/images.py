@@ -300,9 +300,9 @@ class Images(ByExtension):
         crop: Size | None = None,
     ) -> None:
         if imagespec not in SPECS:
-            raise UsageError(f'no such image spec: "{imagespec}"; there are {", ".join(sorted(SPECS))}')
+            raise UsageError(f'no such image spec: "{imagespec}"; known: {", ".join(sorted(SPECS))}')
         if jpeg not in ("auto", "pillow"):
-            raise UsageError(f'jpeg is "auto" or "pillow", not "{jpeg}"')
+            raise UsageError(f'jpeg= must be "auto" or "pillow", not "{jpeg}"')
         self.spec, self.fit = SPECS[imagespec], fitted(size, crop)
         names = frozenset(name.lower() for name in extensions)
         super().__init__(dict.fromkeys(names, self._decode), limited=names)
@@ -369,7 +369,9 @@ def opened_image(data: bytes, limit: int) -> Any:
     except UnidentifiedImageError:
         raise DataError("it is not an image of a supported format") from None
     except Image.DecompressionBombError:
-        raise DataError("it has more pixels than Pillow accepts (twice PIL.Image.MAX_IMAGE_PIXELS)") from None
+        raise DataError(
+            "it has too many pixels for Pillow (more than twice PIL.Image.MAX_IMAGE_PIXELS)"
+        ) from None
     check_size(image.width * image.height * _pixel_bytes(image), max(limit, len(data)))
     return image
 
@@ -466,11 +468,11 @@ def _picture_bytes(array: Any) -> Any:
     if array.dtype.kind == "f":
         if array.size and not (array.min() > -FLOAT_SLACK and array.max() < 1 + FLOAT_SLACK):
             raise UsageError(
-                f"a picture of floats has values from 0 to 1, not {array.min()} to {array.max()}"
+                f"the values of a float picture must be from 0 to 1, not {array.min()} to {array.max()}"
             )
         array = numpy.rint(numpy.clip(array, 0, 1) * 255).astype(numpy.uint8)
     if array.dtype != numpy.uint8:
-        raise UsageError(f"a picture is uint8, or floats from 0 to 1, not {array.dtype}")
+        raise UsageError(f"a picture must be uint8, or floats from 0 to 1, not {array.dtype}")
     return numpy.ascontiguousarray(array)
 
 

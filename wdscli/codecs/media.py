@@ -77,11 +77,11 @@ def _within(parts: Iterable[Any], limit: int) -> list[Any]:
 def _pictures(av: Any, container: str, data: bytes, limit: int) -> tuple[Any, float]:
     with av.open(io.BytesIO(data), format=container) as film:
         if not film.streams.video:
-            raise DataError("no pictures in it")
+            raise DataError("it contains no pictures")
         frames = _within((frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)), limit)
         rate = film.streams.video[0].average_rate
     if not frames:
-        raise DataError("no pictures in it")
+        raise DataError("it contains no pictures")
     return numpy.stack(frames), float(rate or 0)
 
 

@@ -38,7 +38,7 @@ def encode_tensors(arrays: Sequence[NDArray[Any]]) -> bytes:
         if kind not in TYPES or array.ndim > MAX_DIMENSIONS:
             raise UsageError(
                 f"a tensor bundle cannot hold {array.dtype} with {array.ndim} dimensions",
-                hint="numbers of 1 to 8 bytes, up to 9 dimensions; npy holds the rest",
+                hint="it holds numbers of 1 to 8 bytes, and up to 9 dimensions; use npy for other arrays",
             )
         header = struct.pack(f"<8s8sq{array.ndim}q", kind, b"", array.ndim, *array.shape)
         little = numpy.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))

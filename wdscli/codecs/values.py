@@ -66,7 +66,9 @@ def decode_npy(data: bytes) -> Any:
     start, dtype, shape, is_fortran = header
     count = prod(shape)
     if len(data) - start < count * dtype.itemsize:
-        raise DataError(f"{len(data) - start} bytes where shape {shape} and type {dtype} need more")
+        raise DataError(
+            f"{len(data) - start} bytes are too few for an array of shape {shape} and type {dtype}"
+        )
     flat = numpy.frombuffer(data, dtype, count, start)
     return flat.reshape(shape[::-1]).copy().transpose() if is_fortran else flat.reshape(shape).copy()
 
@@ -202,7 +204,7 @@ def encode_json(value: Any) -> bytes:
             return json.dumps(value, allow_nan=False).encode("ascii")
         except ValueError as error:
             hint = "JSON has no NaN and no infinity: use None, or an npy or msgpack field"
-            raise UsageError(f"json cannot hold it: {error}", hint=hint) from error
+            raise UsageError(f"it cannot be written as JSON: {error}", hint=hint) from error
     try:
         json.loads(value, parse_constant=_refuse_constant)
     except ValueError as error:
@@ -214,7 +216,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def numpy_dumps(value: Any) -> bytes:
@@ -272,7 +274,7 @@ def encode_pickle(value: Any) -> bytes:
 
 def refuse_to_pickle(value: Any) -> bytes:
     raise UsageError(
-        "reading a pickle runs its code, so it is written only by an explicit encoder",
+        "reading a pickle runs its code, so writing one needs an explicit encoder",
         hint='use json, msgpack, npy, npz or pth; or encoder="pickle"',
     )
 
@@ -374,5 +376,6 @@ def make_encoder(spec: bool | str | Mapping[str, Encode] | Encode | None = True)
     if callable(spec):
         return spec
     raise UsageError(
-        f"no such encoder: {spec!r}", hint='True, False, "pickle", a dict by extension, or a function'
+        f"no such encoder: {spec!r}",
+        hint='use True, False, "pickle", a function, or a dict from extensions to functions',
     )

@@ -202,7 +202,7 @@ class Copier:
         expected = self.task.samples.sum_of("out")
         if self.shard.position != expected:
             raise DataError(
-                f"wrote {self.shard.position} bytes, the plan has {expected}",
+                f"wrote {self.shard.position} bytes, but the plan says {expected}",
                 code="changed",
                 shard=self.task.address,
                 hint="an input was changed while it was read",
@@ -555,7 +555,7 @@ class Copier:
 
     def _changed(self, row: int) -> DataError:
         return DataError(
-            f"sample {int(self.chunk.rows.places[row])} is not the planned one",
+            f"sample {int(self.chunk.rows.places[row])} differs from the planned sample",
             code="changed",
             shard=self._address(row),
             offset=int(self.chunk.rows.starts[row]),

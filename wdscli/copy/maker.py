@@ -179,7 +179,7 @@ class Maker:
             pairs.append(("payload bytes", counts.payload_bytes_in, sum(map(payload_bytes_of, written))))
         for what, wanted, found in pairs:
             if found != wanted:
-                raise self._mistake(f"{found} {what} were written or counted, {wanted} were read")
+                raise self._mistake(f"{found} {what} were written or counted, but {wanted} were read")
 
     def _mistake(self, message: str) -> WdsError:
         """Return the error for shards that differ from the plan. The cause is a stale index, if the plan may have used

@@ -121,7 +121,7 @@ def check_room(scratch: Scratch, needed: int) -> None:
     free = scratch.free_bytes()
     if free is not None and free < needed:
         raise OutputError(
-            f"spilling needs {human_size(needed)} of scratch space, {scratch.parent} has {human_size(free)} free",
+            f"spilling needs {human_size(needed)} of scratch space, but {scratch.parent} has {human_size(free)} free",
             hint=f"{HINT}; or use --strategy gather, which needs no scratch space",
         )
 

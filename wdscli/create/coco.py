@@ -77,7 +77,7 @@ class _Joined:
             else:
                 for name in row.keys() & lists.keys() - {_ANNOTATIONS}:
                     raise DataError(
-                        f'{first.address}: an image has "{name}" already: {image}', code="bad-table"
+                        f'{first.address}: an image already has "{name}": {image}', code="bad-table"
                     )
                 yield {"key": _key(image["file_name"]), "image": picture, "json": {**row, **lists}}
 
@@ -156,7 +156,7 @@ class _Annotations:
             at = self._scratch.tell()
             if name == "images":
                 if not isinstance(element.get("file_name"), str) or not element["file_name"]:
-                    raise DataError(f'{address}: an image without "file_name": {element}', code="bad-table")
+                    raise DataError(f'{address}: an image has no "file_name": {element}', code="bad-table")
                 self.images.append(at)
             else:
                 self._places.append(at)

@@ -48,8 +48,8 @@ def checked_encoding(name: str) -> str:
         found = codecs.lookup(name).name
     except (LookupError, ValueError):
         raise UsageError(
-            f'--encoding "{name}" is not an encoding of text',
-            hint="use, for example, latin-1, cp1252 or utf-16",
+            f'--encoding "{name}": no such text encoding',
+            hint="use the name of an encoding, for example latin-1, cp1252 or utf-16",
         ) from None
     return UTF8 if found == "utf-8" else found
 
@@ -113,7 +113,9 @@ class _Lines:
     def too_large(self, column: str | None = None) -> DataError:
         """Return the error for a cell with too many bytes."""
         limit = self._reading.max_cell_bytes
-        return self.error(f"a cell of more than {limit} bytes", column, "WDSCLI_MAX_DECODED=SIZE allows more")
+        return self.error(
+            f"a cell is longer than {limit} bytes", column, "raise the limit with WDSCLI_MAX_DECODED=SIZE"
+        )
 
     def check(self, cells: Iterable[tuple[str, Any]], raw: Collection[str] = ()) -> None:
         """Raise DataError for the first bad cell of the record. A cell is bad if it is too large. Outside the ``raw``
@@ -128,7 +130,7 @@ class _Lines:
             if self.is_broken and name not in raw and (byte := _foreign_byte(name + text)) is not None:
                 is_utf8 = self._reading.encoding == UTF8
                 encoding = "UTF-8" if is_utf8 else self._reading.encoding
-                hint = "--encoding latin-1, or the encoding that the file has, reads it" if is_utf8 else None
+                hint = "use --encoding latin-1, or the encoding of the file" if is_utf8 else None
                 raise self.error(f"not {encoding} (byte 0x{byte:02x})", name, hint)
 
 
@@ -160,7 +162,7 @@ class Delimited:
             raise DataError(
                 f"{self._address} is one JSON array, not a table",
                 code="bad-table",
-                hint="JSON Lines has one object per line; jq -c '.[]' converts an array",
+                hint="convert it to JSON Lines with jq -c '.[]'",
             )
         self._lines.check((name, name) for name in header)
         if len(set(header)) < len(header):
@@ -187,7 +189,7 @@ class Delimited:
             if len(cells) != len(names):
                 line = f"{self._address}, line {self._reader.line_num}"
                 raise DataError(
-                    f"{line}: {len(cells)} cells where the header has {len(names)}", code="bad-table"
+                    f"{line}: {len(cells)} cells, but the header has {len(names)}", code="bad-table"
                 )
             lines.check(zip(names, cells), raw)
             yield cells

@@ -401,7 +401,7 @@ def _compile(text: str) -> Expression[str]:
     if not {"key", "field"} <= set(pattern.groupindex) and pattern.groups != 2:
         raise UsageError(
             f'--key-rule "{text}" has no groups for key and field',
-            hint=r"for example '(?P<key>.*)-(?P<field>[^-]*\.png)', or just two groups",
+            hint=r"for example '(?P<key>.*)-(?P<field>[^-]*\.png)', or two groups without names",
         )
     return pattern
 

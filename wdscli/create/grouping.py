@@ -179,7 +179,7 @@ def require(
         raise DataError(
             first + more,
             code="missing-field",
-            hint="--missing skip leaves such samples out, --missing keep writes them as they are",
+            hint="leave such samples out with --missing skip, or write them unchanged with --missing keep",
         )
     seen_names = SeenNames()
     for sample in range(samples.total):
@@ -230,7 +230,7 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
             raise DataError(
                 f'sample "{to_text(key)}" already has a field cls',
                 code="duplicate-field",
-                hint="leave out --label-from, or the files with --exclude '*.cls'",
+                hint="leave out --label-from, or leave out the files: --exclude '*.cls'",
             )
         # Use a folder of the key. If the key has no folder, use the folder of the first field's file.
         folders = key.rpartition(b"/")[0]
@@ -419,7 +419,7 @@ def settled(
             f'the set already has a sample "{to_text(samples.key(found[0]))}"'
             + (f", and {len(found) - 1} more of these" if len(found) > 1 else ""),
             code="duplicate-key",
-            hint="--on-duplicate skip leaves such samples out, --on-duplicate rekey gives them new keys",
+            hint="leave such samples out with --on-duplicate skip, or give them new keys with --on-duplicate rekey",
         )
     if policy == "skip":
         gone = frozenset(found)

@@ -230,7 +230,7 @@ def _without_repeats(
             raise DataError(
                 f'{row.file}, row {row.number}: repeated key "{to_text(key)}"',
                 code="duplicate-key",
-                hint="leave out later rows with --on-duplicate skip",
+                hint="leave out the later rows with --on-duplicate skip",
             )
         if repeated:
             dropped["duplicate-key"] += len(set(repeated))

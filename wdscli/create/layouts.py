@@ -109,7 +109,7 @@ def _samples(file: str, reading: Reading) -> Iterator[Mapping[str, Any]]:
         if next(iter(row), None) != _KEY or (kind == "jsonl" and row.keys() != _LINE):
             raise UsageError(
                 "a table needs one of --key-column and --rekey",
-                hint=f"{KEY_HINT}; only tables that wds cat wrote need neither",
+                hint=f"{KEY_HINT}; tables that wds cat wrote need neither option",
             )
         sample = {SAMPLE_KEY: row.pop(_KEY)}
         if kind == "jsonl":
@@ -142,7 +142,9 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
     for name, value in fields.items():
         if is_coded(value) and "bytes" in value:
             raise _no_payload(
-                name, "the line has only its size", "wds cat --to jsonl --base64 writes payloads"
+                name,
+                "the line gives only the size of the payload",
+                "write the payloads too: wds cat --to jsonl --base64",
             )
         if is_coded(value):
             found[name] = _decoded(value["base64"], name)
@@ -152,7 +154,7 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
         elif isinstance(value, str):
             found[name] = to_bytes(value)
         else:
-            raise _no_payload(name, f"{json.dumps(value)[:40]} is no text")
+            raise _no_payload(name, f"{json.dumps(value)[:40]} is not text")
     return found
 
 
@@ -180,7 +182,7 @@ def _no_payload(column: str, why: str, hint: str | None = None) -> DataError:
     return DataError(
         f'column "{column}" was not written by wds cat: {why}',
         code="bad-value",
-        hint=hint or f"--key-column key --column {column}={column} reads other tables",
+        hint=hint or f"read other tables with --key-column key --column {column}={column}",
     )
 
 

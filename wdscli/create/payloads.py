@@ -36,7 +36,7 @@ _ROWS_AHEAD = 64
 _SMALL_BYTES = 256
 _MAX_IN_MEMORY_BYTES = 1 << 24
 _PIECE_BYTES = 1 << 20
-_HINT = "set TMPDIR to a folder with room"
+_HINT = "set the variable TMPDIR to a folder with more free space"
 _BLANKS = re.compile(rb"[ \t]+")
 _PROGRESS_LINES = 256
 
@@ -248,7 +248,7 @@ def parse_line(number: int, line: bytes) -> Line | None:
         source = rest[0] if rest else b""
     if not name or not source:
         raise DataError(
-            f"a line with a name and no source: {to_text(text)[:80]!r}",
+            f"a line has a name but no source: {to_text(text)[:80]!r}",
             code="bad-list",
             hint="use NAME<TAB>SOURCE, such as n01/img7.jpg<TAB>pictures/7.jpg; "
             r"for a list of paths: sed 's/.*/&\t&/'",

@@ -100,9 +100,9 @@ def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[dict[str, Any
             line = line.rstrip(b"\r\n")
             if len(line) > most:
                 raise DataError(
-                    f"{address}, line {number}: more than {most} bytes",
+                    f"{address}, line {number} is longer than {most} bytes",
                     code="bad-table",
-                    hint="WDSCLI_MAX_DECODED=SIZE allows more",
+                    hint="raise the limit with WDSCLI_MAX_DECODED=SIZE",
                 )
             yield {"line": line.decode("utf-8", "surrogateescape") or None}
             number += 1
@@ -295,7 +295,7 @@ def _arrow_rows(
         from pyarrow import parquet
     except ImportError:
         name = "Parquet" if kind == "parquet" else "Arrow"
-        raise UsageError(f"{name} needs an extra", hint="pip install 'wdscli[parquet]'") from None
+        raise UsageError(f"{name} needs extra packages", hint="pip install 'wdscli[parquet]'") from None
     try:
         if kind == "parquet":
             # For a remote file, one request per column and row group would be too many.
@@ -498,7 +498,7 @@ def _parsed(text: str, column: str, rest: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise DataError(
-            f'column "{column}" has no JSON object in which "{rest}" could be', code="bad-table"
+            f'column "{column}" holds no JSON object, so it cannot contain "{rest}"', code="bad-table"
         ) from None
 
 

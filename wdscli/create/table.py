@@ -326,7 +326,7 @@ class TableReader:
             raise DataError(
                 f'the key "{to_text(key)}" has a dot; readers would end the key there',
                 code="unsafe-name",
-                hint="--rekey '{COLUMN!k}' cuts the key there; --key-rule last-dot replaces the dots of keys by _",
+                hint="--rekey '{COLUMN!k}' cuts the key there; --key-rule last-dot replaces dots in keys with _",
             )
         check_written(key, field)
         return key
@@ -338,7 +338,7 @@ def _check(options: TableOptions) -> None:
         raise UsageError("a table needs one of --key-column and --rekey", hint=KEY_HINT)
     if options.json_rest and options.json_merge:
         raise UsageError(
-            "--json-rest creates the field json, and --json-merge needs an existing one",
+            "--json-rest creates the field json, but --json-merge needs an existing field json",
             hint="leave one of them out",
         )
     rest = options.json_rest or options.json_merge
@@ -381,9 +381,9 @@ def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -
         known = known.lower() if dot else ""
     if not known.isalnum():
         raise DataError(
-            f'cannot tell the extension of the values in column "{column}"',
+            f'the values in column "{column}" have no known extension',
             code="bad-value",
-            hint=f"name it: --column jpg={'@' * is_address}{column}",
+            hint=f"give the extension: --column jpg={'@' * is_address}{column}",
         )
     return known
 
@@ -469,7 +469,7 @@ def merged_json(there: bytes, columns: bytes) -> bytes:
         raise DataError(
             "the field json is not a JSON object, so no columns can be added to it",
             code="bad-value",
-            hint="--column meta.json=COLUMN makes a field of its own",
+            hint="write the column to another field: --column meta.json=COLUMN",
         )
     return json_bytes(found | json.loads(columns))
 

@@ -33,10 +33,12 @@ def connect(url: str) -> Executor:
     try:
         from distributed import Client
     except ImportError:
-        raise UsageError("Dask needs an extra", hint="pip install 'wdscli[dask]'") from None
+        raise UsageError("Dask needs extra packages", hint="pip install 'wdscli[dask]'") from None
     place = url.partition("://")[2]
     if not place:
-        raise UsageError(f"{url} has no scheduler", hint="dask://HOST:PORT, or dask:///path/scheduler.json")
+        raise UsageError(
+            f"{url} names no Dask scheduler", hint="use dask://HOST:PORT, or dask:///path/scheduler.json"
+        )
     _quiet()
     if place.startswith("/"):
         client = Client(scheduler_file=place, timeout=CONNECT_SECONDS, set_as_default=False)
@@ -68,7 +70,7 @@ class DaskExecutor(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._client.status != "running":
             # Otherwise Dask would keep the task for as long as it tries to reconnect.
-            raise ConnectionError("its scheduler is gone")
+            raise ConnectionError("the connection to its scheduler is lost")
         with warnings.catch_warnings():
             # Dask warns about large tasks. A task for a shard with a million samples is large.
             warnings.simplefilter("ignore", UserWarning)

@@ -36,7 +36,7 @@ def find_engine(url: str) -> Callable[[str], Executor]:
             factory: Callable[[str], Executor] = point.load()
             return factory
     known = ", ".join(f"{one}://" for one in sorted({point.name for point in points})) or "none"
-    raise UsageError(f'no engine "{name}"', hint=f"installed: {known}; other engines need a package")
+    raise UsageError(f'no engine "{name}"', hint=f"installed: {known}; other engines need another package")
 
 
 def open_engine(url: str) -> Executor:
@@ -81,7 +81,7 @@ class Engine(Executor):
         said = _first_line(str(error))
         what = f"{type(error).__name__}: {said}" if said else type(error).__name__
         if isinstance(error, CancelledError):
-            what = "its scheduler is gone or has cancelled a task"
+            what = "the connection to its scheduler is lost or has cancelled a task"
         return EngineError(
             f"the engine {self.url} failed: {what}",
             hint="read the logs of its scheduler and workers; workers need the same wdscli and the same paths",
@@ -102,7 +102,8 @@ def run_elsewhere(
     """Run one task on a worker. Relative paths begin in ``folder``."""
     if version != __version__:
         raise EngineError(
-            f"a worker has wdscli {__version__}, this is {version}", hint="install one version everywhere"
+            f"a worker has wdscli {__version__}, but this machine has {version}",
+            hint="install the same version everywhere",
         )
     try:
         with relative_to(folder), using(patience):

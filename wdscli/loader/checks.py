@@ -91,7 +91,9 @@ def wanted_fields(fields: Any, known: Iterable[str] | None = None) -> list[str] 
     given: Any = fields.split(",") if isinstance(fields, str) else fields
     names: list[Any] = list(given) if isinstance(given, Iterable) else [None]
     if not all(isinstance(name, str) and name for name in names):
-        raise UsageError(f"fields={fields!r}: names must be text", hint='fields=["jpg", "json"]')
+        raise UsageError(
+            f"fields={fields!r}: the names of fields must be text", hint='fields=["jpg", "json"]'
+        )
     warn_of_missing(names, known or ())
     return names
 
@@ -102,7 +104,7 @@ def warn_of_missing(names: Iterable[str], known: Iterable[str], where: str = "")
     have = sorted(known)
     if have and names and not {name.lower() for name in names} & {name.lower() for name in have}:
         what = " or ".join(names)
-        warn(f"no sample{where} has a field {what}; there are {', '.join(have)}", stacklevel=4)
+        warn(f"no sample{where} has a field {what}; the fields are {', '.join(have)}", stacklevel=4)
 
 
 def texts(keys: str | Sequence[str] | None) -> list[str] | None:
@@ -111,9 +113,9 @@ def texts(keys: str | Sequence[str] | None) -> list[str] | None:
         return None if keys is None else [keys]
     found: list[Any] = list(keys) if isinstance(keys, Iterable) else [None]
     if not all(isinstance(key, str) for key in found):
-        raise UsageError(f"keys={keys!r}: keys are text", hint='keys=["n01/*", "n02/img7"]')
+        raise UsageError(f"keys={keys!r}: keys must be text", hint='keys=["n01/*", "n02/img7"]')
     if not found:
-        raise UsageError("keys= is empty", hint="None keeps all keys")
+        raise UsageError("keys= is empty", hint="keys=None keeps all samples")
     return found
 
 

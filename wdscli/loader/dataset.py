@@ -367,7 +367,7 @@ class PositionDataset(Iterated[Item]):
         share = batches.share._replace(worker=start.batch % batches.share.workers)
         if share.world > 1 and batches.length >= ENDLESS:
             warnings.warn(
-                "ranks may see different numbers of batches of a stream; with_epoch(n) makes them equal",
+                "in a stream, ranks may see different numbers of batches; with_epoch(n) makes the numbers equal",
                 stacklevel=2,
             )
         workers, size = share.workers, batches.batch
@@ -434,7 +434,7 @@ class PositionDataset(Iterated[Item]):
         share = self._share()._replace(worker=0)
         batches = self._batches(share=share)
         if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
-            raise TypeError("the length of this dataset is unknown; set one by with_length(n)")
+            raise TypeError("the length of this dataset is unknown; set it with with_length(n)")
         if not isinstance(batches, Batches) or self.pipeline.batch is not None:
             return batches.of_rank
         total = batches.total
@@ -544,12 +544,12 @@ class PositionDataset(Iterated[Item]):
         end = start.batch + batches * batches_of.stride
         if start.item or self.pipeline.generators or self.pipeline.spreads:
             raise UsageError(
-                "state_dict(batches=) cannot find the position: a stage makes several items from one",
+                "state_dict(batches=) cannot find the position: a stage makes several items from one item",
                 hint="use state_dict() of a WebLoader or StatefulDataLoader",
             )
         if batches < 0 or (batches and batches_of.ended(end - batches_of.stride)):
             left = batches_of.of_rank - start.batch // batches_of.stride
-            raise UsageError(f"state_dict(batches={batches}): the epoch has {left} left")
+            raise UsageError(f"state_dict(batches={batches}): the epoch has only {left} batches left")
         if not self._split.by_worker and share.workers > 1:
             raise UsageError(
                 "state_dict(batches=) cannot find the position, because every worker yields all batches",
@@ -577,7 +577,7 @@ class PositionDataset(Iterated[Item]):
         if place.worker not in (None, mine):
             raise UsageError(
                 "the state is from worker {} of {} of a DataLoader".format(*place.worker or ()),
-                hint="StatefulDataLoader resumes with the same number of workers; WebLoader with any number",
+                hint="StatefulDataLoader resumes only with the same number of workers, WebLoader with any number",
             )
         self._state.move(place)
         self._trail = state.get("trail")

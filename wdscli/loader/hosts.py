@@ -44,7 +44,7 @@ def _say(dealer: str) -> None:
     if not _said:
         _said.append(dealer)
         warnings.warn(
-            f"{dealer} shares the samples, so each rank reads all of them; "
-            "WebDataset(rank=0, world_size=1) silences this",
+            f"{dealer} divides the samples among ranks, so each rank reads all samples;\n"
+            "WebDataset(rank=0, world_size=1) silences this warning",
             stacklevel=2,
         )

@@ -102,7 +102,7 @@ class Ordinals:
         chooses. Raises IndexError, which names the first invalid number."""
         given = numpy.asarray(numbers if isinstance(numbers, Sequence) else _listed(numbers))
         if given.ndim != 1:
-            raise TypeError(f"sample numbers must be a flat list, not one of {given.ndim} dimensions")
+            raise TypeError(f"sample numbers must be a flat list, not an array of {given.ndim} dimensions")
         if given.dtype == bool:
             if len(given) != len(self):
                 raise IndexError(f"the mask has {len(given)} values, but there are {len(self)} samples")
@@ -325,7 +325,7 @@ class IndexedDataset(PerSample[Item]):
         catalog = open_catalog(urls, wanted, access, on_error=on_error, salvage=on_error != "raise")
         if not catalog.is_indexed:
             raise UsageError(
-                "an IndexedDataset needs shards with random access, not streams or compressed ones",
+                "an IndexedDataset needs shards with random access, not streams or compressed shards",
                 hint="WebDataset reads streams in order",
             )
         if threads is not None:
@@ -452,7 +452,8 @@ class IndexedDataset(PerSample[Item]):
         be decoded."""
         if callable(where):
             raise UsageError(
-                "select() of a table takes an expression", hint="subset(numbers) for any other choice"
+                "select() of an IndexedDataset needs an expression",
+                hint="use subset(numbers) for any other choice",
             )
         chosen = Filter.parse(Wanted(where, keys, keys_from, sample), self._policy.on_error)
         if chosen is None:

@@ -84,8 +84,8 @@ class Amount(NamedTuple):
         base = source.base()
         if isinstance(base, MixSource) and base.run > 1:
             raise UsageError(
-                f"set {name} is a mix of whole batches: choose= and repeat= would cut them",
-                hint="give choose= and repeat= to the mix inside",
+                f"set {name} is a mix of whole batches: choose= and repeat= would divide these batches",
+                hint="give choose= and repeat= to the inner mix",
             )
         return Viewed(passed, Drawn(total, passes, base.seed))
 
@@ -117,7 +117,7 @@ class Rules(NamedTuple):
     def check(self) -> None:
         """Raise UsageError for impossible rules."""
         if self.per not in ("sample", "batch"):
-            raise UsageError(f'no such per: "{self.per}"', hint='"sample" or "batch"')
+            raise UsageError(f'invalid value for per=: "{self.per}"', hint='"sample" or "batch"')
         check_stop(self.stop)
         label: object = self.label
         if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
@@ -400,7 +400,7 @@ class _Plain:
     def identity(self) -> list[Any]:
         raise UsageError(
             "the position in a mix of plain iterables and generators cannot be saved",
-            hint="wds.mix() of datasets of shards without generators can be resumed",
+            hint="only a mix of datasets that read shards without generators can be resumed",
         )
 
     def samples(self, turn: int, share: Share) -> Iterator[Any]:

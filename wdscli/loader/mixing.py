@@ -125,7 +125,8 @@ class Mixed(WebDataset[Item]):
         if self.rules.per == "batch" or self._tail in ("even", "drop", "pad"):
             what = 'per="batch"' if self.rules.per == "batch" else f'tail="{self._tail}"'
             raise UsageError(
-                f"{what} needs sets with random access; some can only be streamed", hint="leave it out"
+                f"{what} needs sets with random access; some of these sets can only be streamed",
+                hint="leave it out",
             )
         return True
 
@@ -155,8 +156,8 @@ class Mixed(WebDataset[Item]):
         has_size = self._batch_size is not None or self.pipeline.batch is not None
         if self.rules.points and (not has_size or self._plans is not None):
             raise UsageError(
-                "mix(weights=) changes with the global batch, and needs batches of one known size",
-                hint="mix(...).batched(n), or batch_size=n for the batches of a DataLoader",
+                "mix(weights=) counts global batches, so all batches must have the same known size",
+                hint="use mix(...).batched(n), or batch_size=n for the batches of a DataLoader",
             )
         mixed = self._mixed(share)
         if self._span is not None and self._span.samples and (self._span.items or 0) % mixed.run:
@@ -169,7 +170,9 @@ class Mixed(WebDataset[Item]):
     def __len__(self) -> int:
         """Return the length like any dataset. Also raises TypeError if some batches have no samples for some ranks."""
         if self._length is None and not self.is_stream and self._mixed(self._share()).has_gaps:
-            raise TypeError('ranks have different lengths with tail="uneven"; set one by with_length(n)')
+            raise TypeError(
+                'with tail="uneven", ranks have different lengths; set one length with with_length(n)'
+            )
         return super().__len__()
 
     @property
@@ -226,7 +229,7 @@ def _refuse(given: dict[str, Any]) -> None:
         if value is not None:
             raise UsageError(
                 f"mix({name}=) cannot split plain iterables or generators among ranks",
-                hint="split them by ranks in the sets, with wds.split_by_node",
+                hint="divide each set among the ranks with wds.split_by_node",
             )
 
 
@@ -240,9 +243,9 @@ def _ranks(
         found = {(rank, world), *found} - {(None, None)}
     if len(found) > 1:
         raise UsageError(
-            "the sets of a mix are for different ranks: "
+            "the sets of a mix belong to different ranks: "
             + ", ".join(f"rank={one} of {ranks}" for one, ranks in sorted(found, key=str)),
-            hint="give rank= and world_size= to mix(), and not to the sets",
+            hint="give rank= and world_size= only to mix(), not to the sets",
         )
     return found.pop()
 
@@ -262,7 +265,7 @@ def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     for pipeline in pipelines:
         if pipeline.batch is not None:
             raise UsageError(
-                "batches are not mixed sample by sample",
+                "batches cannot be mixed sample by sample",
                 hint='call batched() on the mix, or mix(..., per="batch")',
             )
     return Pipeline(before=(_OfSample(pipelines, keep=False),))
@@ -275,14 +278,14 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
             raise UsageError('mix(per="batch") needs datasets of batches', hint="call batched() on each")
         if pipeline.batch.plans is not None:
             raise UsageError(
-                f'mix(per="batch") of {pipeline.batch.name}, whose batches have several sizes',
-                hint="mix datasets of samples, then make such batches from the mix",
+                f'mix(per="batch") does not work with {pipeline.batch.name}: its batches have several sizes',
+                hint="mix datasets of samples first, then make such batches from the mix",
             )
         batches.append(pipeline.batch)
     sizes = {batch.size for batch in batches}
     if len(sizes) > 1:
         raise UsageError(
-            f'mix(per="batch") of batches of {" and ".join(map(str, sorted(sizes)))} samples',
+            f'mix(per="batch") cannot mix batches of {" and ".join(map(str, sorted(sizes)))} samples',
             hint="give all sets the same batch size",
         )
     several = any(pipeline.spreads for pipeline in pipelines)
@@ -390,14 +393,14 @@ def mix(
         end: Stop = "repeat" if points else "all"
         if stop not in (None, end) or (points and (repeat or choose)):
             raise UsageError(
-                "repeat= and choose=, weights= and another stop= contradict each other",
+                f'repeat= and choose= cannot be combined with weights=, and stop= must be "{end}"',
                 hint="give one of them",
             )
         rules = Rules((1,) * len(names), end, seed, per, names, label, amounts, points)
     if how and not any(isinstance(part, (str, list)) for part in parts):
         raise UsageError(
             f"mix({min(how)}=) needs addresses of shards, not datasets",
-            hint="give the argument to the datasets that are mixed",
+            hint="give {min(how)}= to the datasets that are mixed",
         )
     opened = [_opened(part, seed, how) for part in parts]
     return Mixed(opened, rules, rank=rank, world_size=world_size, tail=tail)
@@ -412,7 +415,7 @@ def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list
     else:
         rows = [(one[0], *_pair(one, None)) if isinstance(one, tuple) else (one, one, 1) for one in datasets]
     if not rows:
-        raise UsageError("a mix without sets", hint=USAGE)
+        raise UsageError("a mix needs at least one set", hint=USAGE)
     names = [str(name) if isinstance(name, str) else str(at) for at, (name, _, _) in enumerate(rows)]
     return names, [part for _, part, _ in rows], [weight for _, _, weight in rows]
 
@@ -421,7 +424,7 @@ def _unweighted(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str],
     """Return the names and the datasets in ``datasets``, which has no weights."""
     if isinstance(datasets, Mapping):
         if not all(isinstance(name, str) for name in datasets):
-            raise UsageError("the sets of a mix need names", hint=NAMED_USAGE)
+            raise UsageError("each set of this mix needs a name", hint=NAMED_USAGE)
         datasets = {name: (value, 1) for name, value in datasets.items()}
     elif not isinstance(datasets, (str, Fluent)) and isinstance(datasets, Iterable):
         datasets = [(value, 1) for value in datasets]
@@ -439,7 +442,7 @@ def _amounts(
     _check_names("choose=", choose, names, every=False)
     both = sorted({*repeat} & {*choose})
     if both:
-        raise UsageError(f"repeat= and choose= both have the set {both[0]}", hint="give one of them")
+        raise UsageError(f"repeat= and choose= both name the set {both[0]}", hint="give one of them")
     return tuple(
         Amount(
             exact(repeat.get(name, 1), "repeat="),
@@ -457,7 +460,9 @@ def _points(names: Sequence[str], weights: Any) -> tuple[tuple[int, tuple[int, .
             raise UsageError(f"weights={weights!r} is not a list of steps and weights", hint=NAMED_USAGE)
         step = want_whole("weights: step", point[0], 0)
         if points and step <= points[-1][0]:
-            raise UsageError(f"weights: step {step} comes after step {points[-1][0]}", hint="steps must rise")
+            raise UsageError(
+                f"weights: step {step} is listed after step {points[-1][0]}", hint="the steps must increase"
+            )
         _check_names(f"weights of step {step}", point[1], names, every=True)
         points.append((step, shares_of([point[1][name] for name in names])))
     if not points:
@@ -472,7 +477,7 @@ def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str], *, e
     """Raise UsageError for unknown names, and with ``every`` also for missing names."""
     odd = sorted({*given} - {*names}, key=str) or (sorted({*names} - {*given}) if every else [])
     if odd:
-        verb = "has no set" if odd[0] in names else "has a set that the mix does not have:"
+        verb = "has no set" if odd[0] in names else "names a set that the mix does not have:"
         raise UsageError(f"{what} {verb} {odd[0]}", hint=f"the sets are {', '.join(map(shown, names))}")
 
 
@@ -481,7 +486,10 @@ def _pair(value: Any, name: Any) -> tuple[Any, Any]:
     if isinstance(value, tuple) and len(value) == 2:
         return value
     if isinstance(value, (tuple, list, Fluent)):
-        raise UsageError(f"no weight{'' if name is None else f' for {name!r}'}: {_shown(value)}", hint=USAGE)
+        raise UsageError(
+            f"a set of the mix{'' if name is None else f', {name!r},'} has no weight: {_shown(value)}",
+            hint=USAGE,
+        )
     return name, value
 
 

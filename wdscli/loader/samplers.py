@@ -133,7 +133,7 @@ class ShardSampler:
         if taken is not None:
             left = total - self._begun.batch
             if not 0 <= want_whole("taken", taken) <= left:
-                raise UsageError(f"state_dict(taken={taken}): the iteration had {left}")
+                raise UsageError(f"state_dict(taken={taken}): the iteration had only {left} left")
             place = self._begun._replace(batch=self._begun.batch + int(taken))
         if place.batch >= total > 0:
             place = Place(place.epoch + 1)

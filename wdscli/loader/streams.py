@@ -123,8 +123,8 @@ class PlainStream(Stream):
 
     def identity(self) -> dict[str, Any]:
         raise UsageError(
-            "cannot save a position in stages appended to an empty dataset",
-            hint="wds.WebDataset(urls) with its stages has a state",
+            "cannot save the position of stages that were added to an empty dataset",
+            hint="add the stages to wds.WebDataset(urls), which can save its position",
         )
 
     def flow(
@@ -168,7 +168,7 @@ class ShardStream(Stream):
             by = ", ".join(getattr(one, "__name__", type(one).__name__) for one in self.splitters)
             raise UsageError(
                 f"cannot save a position if shards are split by {by}",
-                hint='nodesplitter="exact" or wds.split_by_worker can save positions',
+                hint='use nodesplitter="exact" or wds.split_by_worker',
             )
         from xxhash import xxh3_128_hexdigest
 
@@ -194,8 +194,8 @@ class ShardStream(Stream):
         if not mine:
             how = "split by functions" if self.splitters else "read from front to back"
             warnings.warn(
-                f"{len(self.addresses)} shards {how}, for {slots} workers of all ranks: "
-                f"worker {share.worker} of rank {share.rank} gets none",
+                f"{len(self.addresses)} shards are {how}, but all ranks have {slots} workers: "
+                f"worker {share.worker} of rank {share.rank} gets no shard",
                 stacklevel=2,
             )
             return
@@ -281,8 +281,8 @@ def fields_of(
 def _url(shard: Any) -> str:
     if not isinstance(shard, dict) or not isinstance(shard.get("url"), str):
         raise UsageError(
-            f'a splitter yielded {shard!r:.80}: shards are {{"url": ...}}',
-            hint="yield some of its input",
+            f'a splitter yielded {shard!r:.80}, but a shard is {{"url": ...}}',
+            hint="a splitter must yield shards of its input",
         )
     return str(shard["url"])
 
@@ -298,7 +298,9 @@ def _want_readable(address: str) -> None:
     if in_worker():
         raise InputError("standard input cannot be read by the worker of a DataLoader", hint="num_workers=0")
     if address in _read:
-        raise InputError("standard input was read already", hint="standard input has only one epoch")
+        raise InputError(
+            "standard input was read already", hint="standard input can be read for only one epoch"
+        )
     _read.add(address)
 
 
@@ -311,7 +313,7 @@ def check_stream(catalog: Catalog, shuffle: Shuffle, tail: Tail | None, on_error
     }
     for what in [one for one, is_given in impossible.items() if is_given]:
         raise UsageError(
-            f"{what} needs shards with random access, and some of these can only be streamed",
+            f"{what} needs shards with random access, but some of these can only be streamed",
             hint="copy them to plain files, or leave out this option",
         )
     addresses = catalog.addresses

@@ -214,7 +214,7 @@ class WebLoader(Fluent[Item]):
         if self._span is not None and self._span.items is not None:
             return self._span.items
         if self._staged or self._batch or not isinstance(self.dataset, Sized):
-            raise TypeError("the length of this loader is unknown; set one by with_length(n)")
+            raise TypeError("the length of this loader is unknown; set it with with_length(n)")
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Item]:
@@ -453,7 +453,7 @@ def _same(item: Any) -> Any:
 def _refuse(options: dict[str, Any]) -> None:
     if not options.get("in_order", True):
         raise UsageError(
-            "WebLoader(in_order=False) is not supported", hint="a state needs batches in their order"
+            "WebLoader(in_order=False) is not supported", hint="a state needs batches in a fixed order"
         )
     for name in ("shuffle", "sampler", "batch_sampler"):
         if options.pop(name, None):

@@ -320,7 +320,8 @@ def _sharing(nodes: Any, workers: Any, resampled: bool, repeat: bool) -> tuple[S
     for argument, splitter in zip(("nodesplitter", "workersplitter"), chosen):
         if splitter and not callable(splitter):
             raise UsageError(
-                f"WebDataset({argument}={splitter!r}) is not a function", hint="wds.split_by_node, ..."
+                f"WebDataset({argument}={splitter!r}): {argument}= must be a function",
+                hint="wds.split_by_node, ...",
             )
     if any(splitter and not name_of(splitter) for splitter in chosen):
         return EXACT, tuple(splitter for splitter in chosen if splitter)

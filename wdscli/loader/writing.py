@@ -71,7 +71,7 @@ def warn_of_ignored(**given: Any) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         warnings.warn(
-            f"{', '.join(named)}: ignored, because archives have no owner and always the same form",
+            f"{', '.join(named)}: ignored, because wdscli always writes the same tar format, without owners",
             stacklevel=3,
         )
 
@@ -110,7 +110,7 @@ class FileSink(Sink):
             if taken is None:  # a write() that returns None has written all
                 return
             if not 0 < taken <= len(rest):
-                raise OutputError(f"a file object wrote {taken} of {len(rest)} bytes")
+                raise OutputError(f"a file object wrote only {taken} of {len(rest)} bytes")
             rest = rest[taken:]
 
     def _commit(self) -> None:

@@ -307,7 +307,7 @@ def _seen_content(request: Request) -> SeenContent | None:
     if dedup is not None and draw is not None and draw.is_open:
         raise UsageError(
             f"--sample {draw.text} and --dedup need two passes, but cat reads the input once",
-            hint="draw a share: --sample 10%; or wds merge SET --dedup FIELD --sample N",
+            hint="draw a share: --sample 10%; or use wds merge SET --dedup FIELD --sample N",
         )
     return None if dedup is None else SeenContent(dedup)
 
@@ -362,7 +362,9 @@ class _StreamPayloads(Payloads):
             stored = [self._file.put(piece) for piece in pieces]
         except OutputError as error:
             what = error.message.replace("temporary", "scratch")
-            raise OutputError(what, hint="set TMPDIR to a folder with room") from error
+            raise OutputError(
+                what, hint="set the variable TMPDIR to a folder with more free space"
+            ) from error
         self._stored[offset] = self._file, stored
         self._file_bytes += sum(piece.length for piece in stored)
 

@@ -129,7 +129,7 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spoo
     for field in dict.fromkeys(fields):
         if not kind_of(to_bytes(field)):
             first, dot, _ = field.partition(".")
-            hint = f"text: --rename {field}.txt={field} --column {field}.txt; any payload: wds cat --to FILE.parquet"
+            hint = f"text: --rename {field}.txt={field} --column {field}.txt; other payloads: wds cat --to FILE.parquet"
             if dot and kind_of(to_bytes(first)) == "json":
                 hint = f"--column {first} adds a column for each value at the top of the JSON"
             raise UsageError(f"--column {field}: a field of this name holds neither text nor JSON", hint=hint)

@@ -178,7 +178,8 @@ def _view(request: Request, preserve: bool, dry_run: bool, progress: Progress) -
     """Write a view, or only plan it."""
     if preserve:
         raise UsageError(
-            "--preserve does not work for a view: its headers are canonical", hint="leave --preserve out"
+            "--preserve does not work for a view: a view always has canonical headers",
+            hint="leave --preserve out",
         )
     with Scratch(request.tmp) as scratch:
         plan = make_plan(request, InputOrder("cat"), scratch, progress=progress)

@@ -228,7 +228,8 @@ def standing_set(output: str, settings: ShardSettings) -> Standing:
     address = out.manifest_address
     if address is None or out.pattern.single or out.pattern.count is not None:
         raise UsageError(
-            f"{output} has no names for more shards", hint="--append needs an output such as out-%06d.tar"
+            f"{output} is a fixed name, so no shards can be added",
+            hint="--append needs an output such as out-%06d.tar",
         )
     try:
         manifest = read_manifest(address)
@@ -343,7 +344,7 @@ class _Creating:
         sources = self.request.inputs
         lists = addresses_of(options.from_list, "--from list:")
         if not sources and not lists and options.table is None:
-            raise UsageError("nothing to make shards of", hint="name folders or files, or --from FILE")
+            raise UsageError("no source was given", hint="name folders or files, or use --from FILE")
         self.payloads.outputs = outputs = Outputs(self.output)
         globs = Globs(options.include), Globs(options.exclude)
         skips = self.request.on_error == "skip"
@@ -368,7 +369,8 @@ class _Creating:
         self.renamed_keys = self.rule.count_renamed(files.keys)
         if self.base is not None and self.classes not in (None, self.base.classes):
             raise UsageError(
-                "the table has other classes than the set's manifest", hint="make a set without --append"
+                "the classes of the table differ from the classes in the set's manifest",
+                hint="make a set without --append",
             )
 
     def arrange(self) -> None:
@@ -460,7 +462,7 @@ def _keys_of(out: OutputSet, base: Manifest, progress: Progress) -> Iterator[lis
         with open_source(address) as source:
             if kind_of_name(address) is None and source.size not in (None, shard.size_bytes):
                 raise DataError(
-                    f"it has {source.size} bytes where its manifest says {shard.size_bytes}",
+                    f"it has {source.size} bytes, but its manifest says {shard.size_bytes}",
                     code="manifest-mismatch",
                     shard=address,
                     hint="check the set with `wds verify`",

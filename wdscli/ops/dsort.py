@@ -63,8 +63,8 @@ class Meant(NamedTuple):
         count = len(plan.contents.shards)
         if self.most is not None and count > self.most:
             raise UsageError(
-                f"output_format names {self.most} shards, and {count} of output_shard_size are needed",
-                hint="more names, or a larger output_shard_size",
+                f"output_format names {self.most} shards, but {count} shards of output_shard_size are needed",
+                hint="use more names, or a larger output_shard_size",
             )
 
 
@@ -184,7 +184,7 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
             refuse("output_format", job.output, 'one number: "new-{0000..1000}", "new-@1000" or "new-%06d"')
         if job.shard_size is None:
             raise UsageError(
-                "the job has no output_shard_size, and output_format does not end", hint='"100MB"'
+                "the job needs output_shard_size, because its output_format has no end", hint='"100MB"'
             )
         return text + job.output_suffix, Cuts(max_size=job.shard_size), None
     if job.shard_size is None:
@@ -306,7 +306,7 @@ def _mapped(job: Job, request: Request) -> Meant:
         raise UsageError("a job with ekm_file needs output_shard_size", hint='"output_shard_size": "100MB"')
     if job.algorithm.kind == "content":
         raise UsageError(
-            "a job with ekm_file cannot sort by content",
+            "a job with ekm_file cannot also sort by content",
             hint="run the sort job first, then a map job of kind none",
         )
     data, name = read_all(job.key_map), base_name(job.key_map)
@@ -347,7 +347,7 @@ class _Map:
         parts = split_name(record)
         if self._part_of.setdefault(record if parts is None else parts[0], number) != number:
             raise UsageError(
-                f'{where}: a second shard for "{to_text(record)}"', hint="give each record one shard"
+                f'{where}: "{to_text(record)}" has a second shard', hint="give each record one shard"
             )
 
     def key_map(self) -> tuple[KeyMap, Sequence[int]]:
@@ -371,8 +371,8 @@ def _pairs(job: Job, data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]
             if job.leaves_out("ekm_malformed_line"):
                 continue
             raise UsageError(
-                f"{name}, line {number}: no record and shard with {json.dumps(job.separator)} between them",
-                hint='"ekm_file_sep": " ", or "ekm_malformed_line": "ignore"',
+                f"{name}, line {number}: expected a record and a shard with {json.dumps(job.separator)} between them",
+                hint='set "ekm_file_sep": " ", or "ekm_malformed_line": "ignore"',
             )
         yield f", line {number}", to_bytes(record.strip()), template[0].strip()
 
@@ -386,7 +386,8 @@ def _stem_and_form(template: str, where: str) -> tuple[str, str]:
     match = re.fullmatch(r"(.*?)([-_.]?)(?:%(?:0([0-9]+))?d|\{(0+)\.\.[0-9]+\}|@([0-9]+))", template)
     if match is None or not match[1]:
         raise UsageError(
-            f'{where}: shards "{template}" are not numbered at their end', hint="cats-%06d, cats-{000..100}"
+            f'{where}: the shard name "{template}" does not end with a number',
+            hint="cats-%06d, cats-{000..100}",
         )
     width = whole_number(match[3] or "0") or len(match[4] or match[5] or "")
     return match[1], match[2] + (f"%0{width}d" if width > 1 else "%d")

@@ -174,7 +174,7 @@ def _yaml(data: bytes, why: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise UsageError(f"{why}, and YAML needs an extra", hint="pip install 'wdscli[yaml]'") from None
+        raise UsageError(f"{why}, and YAML needs extra packages", hint="pip install 'wdscli[yaml]'") from None
     try:
         return yaml.safe_load(data)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -237,7 +237,7 @@ def _refuse_missing(without: set[str], infos: Iterable[ShardInfo]) -> None:
     """Raise DataError if no sample of a set with samples has one of the requested values."""
     if without and any(info.samples for info in infos):
         raise DataError(
-            f"no sample has {listed(sorted(without), ' or ')} for --values",
+            f"--values: no sample has {listed(sorted(without), ' or ')}",
             code="missing-field",
             hint="`wds ls SHARDS --show` shows a sample",
         )
@@ -393,7 +393,7 @@ def _refuse_repeats(index: Index, address: str) -> None:
                 shard=address,
                 offset=batch.start(row),
                 member=to_text(batch.keys[row]),
-                hint="`wds verify` lists all of them, `wds cat --rekey` gives new keys",
+                hint="`wds verify` lists all repeated keys; `wds cat --rekey` gives new keys",
             )
 
 

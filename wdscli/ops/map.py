@@ -123,14 +123,15 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
         )
     if transform.new_fields and request.selection.changes_members:
         raise UsageError(
-            "--new-fields compares with all fields of a sample",
+            "--new-fields needs all fields of the samples",
             hint="leave out --fields, --drop and --rename",
         )
     keeps_shards = request.cuts == Cuts()
     if NAME in request.output:
         if not keeps_shards:
             raise UsageError(
-                f"{NAME} keeps the names of shards, and a cut makes new shards", hint="-o out-%06d.tar"
+                f"{NAME} keeps the names of the input shards, but a new shard size needs new names",
+                hint="-o out-%06d.tar",
             )
     else:
         pattern = OutputPattern.parse(request.output)

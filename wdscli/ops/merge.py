@@ -56,7 +56,9 @@ def merge_order(
     option, sets = "--weights equal" if weights is None else f"--weights {weights}", len(request.inputs)
     hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
     if sets < 2:
-        raise UsageError(f"{option} takes sets in turn, and there is only one", hint=hint)
+        raise UsageError(
+            f"{option} takes samples from several sets in turn, but there is only one set", hint=hint
+        )
     if sets != len(shares.numbers):
         weighed = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
         raise UsageError(f"{option} has {weighed}, but there are {sets} sets", hint=hint)

@@ -54,7 +54,9 @@ def parse_tasks(text: str, total: int) -> list[int]:
     if share is not None:
         first, step = whole_number(share[1]), whole_number(share[2])
         if first >= step:
-            raise UsageError(f"--task {text}: shares count from 0", hint=f"0/{step} to {step - 1}/{step}")
+            raise UsageError(
+                f"--task {text}: the parts are counted from 0", hint=f"0/{step} to {step - 1}/{step}"
+            )
         return list(range(first, total, step))
     tasks: set[int] = set()
     for word in text.split(","):
@@ -67,7 +69,7 @@ def parse_tasks(text: str, total: int) -> list[int]:
         if last >= total or first > last:
             raise UsageError(
                 f"--task {word.strip()}: the plan has {total} tasks",
-                hint=f"its tasks are 0 to {total - 1}; K/N gives each of N jobs its share" if total else None,
+                hint=f"its tasks are 0 to {total - 1}; K/N is part K of N equal parts" if total else None,
             )
         tasks.update(range(first, last + 1))
     return sorted(tasks)

@@ -117,7 +117,7 @@ class ListedOrder(Order):
         noun = "key" if lacking == 1 else "keys"
         text = f"{lacking} {noun} of {self.name} for --by not found: {listed(names, ', ')}"
         if not self.may_lack:
-            raise DataError(text, code="not-found", hint="--allow-empty ignores them")
+            raise DataError(text, code="not-found", hint="use --allow-empty to ignore them")
         return text
 
 

@@ -57,7 +57,7 @@ class Cuts(NamedTuple):
         if wanted is not None and (self.max_count is not None or self.max_size is not None):
             raise UsageError(
                 "--shards excludes --max-count and --max-size",
-                hint="give either a number of shards (with --shards or braces in -o) or limits",
+                hint="give a number of shards (--shards, or braces in -o) or limits per shard, but not both",
             )
         for name, value in self._replace(shards=wanted)._asdict().items():
             option = f"--{name.replace('_', '-')}"
@@ -67,8 +67,8 @@ class Cuts(NamedTuple):
                 raise UsageError(f"{option} {value} is more than {MAX_NAMES} shards")
         if fixed is not None and fixed % (self.divisible_by or 1):
             raise UsageError(
-                f"the output names {fixed} shards, not a multiple of {self.divisible_by}",
-                hint="name another number of shards, or any number: -o out-%06d.tar",
+                f"the output names {fixed} shards, which is not a multiple of {self.divisible_by}",
+                hint="change the number of shards, or allow any number of shards: -o out-%06d.tar",
             )
         if wanted is not None:
             wanted = multiple(wanted, self.divisible_by)
@@ -181,7 +181,7 @@ def checked_part(name: str) -> str:
     if bad or not name.isprintable() or len(name.encode("utf-8", "surrogateescape")) > _LONGEST_BYTES:
         raise UsageError(
             f'"{name if len(name) <= _SHOWN else name[:_SHOWN] + "..."}" cannot be the name of a part',
-            hint="use characters of file names: letters, digits, - _ . and others like them",
+            hint="use only characters allowed in file names, such as letters, digits, - _ .",
         )
     return name
 

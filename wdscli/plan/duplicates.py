@@ -378,7 +378,9 @@ class Dedup(NamedTuple):
         """Warn that no sample has all of the fields. If some field is not in ``there``, the fields of all samples, the
         check of names reports it instead."""
         if self.fields and there >= set(self.fields):
-            progress.warn(f"no sample has {' and '.join(map(to_text, self.fields))} to compare")
+            progress.warn(
+                f"--dedup compared nothing: no sample has {' and '.join(map(to_text, self.fields))}"
+            )
 
     def content(
         self,

@@ -122,7 +122,7 @@ def is_of_this_process(address: str) -> bool:
 def refused(address: str) -> UsageError:
     """Return the error for an input that needs a copy if there is no scratch folder."""
     return UsageError(
-        f"{address} can be read only once, and a new order needs to read it twice",
+        f"{address} can be read only once, but a new order needs to read it twice",
         hint="store it first: wds cat SHARD -o plain.tar",
     )
 

@@ -154,13 +154,14 @@ class Join(Order):
             )
         if self.table is not None and self.table.json_rest and self.on_conflict not in (None, "right"):
             raise UsageError(
-                f"--json-rest excludes --on-conflict {self.on_conflict}: it changes the field json",
+                f"--json-rest and --on-conflict {self.on_conflict} exclude each other: "
+                "--json-rest changes the field json",
                 hint="leave out --on-conflict; by default a table's fields replace fields of the same name",
             )
         selection = request.selection
         if self.kind == "outer" and (selection.where is not None or selection.span is not None):
             raise UsageError(
-                "--where and --slice select in the first set, and an outer join keeps all samples",
+                "--where and --slice select samples of the first set, but an outer join keeps all samples",
                 hint="select first with wds cat, or use --join left",
             )
         if selection.draw is not None and selection.draw.is_open:

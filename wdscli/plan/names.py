@@ -96,7 +96,9 @@ class Rekey(NamedTuple):
             unknown = sorted(name for name in used if name.partition(".")[0].partition("[")[0] not in names)
             if unknown or any("." in name or "[" in name for name in used):
                 raise ValueError(
-                    f"there is no {{{unknown[0]}}}" if unknown else "names in braces have no dot and no [ ]"
+                    f"there is no {{{unknown[0]}}}"
+                    if unknown
+                    else "a name in braces must not contain a dot or [ ]"
                 )
             for _, _, spec, _ in pieces:
                 _check_width(spec or "")
@@ -129,7 +131,7 @@ class Rekey(NamedTuple):
 def _check_width(spec: str) -> None:
     """Raise ValueError for a width that would make too much text."""
     if "{" in spec:
-        raise ValueError("a width is a number")
+        raise ValueError("a width must be a number")
     if any(
         len(number.lstrip("0")) > 4 or int(number) > MAX_WIDTH_CHARACTERS for number in _NUMBER.findall(spec)
     ):

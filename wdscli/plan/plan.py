@@ -233,7 +233,7 @@ class _Planning:
         if self.dedup is not None and self.order.is_join:
             raise UsageError(
                 "--dedup does not work with a join",
-                hint="join the sets, then wds merge SET --dedup FIELD",
+                hint="join the sets first, then use wds merge SET --dedup FIELD",
             )
         if request.selection.reads_stdin and "-" in addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
@@ -256,12 +256,13 @@ class _Planning:
         self.is_named = NAME in text
         if self.is_named and not keeps_shards:
             raise UsageError(
-                f"{NAME} keeps the names of shards, and this {self.order.operation} mixes their samples",
+                f"{NAME} keeps the names of the input shards, but this {self.order.operation} mixes their samples",
                 hint="number the shards: -o out-%06d.tar",
             )
         if self.is_named and request.cuts != Cuts():
             raise UsageError(
-                f"{NAME} keeps the names of shards, and a cut makes new shards", hint="-o out-%06d.tar"
+                f"{NAME} keeps the names of the input shards, but a new shard size needs new names",
+                hint="-o out-%06d.tar",
             )
         first = [address for address, of_set in zip(self.shards.addresses, self.sets) if not of_set]
         names = names_of(first if self.order.is_join else self.shards.addresses) if self.is_named else None
@@ -543,7 +544,7 @@ class _Planning:
         text, parts = self.outputs.text, self.arranged.parts
         if self.outputs.has_parts and parts is None:
             raise UsageError(
-                f"{text} has {FIELD}, and this {self.order.operation} makes no parts",
+                f"{text} has {FIELD}, but this {self.order.operation} makes no parts",
                 hint="make parts with wds split --ratio or --by",
             )
         if parts is not None and not self.outputs.has_parts:

@@ -139,13 +139,13 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
         )
     if plan.contents.is_stream:
         raise UsageError(
-            f"{plan.request.output} is a stream, and each task of a plan writes a shard of its own",
+            f"{plan.request.output} is a stream, but each task of a plan writes a shard of its own",
             hint="-o out-%06d.tar",
         )
     for one in plan.contents.inputs:
         if one.copy:
             raise UsageError(
-                f"{one.address} can be read only once, and the tasks of a plan would read it again",
+                f"{one.address} can be read only once, but the tasks of a plan would read it again",
                 hint="store it first: wds cat SHARD -o plain.tar",
             )
         check_shown(one.address)
@@ -235,8 +235,8 @@ def absolute_output(text: str) -> str:
     folder = os.getcwd()
     if any(mark in folder for mark in "%{}"):
         raise UsageError(
-            f"the folder {folder} cannot be part of an output's name, because of %, {{ or }}",
-            hint="change to a folder without these characters",
+            f"the folder {folder} cannot be part of an output's name, because its path has %, {{ or }}",
+            hint="change to a folder whose path has none of these characters",
         )
     return os.path.join(folder, local_path(text))
 
@@ -262,7 +262,7 @@ class PlanFile:
                 hint="wds run FILE",
             )
         if self.source.read_at(0, len(MAGIC)) != MAGIC:
-            raise self.broken("it does not begin with the bytes of a plan")
+            raise self.broken("it is not a plan file (wrong bytes at its start)")
         tail = self.source.read_at(max(0, size - TAIL.size), TAIL.size)
         if len(tail) != TAIL.size or tail[-len(MAGIC) :] != MAGIC:
             raise self.broken("its end is missing")
@@ -276,7 +276,7 @@ class PlanFile:
             raise self.broken("its header is not JSON") from None
         version = header.get("version") if isinstance(header, dict) else None
         if version != VERSION:
-            raise self.broken(f"it has version {version}, this wdscli reads {VERSION}")
+            raise self.broken(f"it has version {version}, but this wdscli reads version {VERSION}")
         try:
             check(header, HEADER)
         except ValueError as error:
@@ -388,7 +388,7 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
     for given, text in orders:
         if given is not None:
             raise InputError(
-                f"{file.address} was downloaded, and {text}",
+                f"{file.address} was downloaded, but {text}",
                 hint="use --trust-addresses if you trust it, or download the plan first",
             )
 

@@ -42,7 +42,7 @@ from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import is_dense
 from wdscli.tar.scan import MAX_ZEROS_BYTES, endless
 
-HINT = "choose a folder with more space: --tmp DIR, or TMPDIR"
+HINT = "choose a folder with more free space: --tmp DIR, or the variable TMPDIR"
 
 
 class Scattered(NamedTuple):

@@ -328,7 +328,7 @@ class MapOrder(PartsOrder):
             raise DataError(
                 f"--by: no sample has a key that {self.key_map.name} lists",
                 code="not-found",
-                hint=f"keys are {', '.join(map(to_text, first))}",
+                hint=f"the keys of the samples are like {', '.join(map(to_text, first))}",
             )
 
 

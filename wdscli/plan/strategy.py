@@ -184,8 +184,8 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
         raise UsageError(STORED, hint="leave out --strategy spill")
     if request.plan_file is not None and request.resume:
         raise UsageError(
-            "--plan writes no shard, so there is nothing to --resume",
-            hint="wds run FILE makes only missing shards",
+            "--plan writes no shards, so --resume cannot be combined with it",
+            hint="leave out --resume; wds run FILE makes only missing shards",
         )
     if request.engine is None:
         return
@@ -277,12 +277,12 @@ def check_fits(samples: int, bytes_per_sample: int, limits: Limits) -> None:
     text = f"a plan of {samples} samples takes {human_size(needed)} of memory"
     if limits.given and needed > limits.plan:
         raise UsageError(
-            f"{text}, and --memory leaves {human_size(limits.plan)} for it",
+            f"{text}, but --memory leaves only {human_size(limits.plan)} for it",
             hint=f"--memory {-(-(needed + MAIN_BYTES) // MIB)}MiB",
         )
     if not limits.given and needed > available():
         raise EngineError(
-            f"{text}, and {human_size(available())} are free",
+            f"{text}, but only {human_size(available())} are free",
             hint="reorder the set part by part, or use a larger machine",
         )
 

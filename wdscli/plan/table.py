@@ -105,7 +105,7 @@ class Growing:
         except OSError as error:
             raise OutputError(
                 f"cannot write scratch space: {error.strerror}",
-                hint="choose a folder with more space: --tmp DIR, or TMPDIR",
+                hint="choose a folder with more free space: --tmp DIR, or the variable TMPDIR",
             ) from error
 
     def mapped(self) -> memoryview:

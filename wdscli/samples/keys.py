@@ -99,7 +99,7 @@ def check_name(key: bytes, field: bytes) -> None:
     """Raise UsageError unless ``key.field`` is a safe name, and readers split it into this key and this field."""
     name = key + b"." + field
     if len(name) > MAX_NAME_BYTES:
-        raise UsageError(f"the name has {len(name)} bytes, and at most {MAX_NAME_BYTES} can be written")
+        raise UsageError(f"the name has {len(name)} bytes, but at most {MAX_NAME_BYTES} can be written")
     reason = why_unsafe(name)
     if reason is not None:
         raise UsageError(
@@ -176,7 +176,7 @@ class KeyLog:
         except OSError as error:
             raise OutputError(
                 f"cannot write scratch space: {error.strerror}",
-                hint="choose a folder with more space with the variable TMPDIR",
+                hint="set the variable TMPDIR to a folder with more free space",
             ) from error
         return begin
 

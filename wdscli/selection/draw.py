@@ -162,6 +162,6 @@ def check_rereadable(draw: Draw, addresses: Sequence[str]) -> None:
     for address in addresses:
         if is_stream(address) or (is_local(address) and is_device(local_path(address))):
             raise UsageError(
-                f"{address} can be read only once, and --sample {draw.text} reads it twice",
+                f"{address} can be read only once, but --sample {draw.text} reads it twice",
                 hint="draw a share: --sample 10%; or store it first: wds cat SHARD -o plain.tar",
             )

@@ -285,7 +285,7 @@ def _not_allowed(node: ast.AST) -> UsageError:
         return UsageError(f"--where: {twin[0]} is not allowed", hint=f"write {twin[1]}")
     return UsageError(
         f"--where: {type(node).__name__} is not allowed",
-        hint="comparisons, and, or, not, in, arithmetic, lists, indexing and calls of: "
+        hint="allowed: comparisons, and, or, not, in, arithmetic, lists, indexing and calls of: "
         + ", ".join(FUNCTIONS),
     )
 

@@ -67,7 +67,7 @@ def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str
         step = _STEP.match(match[2], at)
         if step is None:
             raise UsageError(
-                f'{purpose} "{text}": a path has no "{match[2][at:]}"',
+                f'{purpose} "{text}": a path cannot contain "{match[2][at:]}"',
                 hint='write a path as json.a.b, json.a[0] or json["a name"]',
             )
         steps.append(int(step[2]) if step[2] else step[step.lastindex or 0])
@@ -434,7 +434,7 @@ def unpack_numbers(raw: Mapping[str, Any]) -> dict[str, Numbers]:
     columns = about["columns"]
     data = {_PREFIX + name: raw.get(_PREFIX + name, b"") for name in columns}
     if any(type(one) is not bytes or len(one) != 8 * raw["samples"] for one in data.values()):
-        raise ValueError("a column of values has another length")
+        raise ValueError("a column of values has the wrong length")
     if _seal(columns, data, raw["digest"]) != about["seal"]:
         raise ValueError("its values do not match their seal")
     return {

@@ -470,7 +470,7 @@ def open_sets(
     if len(each) == 1:
         return each[0], sets
     if len({*map(classes_of, each)} - {None}) > 1:
-        warn("according to the manifests, equal numbers in cls mean different classes in the inputs")
+        warn("according to the manifests, the same number in cls means different classes in different inputs")
     addresses = [address for one in each for address in one.addresses]
     listed = frozenset[str]().union(*(one.listed for one in each))
     given = Given()

@@ -234,7 +234,7 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         contradiction = _contradiction(ours, manifest)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{address} is no manifest: {error}",
+            f"{address} is not a manifest: {error}",
             code="manifest-mismatch",
             hint="a manifest is a JSON file with a shardlist, as `wds create` and `wds index` write it",
         ) from None
@@ -378,7 +378,7 @@ def name_from(folder: str, address: str) -> str:
     if is_stream(folder) or not is_local(folder):
         raise UsageError(
             f"a manifest at {folder} cannot name {address}",
-            hint=f"{scheme(folder)} has no path to files of this machine",
+            hint=f"{scheme(folder)} cannot refer to files on this machine",
         )
     return os.path.relpath(path, local_path(folder) or ".")
 

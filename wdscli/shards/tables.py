@@ -278,7 +278,7 @@ def check_format(form: str) -> None:
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
-            raise UsageError("Parquet needs an extra", hint="pip install 'wdscli[parquet]'") from None
+            raise UsageError("Parquet needs extra packages", hint="pip install 'wdscli[parquet]'") from None
 
 
 def encoded(

@@ -177,7 +177,7 @@ class OpenView:
             f"the shard was changed after {self.address} was made: {why}",
             code="changed",
             shard=self.bases[number],
-            hint="make the view again, or put the shard back",
+            hint="make the view again, or restore the original shard",
         )
 
 

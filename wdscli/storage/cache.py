@@ -316,7 +316,7 @@ class _Folder:
                 write_all(part.descriptor, data)
             source.confirm()
             if at != version.size:
-                raise InputError(f"cannot read {source.name}: {at} of {version.size} bytes came")
+                raise InputError(f"cannot read {source.name}: only {at} of {version.size} bytes arrived")
         side = f"{part.path}{SUM}"
         try:
             # The mode of the folder, not the umask, decides who may read its files.

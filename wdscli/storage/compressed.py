@@ -56,7 +56,7 @@ def decompressed(source: Source, head: bytes) -> Source:
     """
     if head.startswith(_COMPRESS) and head[257:262] != b"ustar":
         raise InputError(
-            f"cannot read {source.name}: it is compressed with compress(1), as .Z",
+            f"cannot read {source.name}: it is a .Z file, compressed with compress(1)",
             hint="gzip decodes it: gzip -dc X.tar.Z | wds ... -, or convert it: gzip -dc X.tar.Z > X.tar",
         )
     kind = identify(head)

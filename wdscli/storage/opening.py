@@ -535,8 +535,8 @@ def read_noted(address: str) -> tuple[bytes, str]:
             have += len(data)
             if have > MAX_READ_WHOLE_BYTES:
                 raise InputError(
-                    f"cannot read {address} whole: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
-                    hint="copy a list, a manifest or a table of that size to a local file",
+                    f"cannot read all of {address}: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
+                    hint="copy a list, manifest or table of this size to a local file",
                 )
         return b"".join(parts), ""
 
@@ -548,7 +548,7 @@ def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:
     ``address`` is the folder's address, with or without its last slash. An empty address is the current folder.
     """
     if is_stream(address):
-        raise UsageError(f"{address} is no folder")
+        raise UsageError(f"{address} is not a folder")
     if not is_local(address):
         from wdscli.storage.remote import entries_in
 

@@ -196,7 +196,9 @@ def check_count(text: str, error: type[InputError] | type[UsageError]) -> None:
     for first, last, step in _RANGE.findall(text):
         total *= abs(whole_number(last) - whole_number(first)) // max(1, abs(whole_number(step or "1"))) + 1
         if total > MAX_NAMES:
-            raise error(f"{text} expands to more than {MAX_NAMES} names", hint="are the numbers right?")
+            raise error(
+                f"{text} expands to more than {MAX_NAMES} names", hint="check the numbers in the braces"
+            )
 
 
 def expand_braces(text: str, error: type[InputError] | type[UsageError]) -> list[str]:
@@ -336,7 +338,7 @@ def _check_suffix(text: str) -> None:
     """Raise UsageError if a file name does not have the suffix of a shard."""
     if text.endswith(".Z"):
         raise UsageError(
-            f"cannot write {text}: compress(1) is read by few programs", hint="name it .tar.gz or .tar.zst"
+            f"cannot write {text}: few programs read files of compress(1)", hint="name it .tar.gz or .tar.zst"
         )
     if text.endswith((".zip", ".7z", ".rar")):
         raise UsageError(f"cannot write {text}: shards are tar archives", hint="name it .tar or .tar.zst")
@@ -413,11 +415,14 @@ class OutputPattern:
         ('out/train-1.tar.zst', 'out/manifest.json')
         """
         if is_stream(text):
-            raise UsageError(f"{NAME} cannot name the shards of a command", hint=f"-o 'out/{NAME}.tar.zst'")
+            raise UsageError(
+                f"{NAME} cannot name shards that a command receives", hint=f"-o 'out/{NAME}.tar.zst'"
+            )
         pattern = cls.parse(text.replace(NAME, ""))
         if text.count(NAME) != 1 or not pattern.single or pattern.is_stream:
             raise UsageError(
-                f"{text} needs {NAME} once, and no other field or braces", hint=f"-o 'out/{NAME}.tar.zst'"
+                f"{text} needs {NAME} exactly once, and no other field or braces",
+                hint=f"-o 'out/{NAME}.tar.zst'",
             )
         before, _, after = text.replace("%%", "%").partition(NAME)
         return cls(text, _Parts(before), [before + name + after for name in names], False)
@@ -540,7 +545,5 @@ def _parts(text: str, hint: str) -> _Parts:
     start, end = fields[0].span()
     field = text[start:end]
     if len(field) > 8 or int(field.strip("%d") or 0) > MAX_DIGITS:
-        raise UsageError(
-            f"a shard's number of more than {MAX_DIGITS} digits: {text[:80]}", hint="%06d is the usual one"
-        )
+        raise UsageError(f"a shard's number of more than {MAX_DIGITS} digits: {text[:80]}", hint="use %06d")
     return _Parts(text[:start].replace("%%", "%"), field, text[end:].replace("%%", "%"))

@@ -197,7 +197,8 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | 
         entry = entry or retried(lambda: store.look(path), address)
         if entry.is_folder:
             raise InputIsFolderError(
-                f"cannot read {address}: it is a folder", hint=f"{address.rstrip('/')}/ names its shards"
+                f"cannot read {address}: it is a folder",
+                hint=f"use {address.rstrip('/')}/ for the shards in it",
             )
         if entry.size is None:
             return StreamSource(

@@ -278,7 +278,7 @@ class Attempts:
         """If the wait was long enough, warn that no data came."""
         if self.quiet_seconds <= 0:
             count_traffic(stalls=1)
-            self._say(f"no data came for {self._notice_seconds:g} s")
+            self._say(f"no data arrived for {self._notice_seconds:g} s")
 
     def _say(self, why: str) -> None:
         self._is_said = True
@@ -434,7 +434,7 @@ async def _unless_silent(
         while not task.done():
             left = landing.came_at + timeout_seconds - time.monotonic()
             if left <= 0:
-                raise Transient(f"no data came for {timeout_seconds:g} seconds")
+                raise Transient(f"no data arrived for {timeout_seconds:g} seconds")
             await asyncio.wait({task}, timeout=min(left, max(attempts.quiet_seconds, 0)))
             if not task.done():
                 attempts.notice()

@@ -166,7 +166,7 @@ def store_name() -> str:
     """Return the library that reads from S3: ``obstore`` or ``s3fs``. Raises UsageError for an impossible choice."""
     said = os.environ.get(STORE, "").strip().lower()
     if said not in ("", "fsspec", "obstore"):
-        raise UsageError(f"{STORE} is fsspec or obstore, not {said}")
+        raise UsageError(f"{STORE} must be fsspec or obstore, not {said}")
     if said == "fsspec":
         return "s3fs"
     missing = _why_missing()
@@ -532,7 +532,7 @@ class ObstoreS3(S3Store):
             self._note(bucket, failed=False)
             raise
         except (TimeoutError, asyncio.TimeoutError):
-            raise Transient(f"no data came for {seconds:g} seconds") from None
+            raise Transient(f"no data arrived for {seconds:g} seconds") from None
         except Exception:
             self._note(bucket, failed=True)
             return otherwise(path)

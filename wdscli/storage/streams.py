@@ -92,7 +92,9 @@ class StreamSource(Source):
 
     def _pass_to(self, offset: int) -> None:
         if offset < self._position:
-            raise InputError(f"cannot go back to byte {offset} of {self.name}: it is a stream and read once")
+            raise InputError(
+                f"cannot go back to byte {offset} of {self.name}: a stream can be read only once"
+            )
         while self._position < offset and self._next(min(offset - self._position, PIECE_BYTES)):
             pass
 
@@ -299,10 +301,10 @@ def refuse_terminal(address: str, descriptor: int, *, output: bool) -> None:
     """Refuse to read tar from a terminal, or to write tar to a terminal. If a redirection is forgotten, a read would
     wait forever."""
     if os.isatty(descriptor):
-        way, hint = "to", "wds ... > out.tar, or wds ... | command"
+        way, hint = "write a tar to", "wds ... > out.tar, or wds ... | command"
         if not output:
-            way, hint = "from", "wds ... - < in.tar, or command | wds ... -"
-        raise UsageError(f"no tar bytes {way} a terminal ({address})", hint=hint)
+            way, hint = "read a tar from", "wds ... - < in.tar, or command | wds ... -"
+        raise UsageError(f"cannot {way} a terminal ({address})", hint=hint)
 
 
 def widen_pipe(descriptor: int) -> None:

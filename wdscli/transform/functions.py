@@ -144,7 +144,7 @@ def _made(function: Callable[[Any], Any], is_batch: bool, samples: Sequence[Take
 def _iterated(found: Any) -> Iterable[Any]:
     if isinstance(found, Iterable) and not isinstance(found, (str, bytes)):
         return found
-    raise CallError(f"it gave a {type(found).__name__}, not a dictionary, None, or several dictionaries")
+    raise CallError(f"it returned a {type(found).__name__}, not a dictionary, None, or several dictionaries")
 
 
 def _plain(sample: Taken) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _plain(sample: Taken) -> dict[str, Any]:
 def _encoded(sample: Any, key: bytes | None) -> Made:
     """Return the new sample with encoded payloads. A sample without a key gets ``key``. Raises CallError."""
     if not isinstance(sample, Mapping):
-        raise CallError(f"it gave a {type(sample).__name__} among its samples, not a dictionary")
+        raise CallError(f"it returned a {type(sample).__name__} among its samples, not a dictionary")
     own = sample.get("__key__")
     if own is None and key is None:
         raise CallError("a sample of a batch has no __key__")

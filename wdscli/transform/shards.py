@@ -145,7 +145,8 @@ def transform_slice(task: SliceTask) -> SliceResult:
                 text = _explained(transform, some, error)
                 if transform.on_failure == "stop":
                     raise EngineError(
-                        text, hint="continue without these samples: --on-error skip, or --on-error keep"
+                        text,
+                        hint="to continue: --on-error skip leaves these samples out, --on-error keep keeps them",
                     ) from None
                 counts[KEPT if transform.on_failure == "keep" else FAILED] += len(some)
                 failures.append(text)
@@ -284,7 +285,7 @@ class TransformMaker(Maker):
         for failure in self._failures:
             progress.warn(failure)
         if unchanged := self._counts[KEPT]:
-            progress.warn(f"kept {unchanged} samples as they were, because their calls failed")
+            progress.warn(f"kept {unchanged} samples unchanged, because their calls failed")
         lacking = sum(self.dropped().values()) if self.transform.new_fields else 0
         if 0 < lacking < self._taken:
             progress.warn(f"{lacking} samples have no new fields: join both sets with wds merge --join left")
@@ -318,7 +319,7 @@ class TransformMaker(Maker):
             )
         if transform.new_fields and has_made_all and self._taken and self._taken == self._counts[NOTHING_NEW]:
             raise DataError(
-                "no call made a field that its sample does not have",
+                "no call made a new field: all fields already exist in their samples",
                 code="missing-field",
                 hint="give the new payloads names of their own, such as txt",
             )
@@ -431,7 +432,7 @@ def _twice(key: bytes, address: str) -> DataError:
         f'the key "{os.fsdecode(key)}" is made twice',
         code="duplicate-key",
         shard=address,
-        hint="keys must be unique: give each sample its own __key__, or with --multi each file its own name",
+        hint="keys must be unique: give each sample its own __key__; with --multi, give each file its own name",
     )
 
 

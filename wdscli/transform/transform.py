@@ -93,9 +93,9 @@ class Transform(NamedTuple):
             other = (
                 "--multi, which makes new keys" if self.multi else "--on-error keep, which writes old fields"
             )
-            raise UsageError(f"--new-fields excludes {other}", hint="leave one of them out")
+            raise UsageError(f"--new-fields cannot be combined with {other}", hint="leave one of them out")
         if self.kind == "resize" and self.mode != "no" and self.size < 1:
-            raise UsageError("--resize takes a number of pixels", hint="--resize 256")
+            raise UsageError("--resize needs a number of pixels", hint="--resize 256")
         if self.quality is not None and not 1 <= self.quality <= 100:
             raise UsageError(f"the quality of --format must be 1 to 100, not {self.quality}")
         if self.kind != "resize" and not self.what.strip():

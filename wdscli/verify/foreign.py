@@ -161,7 +161,9 @@ def _said_by_parquet(place: str, ledger: Ledger) -> dict[str, SetFile]:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         ledger.add(
-            "unchecked", "it was not compared: Parquet needs an extra", hint="pip install 'wdscli[parquet]'"
+            "unchecked",
+            "it was not compared: Parquet needs extra packages",
+            hint="pip install 'wdscli[parquet]'",
         )
         return {}
     try:

@@ -319,7 +319,7 @@ def repair(
         if target.pattern.count not in (None, len(found.writes)):
             raise UsageError(
                 f"{output} names {target.pattern.count} shards, but {len(found.writes)} can be saved",
-                hint="repaired-%06d.tar names as many as needed",
+                hint="use repaired-%06d.tar for any number of shards",
             )
         infos: list[ShardInfo] = []
         if not dry_run:
@@ -404,7 +404,7 @@ def check_repair(
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(
             f"{output} is for one shard, but {len(addresses)} shards need repair",
-            hint="repaired-%06d.tar names as many as needed",
+            hint="use repaired-%06d.tar for any number of shards",
         )
     target.check(addresses)
     return addresses, target

@@ -14,7 +14,7 @@ from wdscli.units import human_size
 
 @panel("Measurement")("""
     decode: --decoder HOW  Decode as the loader's decode(HOW) does: pil, rgb8, torchrgb, ... Default: raw bytes.
-    workers: -j, --jobs N  Number of DataLoader worker processes. With 0, the default, this process itself reads,
+    workers: -j, --jobs N  Number of DataLoader worker processes. With 0, the default, the command itself reads,
         without torch.
     --threads N  Number of decoding threads in each process.
     --batch N  Number of samples in a batch; 0 for single samples.

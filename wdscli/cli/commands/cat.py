@@ -272,7 +272,7 @@ def _check_tar_options(
     if given:
         raise UsageError(
             f"{instead} cannot be combined with {given[0]}",
-            hint=f"leave {given[0]} out; it applies only to a tar",
+            hint=f"leave {given[0]} out; it works only for tar output",
         )
 
 

@@ -124,12 +124,14 @@ class SourceOptions(NamedTuple):
         if len(given) > 1:
             names = " and ".join(kind for kind, _ in given)
             raise UsageError(
-                f"the sources of --from have several kinds: {names}",
-                hint="make a set from each, then join the sets with wds merge",
+                f"--from cannot mix sources of different kinds: {names}",
+                hint="make a set from each source, then join the sets with wds merge",
             )
         folders = self.named("images")
         if len(folders) > bool(self.named("coco")):
-            raise UsageError("--from images:FOLDER works only once, and only with --from coco:FILE")
+            raise UsageError(
+                "give --from images:FOLDER at most once, and only together with --from coco:FILE"
+            )
         images = next(iter(folders), None)
         if given:
             [(kind, addresses)] = given

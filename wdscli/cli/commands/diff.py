@@ -17,7 +17,7 @@ _MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
     --keys-only  Compare only keys and their order.
     --fields EXT,...  Compare only these fields. Globs are allowed. Repeatable.
     --ignore-order  Ignore the order of samples and the boundaries of shards.
-    -j, --jobs N  Number of processes. Default: chosen by the amount of work.
+    -j, --jobs N  Number of processes. Default: depends on the amount of work.
     """)
 class DiffOptions(NamedTuple):
     """The options that decide what counts as a difference."""
@@ -34,7 +34,7 @@ def diff(
     a: Annotated[
         str, typer.Argument(metavar="A", help="A set: a folder, a manifest, a glob, braces, a shard, a URL.")
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The set to compare it with.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The set that is compared with A.")],
     options: DiffOptions,
     general: GeneralOptions,
 ) -> int:

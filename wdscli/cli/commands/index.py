@@ -34,7 +34,7 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
     --check  List missing and stale files, and write nothing. This compares all headers. Exit status 1 if there are
         such files.
     -n, --dry-run  Print what would be written, and write nothing.
-    -j, --jobs N  Number of processes. Default: chosen by the amount of work.
+    -j, --jobs N  Number of processes. Default: depends on the amount of work.
     """)
 class IndexOptions(NamedTuple):
     """The options about the written files."""
@@ -54,7 +54,7 @@ class IndexOptions(NamedTuple):
         if self.dialect and (self.output or self.no_manifest or self.no_index):
             raise UsageError(
                 "--for writes only the index of another program, not wdscli's manifest and index",
-                hint="leave out -o, --no-manifest and --no-index, or run the command twice",
+                hint="leave out -o, --no-manifest and --no-index, or run wds index again without --for",
             )
         if self.no_manifest and (self.output or self.no_index):
             raise UsageError(

@@ -171,22 +171,28 @@ def _check_lists(show: ShowOptions) -> None:
     """Raise UsageError for options that exclude each other."""
     check_batch(show.batch, changed_options(show._replace(batch=BatchOptions())))
     if len(show.lists) > 1:
-        raise UsageError(f"{' and '.join(show.lists)} are different lists", hint="choose one of them")
+        raise UsageError(f"{' and '.join(show.lists)} print different lists", hint="choose one of them")
     if show.long and show.lists not in ([], ["--by member"]):
-        raise UsageError("-l works only for samples and members", hint=f"leave out -l or {show.lists[0]}")
+        raise UsageError(
+            "-l works only for lists of samples or members", hint=f"leave out -l or {show.lists[0]}"
+        )
     if show.to is None:
         if show.column or show.force:
             option = "--column" if show.column else "--force"
-            raise UsageError(f"{option} needs --to", hint="--to csv writes to standard output")
+            raise UsageError(f"{option} needs --to", hint="add --to csv to print a table")
         return
     if show.place[0] not in ("csv", "tsv", "parquet"):
-        raise UsageError(f"--to {show.to}: a list is csv, tsv or parquet", hint="--json prints JSON Lines")
+        raise UsageError(
+            f"--to {show.to}: wds ls writes only csv, tsv or parquet", hint="use --json to print JSON Lines"
+        )
     if show.counted and show.column:
-        raise UsageError("--column works only for a table of samples", hint="leave out --column or --count")
+        raise UsageError(
+            "--column works only for a table with one row per sample", hint="leave out --column or --count"
+        )
     others = ["-l"] * show.long + ["--bytes"] * show.exact + show.lists
     if others and others != ["--count"]:
         raise UsageError(
-            "a table has one row for each sample (with --count, for each value), and sizes in bytes",
+            "a table has one row per sample (with --count, per value); sizes are in bytes",
             hint=f"leave out {others[0]}",
         )
 
@@ -489,8 +495,7 @@ def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
         out.warn(remark)
     odd = {kind: count for kind, count in report.ignored.items() if kind in KIND_NAMES[REGULAR + 2 :]}
     if odd:
-        count = plural(sum(odd.values()), "member")
-        out.warn(f"{count} of kinds that samples cannot have: {_counts(odd)} (`wds verify` lists them)")
+        out.warn(f"members that are not regular files: {_counts(odd)} (`wds verify` lists them)")
     kept = f", {plural(report.samples, 'sample')} selected" if report.samples else ""
     out.note(f"read {plural(report.shards, 'shard')}{kept}")
     if report.ignored:

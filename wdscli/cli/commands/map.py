@@ -36,8 +36,9 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
         leaves smaller pictures unchanged. Example: 256,center_crop,shrink.
     --format FORMAT[:N]  Encode pictures in this format: jpg, png, webp. N is the quality of JPEG and WebP, from 1 to
         100 (default: 95). :N alone keeps the format. Default: pictures keep their format.
-    --cmd CMD  Run CMD for each sample. CMD starts in a folder with the files sample.FIELD. When CMD ends, the files in
-        this folder are the new sample. If the folder is empty, the sample is dropped.
+    --cmd CMD  Run CMD for each sample. CMD runs in a folder that contains the sample's fields as files named
+        sample.FIELD. When CMD ends, the files in this folder are the new sample. If the folder is empty, the sample
+        is dropped.
     --filter FIELD CMD  Pipe the payload of FIELD through CMD.
     --python FUNCTION  Call module:function, or file.py:function. Its argument is the sample as a dictionary. It
         returns a dictionary, None, or several dictionaries.
@@ -104,7 +105,9 @@ class MapOptions(NamedTuple):
         for text in self.resize or ():
             for word in text.split(","):
                 if not (word == "shrink" or word in _MODES or word.isdecimal()):
-                    raise UsageError(f"--resize {text}: not PIXELS, a mode, or shrink", hint=_RESIZE_HINT)
+                    raise UsageError(
+                        f"--resize {text}: expected PIXELS, a mode, or shrink", hint=_RESIZE_HINT
+                    )
                 name = "only_if_bigger" if word == "shrink" else "mode" if word in _MODES else "size"
                 if name in ("size", "mode") and name in found:
                     raise UsageError(
@@ -113,13 +116,13 @@ class MapOptions(NamedTuple):
                     )
                 found[name] = int(word) if name == "size" else name == "only_if_bigger" or word
         if self.resize and "size" not in found:
-            raise UsageError("--resize takes a number of pixels", hint=_RESIZE_HINT)
+            raise UsageError("--resize needs a number of pixels", hint=_RESIZE_HINT)
         for text in self.format or ():
             form, _, quality = text.partition(":")
             if (form and form not in _FORMATS) or (quality and not quality.isdecimal()):
                 raise UsageError(
                     f"--format {text}: no such format",
-                    hint=f"{', '.join(_FORMATS)}, with a quality as in jpg:90",
+                    hint=f"{', '.join(_FORMATS)}; a quality may follow: jpg:90",
                 )
             found |= {"format": form} if form else {}
             found |= {"quality": int(quality)} if quality else {}

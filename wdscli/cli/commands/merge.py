@@ -102,7 +102,7 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
         for name, value in (("weights", sets.weights), ("stop", sets.stop)):
             if value:
                 raise UsageError(
-                    f"--{name} does not work with a join: its samples are in the order of the first set",
+                    f"--{name} cannot change the order of a join: samples are in the order of the first set",
                     hint=f"leave out --{name}, or join the sets first",
                 )
         reorder(out, request, how, dry_run=output.dry_run)

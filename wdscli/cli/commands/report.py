@@ -27,9 +27,9 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
     --samples N|N:M  Show N samples on the page. Read the payloads of M samples for classes, texts and picture sizes.
         Default: 48:100000.
     --seed N  Seed for the choice of samples and for --sample.
-    --skip images|checks,...  Leave out a part: images (also sound and film), or checks. Repeatable.
+    --skip images|checks,...  Leave out a part of the page: images (includes audio and video), or checks. Repeatable.
     --decode  Also check that every payload can be decoded.
-    -j, --jobs N  Number of processes. Default: chosen by the amount of work.
+    -j, --jobs N  Number of processes. Default: depends on the amount of work.
     """)
 class PageOptions(NamedTuple):
     """The options about the page and its address."""
@@ -69,7 +69,7 @@ class PageOptions(NamedTuple):
                 or looked.strip("0") == "" != looked
             ):
                 raise UsageError(
-                    f"--samples {text}: not N or N:M", hint="--samples 48, or --samples 48:100000"
+                    f"--samples {text}: expected N or N:M", hint="--samples 48, or --samples 48:100000"
                 )
             shown = whole_number(cards) if cards else shown
             read = whole_number(looked) if looked else read

@@ -106,7 +106,8 @@ def run(*, plan: File, how: RunOptions, general: GeneralOptions) -> None:
         if how.task is not None or how.finish:
             option = "--finish" if how.task is None else "--task"
             raise UsageError(
-                f"{option} needs a plan, and this is a dSort job", hint="name a file that --plan wrote"
+                f"{option} works only for a plan, but FILE is a dSort job",
+                hint="name a file that --plan wrote",
             )
         _run_job(out, plan, how, general)
         return

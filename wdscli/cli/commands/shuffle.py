@@ -47,7 +47,7 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more:
         raise UsageError("--window needs --measure", hint="add --measure")
     if order.quality and output.output == "-" and not output.dry_run:
         raise UsageError(
-            "--measure and the shard cannot share standard output", hint="-o out-%06d.tar, or -n"
+            "--measure and the shard cannot both go to standard output", hint="-o out-%06d.tar, or -n"
         )
     out, request = read_options(shards, output, more, own_seed=True)
     if not order.quality:

@@ -31,7 +31,7 @@ class PartOptions(NamedTuple):
 
 @grouped
 def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: ReorderOptions) -> None:
-    """Cut a set into other shards, or divide it into parts.
+    """Rewrite a set with other shard sizes, or divide it into parts.
 
     Samples stay in input order. {part} in OUT is the name of the part; each part is a set with its own manifest.
     Shards hold at most 1 GB unless their size is given. -o NAME.json writes a view, which copies no bytes.
@@ -49,7 +49,10 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
     fields = [text for text in parts.by or () if not text.startswith("@")]
     lists = tuple(text[1:] for text in parts.by or () if text.startswith("@"))
     if len(fields) > 1 or (fields and lists):
-        raise UsageError("--by was given twice", hint="only lists may be repeated: --by @FILE --by @FILE")
+        raise UsageError(
+            "--by FIELD was given more than once",
+            hint="give --by FIELD once; only lists may be repeated: --by @FILE --by @FILE",
+        )
     missing = "drop" if parts.missing == "skip" else parts.missing
     options = {**parts._asdict(), "by": next(iter(fields), None), "by_map": lists, "missing": missing}
     order = split_order(request, SplitOptions(**options))

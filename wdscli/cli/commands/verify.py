@@ -27,13 +27,13 @@ from wdscli.verify.set import verify as run
     --checksums  Compare every byte with the checksums of the manifest.
     --require EXT,...  Fields that every sample must have. If every sample has a field according to the manifest, the
         field is always required.
-    profile: --for READER  Also check for this reader: webdataset, hf, dali or energon. Repeatable.
+    profile: --for READER  Also check the rules of this reader: webdataset, hf, dali or energon. Repeatable.
     --absent LIST  Check that no sample has a key that LIST contains. LIST has one key per line, or is a table with a
         column key. Exit with 1 if a sample has such a key.
     --report FILE  With --absent: write a proof as JSON. The proof names the searched shards and the keys found.
     --strict  Exit with 1 even if there are only warnings.
     --max-findings N  List N findings of each kind, and count the rest.
-    -j, --jobs N  Number of processes. Default: chosen by the amount of work.
+    -j, --jobs N  Number of processes. Default: depends on the amount of work.
     """)
 class CheckOptions(NamedTuple):
     """The options about checks and reported findings."""

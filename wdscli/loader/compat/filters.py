@@ -182,7 +182,7 @@ class FluidWrapper(Iterated[Item]):
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("the length is unknown; set one by with_length(n)")
+            raise TypeError("the length is unknown; set it with with_length(n)")
         return self._length
 
     def __repr__(self) -> str:
@@ -229,7 +229,7 @@ class FluidWrapper(Iterated[Item]):
         """Raises UsageError."""
         raise UsageError(
             f"the position in {self!r} cannot be saved",
-            hint="plain generators cannot be resumed; wds.WebDataset(urls) with its stages can",
+            hint="plain generators cannot be resumed, but wds.WebDataset(urls) and its stages can",
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:

@@ -32,7 +32,8 @@ class _Schemes(UserDict[str, Callable[..., Any]]):
 
     def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
         warnings.warn(
-            f"gopen_schemes[{name!r}]: WebDataset reads {name}: addresses by this function, from front to back",
+            f"gopen_schemes[{name!r}]: WebDataset opens {name}: addresses with this function "
+            "and reads them sequentially",
             stacklevel=2,
         )
         super().__setitem__(name, function)
@@ -116,7 +117,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **kw: Any) -> Any:
     if mode != "rb":
         raise UsageError(
             f'gopen(mode="{mode}"): gopen only reads',
-            hint="wds.TarWriter(address) or wds.ShardWriter(pattern) write samples, open(path, mode) any file",
+            hint="write samples with wds.TarWriter or wds.ShardWriter, and other files with open(path, mode)",
         )
     if url == "-":
         return sys.stdin.buffer

@@ -140,7 +140,7 @@ class ResampledShards(_Shards):
         self.given: Any = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
         self.urls = expand_source(self.given, max_urls)
         if empty_check and not self.urls:
-            raise InputError("ResampledShards() without shards", hint="empty_check=False allows this")
+            raise InputError("ResampledShards() has no shards", hint="empty_check=False allows this")
         self.nshards, self.seed, self.deterministic = nshards, seed, deterministic
         self.worker_seed = worker_seed or pytorch_worker_seed
         self.epoch = -1
@@ -197,7 +197,7 @@ class MultiShardSample(_Shards):
 def _want_names(spec: dict[str, Any], names: str) -> None:
     unknown = set(spec) - set(names.split())
     if unknown:
-        raise UsageError(f"a specification has no {', '.join(sorted(unknown))}", hint=names)
+        raise UsageError(f"a specification cannot have the field {', '.join(sorted(unknown))}", hint=names)
 
 
 def _source(spec: dict[str, Any], one: dict[str, Any]) -> tuple[list[str], int, int]:
@@ -461,8 +461,8 @@ class _Samples:
         for shard in shards:
             if not isinstance(shard, dict) or "url" not in shard:
                 raise UsageError(
-                    f'tarfile_to_samples() of {shard!r:.80}: shards are {{"url": ...}}',
-                    hint="SimpleShardList(urls), or a generator that yields {'url': ...}",
+                    f'tarfile_to_samples() cannot read {shard!r:.80}: shards are {{"url": ...}}',
+                    hint="use SimpleShardList(urls), or a generator that yields {'url': ...}",
                 )
             try:
                 try:

@@ -111,13 +111,15 @@ def _edges(buckets: Any, size: int) -> tuple[tuple[float, ...], tuple[int, ...]]
     if not isinstance(buckets, Mapping):
         edges = tuple(map(float, buckets))
         if any(first >= second for first, second in pairwise(edges)):
-            raise UsageError(f"buckets={list(buckets)}: edges must rise", hint="buckets=[0.8, 1.25]")
+            raise UsageError(f"buckets={list(buckets)}: the edges must increase", hint="buckets=[0.8, 1.25]")
         return edges, (size,) * (len(edges) + 1)
     found: list[float] = []
     sizes = [0]
     for (first, end), of_range in sorted(buckets.items()):
         if first >= end or (found and first < found[-1]):
-            raise UsageError(f"buckets: ({first}, {end}) is empty or overlaps", hint="{(0, 256): 128, ...}")
+            raise UsageError(
+                f"buckets: ({first}, {end}) is empty or overlaps another bucket", hint="{(0, 256): 128, ...}"
+            )
         if found and first == found[-1]:
             sizes.pop()
         else:

@@ -81,7 +81,7 @@ def shares_of(weights: Sequence[Weight]) -> tuple[int, ...]:
 def check_stop(stop: str) -> None:
     """Raise UsageError if the value is not a :data:`Stop`."""
     if stop not in ("first", "all", "repeat"):
-        raise UsageError(f'no such stop: "{stop}"', hint='"first", "all" or "repeat"')
+        raise UsageError(f'invalid value for stop=: "{stop}"', hint='"first", "all" or "repeat"')
 
 
 def exact(weight: Weight, what: str = "weight") -> Fraction:
@@ -278,7 +278,7 @@ class Changing:
         points = [*points, (points[-1][0] + 1, points[-1][1])]
         self._steps: I64 = numpy.array([step for step, _ in points], dtype=numpy.int64)
         if size * LARGEST * int(numpy.diff(self._steps).max()) >= ENDLESS:
-            raise UsageError(f"weights={points[:-1]}: too many steps between two of them")
+            raise UsageError(f"weights={points[:-1]}: two changes of weights are too many steps apart")
         self._bounds: I64 = numpy.array([[0, *accumulate(shares)] for _, shares in points], dtype=numpy.int64)
         self._size, self._sets = size, len(points[0][1])
         self._key = None if seed is None else key(seed, MIX, 0)

@@ -93,7 +93,9 @@ class Values(NamedTuple):
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> F64:
         if not isinstance(self.expression, str):
-            raise UsageError(f"values by set, {dict(self.expression)}, are for a mix", hint='"json.tokens"')
+            raise UsageError(
+                f"one value per set is allowed only for a mix: {dict(self.expression)}", hint='"json.tokens"'
+            )
         found: F64 = numpy.empty(len(shards))
         order = rising(shards)
         inside = shards[order]

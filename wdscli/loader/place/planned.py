@@ -85,7 +85,10 @@ class Plan:
         """The number of batches in the epoch. All windows are planned once to count them. Raises UsageError for an
         endless epoch."""
         if self.length >= ENDLESS:
-            raise UsageError("an endless epoch has no number of batches", hint="with_epoch(samples=n)")
+            raise UsageError(
+                "an endless epoch has no last batch, so its batches cannot be counted",
+                hint="with_epoch(samples=n)",
+            )
         with self._lock:
             for window in range(max(self._firsts), self._windows):
                 self._count(window)
@@ -169,7 +172,7 @@ class Plans:
             return self.rule._replace(together=world)
         if self.rule.together > 1 and self.rule.together % world:
             raise UsageError(
-                f"same_bucket={self.rule.together} is not a multiple of {world} ranks",
+                f"same_bucket={self.rule.together} is not a multiple of the number of ranks, {world}",
                 hint="same_bucket=True",
             )
         return self.rule

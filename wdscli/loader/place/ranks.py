@@ -53,7 +53,7 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
     if rank is None and world is None:
         found = (0, 1) if is_dealt_out() else launched_rank() or (0, 1)
     elif rank is None or world is None:
-        raise UsageError("rank and world_size belong together", hint="give both or neither")
+        raise UsageError("rank= and world_size= work only together", hint="give both or neither")
     else:
         found = want_whole("rank", rank), want_whole("world_size", world)
     if not 0 <= found[0] < found[1]:
@@ -74,7 +74,7 @@ def launched_rank() -> tuple[int, int] | None:
             except ValueError:
                 raise UsageError(
                     f"{rank}={os.environ[rank]} and {world}={os.environ[world]} are not numbers",
-                    hint="unset them, or give rank= and world_size=",
+                    hint="unset both variables, or give rank= and world_size=",
                 ) from None
     return None
 
@@ -114,7 +114,7 @@ class TorchIterable:
 
     def __getitem__(self, place: Any) -> Any:
         raise UsageError(
-            f"a {type(self).__name__} has no samples by number: iterate it",
+            f"a {type(self).__name__} cannot return samples by number; iterate over it",
             hint="import torch.utils.data before the dataset is made, or use IndexedDataset for samples by number",
         )
 
@@ -256,7 +256,7 @@ EXACT = Split()
 def several_nodes(world: int) -> UsageError:
     return UsageError(
         f"single_node_only does not work with {world} ranks",
-        hint="nodesplitter=wds.split_by_node shares the samples among them, nodesplitter=None gives all to each",
+        hint="split_by_node divides the samples among the nodes; nodesplitter=None gives every node all samples",
     )
 
 
@@ -312,7 +312,9 @@ def non_empty(src: Iterable[Any], group: Any) -> Iterator[Any]:
         empty = False
         yield item
     if empty:
-        raise DataError("non_empty: no items", hint="are there fewer shards than workers?")
+        raise DataError(
+            "non_empty: no items", hint="check that the number of shards is at least the number of workers"
+        )
 
 
 def name_of(splitter: Any) -> str | None:

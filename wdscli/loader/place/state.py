@@ -52,7 +52,7 @@ class Place(NamedTuple):
         try:
             if state["wdscli"] != STATE_VERSION:
                 raise UsageError(
-                    f"the state has version {state['wdscli']}, this wdscli reads {STATE_VERSION}"
+                    f"the state has version {state['wdscli']}, but this wdscli reads version {STATE_VERSION}"
                 )
             place = cls(int(state["epoch"]), int(state["next"]), int(state.get("item", 0)))
             worker, topology = (
@@ -61,7 +61,7 @@ class Place(NamedTuple):
         except (KeyError, TypeError, ValueError):
             raise _no_state() from None
         if min(place[:3]) < 0:
-            raise UsageError("this is no state of a wdscli loader: it has a negative number")
+            raise UsageError("this is not the state of a wdscli loader: it has a negative number")
         return place._replace(worker=worker, topology=topology)
 
 
@@ -71,7 +71,7 @@ def _pair(values: Any) -> tuple[int, int]:
 
 
 def _no_state() -> UsageError:
-    return UsageError("this is no state of a wdscli loader", hint="pass the result of state_dict()")
+    return UsageError("this is not the state of a wdscli loader", hint="pass the result of state_dict()")
 
 
 def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, world: int) -> None:
@@ -97,7 +97,8 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
         if isinstance(state.get("batch"), int) and state["batch"] % world == 0 and state["batch"]:
             hint = f"{world} ranks resume exactly with batches of {state['batch'] // world}; {hint}"
         raise UsageError(
-            f"the state was saved with batches of {state.get('batch')} samples over all ranks, this loader has {batch}",
+            f"the state was saved with batches of {state.get('batch')} samples over all ranks, "
+            f"but this loader has {batch}",
             hint=hint,
         )
 
@@ -143,7 +144,7 @@ def of_loader(state: Any) -> Any:
     if state.get("_steps_since_snapshot"):
         raise UsageError(
             "this state of a StatefulDataLoader was not saved at the last step",
-            hint="StatefulDataLoader(..., snapshot_every_n_steps=1), which is its default",
+            hint="use StatefulDataLoader(..., snapshot_every_n_steps=1), which is the default",
         )
     batches = sorted(place.batch for place in places)
     together = len({place.epoch for place in places}) == 1 and batches == [
@@ -151,8 +152,8 @@ def of_loader(state: Any) -> Any:
     ]
     if not together or any(place.item or place.topology for place in places):
         raise UsageError(
-            "the workers in this state of a StatefulDataLoader have not made consecutive batches",
-            hint="resume by its own load_state_dict() with the same number of workers; WebLoader takes any number",
+            "this state of a StatefulDataLoader has batches that do not follow each other",
+            hint="call load_state_dict() of a StatefulDataLoader with the same number of workers",
         )
     return {**{name: value for name, value in states[0].items() if name != "worker"}, "next": batches[0]}
 
@@ -182,12 +183,12 @@ def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
         theirs, ours = start.topology[1], None if topology is None else topology[1]
         if theirs not in (ANY, ours):
             raise UsageError(
-                f"the state has the batches of {theirs} workers, and this loader has {ours or 1}",
+                f"the state has the batches of {theirs} workers, but the number of workers is now {ours or 1}",
                 hint="with_epoch(samples=) and with_epoch(batches=) resume with any number of workers",
             )
         return
     if (start.item or start.topology is not None) and start.topology != topology:
         raise UsageError(
-            f"the state is of {start.topology} ranks and workers, and this run has {topology}",
-            hint="streams, and stages after a generator in compose(), resume only with the same numbers",
+            f"the state was saved by {start.topology} ranks and workers, but this run has {topology}",
+            hint="use the same numbers: streams, and stages after a generator in compose(), need them to resume",
         )

@@ -229,7 +229,7 @@ class Catalog:
                     code="missing-value",
                     shard=self.addresses[shard],
                     member=self.table(shard).key(int(lacking[0])),
-                    hint="add a row to the table, or leave such samples out by where= or keys=",
+                    hint="add a row to the table, or leave such samples out with where= or keys=",
                 )
 
     def values(self, number: int, expression: str) -> F64:
@@ -377,10 +377,10 @@ class Catalog:
         counted = self.held(number)
         if index is None or index.samples != counted:
             raise DataError(
-                f"{'no' if index is None else index.samples} samples where {counted} were counted",
+                f"{'no' if index is None else index.samples} samples, but {counted} were counted before",
                 code="changed",
                 shard=self.addresses[number],
-                hint="the shard was changed since the set was opened, or the manifest is of another set",
+                hint="the shard was changed since the set was opened, or the manifest belongs to another set",
             )
         promised = 0 if self._digests is None else int(self._digests[number])
         if promised and _short(index.digest) != promised:

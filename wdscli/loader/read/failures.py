@@ -97,7 +97,7 @@ def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Co
             reasons = ", ".join(f"{reason} {number}" for reason, number in by_reason.items())
             warnings.warn(
                 f"worker {worker} skipped {sum(by_reason.values())} samples ({reasons}); "
-                "stats() of the main process counts those of WebLoader's workers only",
+                "only with WebLoader does stats() in the main process count them",
                 stacklevel=2,
             )
 
@@ -263,7 +263,9 @@ class Policy:
 
     def __init__(self, on_error: OnError, counts: Counts, handler: Handler = reraise_exception) -> None:
         if on_error not in ("raise", "skip", "substitute"):
-            raise UsageError(f'no such on_error: "{on_error}"', hint='"raise", "skip" or "substitute"')
+            raise UsageError(
+                f'invalid value for on_error=: "{on_error}"', hint='"raise", "skip" or "substitute"'
+            )
         self.on_error = on_error
         self._handler = handler
         self._counts = counts
@@ -359,7 +361,7 @@ class Replacing(NamedTuple):
             if type(sample) is not Failed:
                 with suppress(Replaced):
                     return self.each(sample)
-        raise DataError("no substitute can be read for an unreadable sample", shard=shard) from error
+        raise DataError("found no readable sample to replace an unreadable one", shard=shard) from error
 
 
 def as_it_is(sample: Any) -> list[Any]:

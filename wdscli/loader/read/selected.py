@@ -107,7 +107,7 @@ class Filter(NamedTuple):
             drawn = f"{drawn:.12f}"
         if where is not None and not isinstance(where, str):
             raise UsageError(
-                f"where= is an expression as text, not a {type(where).__name__}",
+                f"where= must be an expression as text, not a {type(where).__name__}",
                 hint="pass a function of samples to select()",
             )
         with in_code():
@@ -181,7 +181,7 @@ class _Payloads:
         at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
         if batch.sizes[at] > DECODED_BYTES:
             raise DataError(
-                f"a payload of more than {DECODED_BYTES} bytes is not decoded, here {batch.sizes[at]}",
+                f"a payload of {batch.sizes[at]} bytes is not decoded: the limit is {DECODED_BYTES} bytes",
                 code="undecodable",
                 shard=self._address,
                 offset=batch.starts[at],
@@ -282,7 +282,8 @@ class FilteredCatalog(Catalog):
         places = self._chosen.kept(self, shard).places
         if len(places) != int(self.counts[shard]):
             raise DataError(
-                f"{len(places)} samples are selected; when the set was opened, {int(self.counts[shard])} were",
+                f"{len(places)} samples are selected, "
+                f"but {int(self.counts[shard])} were selected when the set was opened",
                 code="changed",
                 shard=self.addresses[shard],
                 hint="the shard or its index was changed since the set was opened",

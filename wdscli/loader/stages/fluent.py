@@ -152,7 +152,7 @@ class PerSample(Generic[Item]):
     def map_dict(self: Self, /, handler: Handler = reraise_exception, **functions: Function) -> Self:
         """Apply a function to each named field: ``map_dict(jpg=resize, cls=int)``. Samples are copied, not changed."""
         if not functions:
-            raise TypeError("map_dict() without a field")
+            raise TypeError("map_dict() needs at least one field")
         for name, function in functions.items():
             want_callable(function, f"map_dict({name}=)")
         return self._guarded("map_dict", partial(per_sample.map_dict, functions), handler)
@@ -377,8 +377,8 @@ class Fluent(PerSample[Item]):
         if groups != ((None, (), False), (None, None, None)) or window != WINDOW:
             if batchsize != BATCH_SAMPLES and (budget is not None or isinstance(buckets, Mapping)):
                 raise UsageError(
-                    f"batched({batchsize}) also has a budget or sizes of buckets",
-                    hint=f"leave out {batchsize}",
+                    f"batched({batchsize}) has a batch size, but also a budget or sizes of buckets",
+                    hint=f"leave out the batch size {batchsize}",
                 )
             rule = rule_of_batches(batchsize, partial, want_whole("batched: window", window, 1), *groups)
             return self._planned(rule, collation_fn or list)
@@ -419,14 +419,16 @@ class Fluent(PerSample[Item]):
         """Return the same dataset with batches that are planned by a rule."""
         if self.is_stream or self.pipeline.generators or self.pipeline.batch is not None:
             why = (
-                "after another batched()" if self.pipeline.batch is not None else "of a stream or a generator"
+                "cannot follow another batched()"
+                if self.pipeline.batch is not None
+                else "cannot follow a stream or a generator"
             )
-            hint = "they need shards with random access, and come before compose() and unbatched()"
+            hint = "it needs shards with random access, and must come before compose() and unbatched()"
             raise UsageError(f"{rule.name} {why}", hint=hint)
         if self._replaces:
             raise UsageError(
-                f'{rule.name} with on_error="substitute": a substitute may have another length',
-                hint='with on_error="skip" the batch becomes smaller',
+                f'{rule.name} does not work with on_error="substitute": a substitute may have another length',
+                hint='use on_error="skip"; the batch then becomes smaller',
             )
         made = self._with(pipeline=self.pipeline._replace(batch=BatchStage(1, collate, True, Plans(rule))))
         made._prepare(Values(rule.value))
@@ -436,7 +438,7 @@ class Fluent(PerSample[Item]):
         """Find the values of all samples before workers start, so that each worker need not find them. Raises
         UsageError, DataError."""
         raise UsageError(
-            f"a {type(self).__name__} makes no batches by values", hint="call batched() on its dataset"
+            f"a {type(self).__name__} cannot make batches by values", hint="call batched() on its dataset"
         )
 
     def listed(self: Whole, batchsize: int, partial: bool = True) -> Whole:
@@ -530,8 +532,8 @@ class Fluent(PerSample[Item]):
         if self.pipeline.generators or chooses or self.is_stream:
             if min(start or 0, stop or 0) < 0:
                 raise UsageError(
-                    f"slice{args} counts from the end, which is unknown after select(), generators and streams",
-                    hint="slice a set before select() and generators, or use numbers from 0 on",
+                    f"slice{args} counts from the end, which is unknown for streams, and after select() or generators",
+                    hint="slice the set before select() or any generator stage, or use non-negative indices",
                 )
             return self._through(Islice(chosen))
         if self.pipeline.batch is None:
@@ -558,7 +560,9 @@ class Fluent(PerSample[Item]):
         )
         span = Epochs(None, items if items > 0 else None)
         if (items > 0) + (samples is not None) + (batches is not None) > 1:
-            raise UsageError("with_epoch() takes one length", hint="give samples=, batches= or a number")
+            raise UsageError(
+                "with_epoch() needs exactly one length", hint="give samples=, batches= or a number"
+            )
         if samples is not None:
             span = Epochs(None, want_whole("with_epoch: samples", samples, 1), "all", samples=True)
         if batches is not None:

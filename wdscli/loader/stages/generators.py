@@ -141,7 +141,7 @@ def want_own_order(generators: Sequence[OverAll]) -> None:
     if any(isinstance(one, UserShuffle) for one in generators):
         raise UsageError(
             "the position after shuffle(rng=) cannot be saved: its random state cannot be repeated",
-            hint="leave out rng, then the order depends only on WebDataset(seed=)",
+            hint="leave out rng; the order then depends only on WebDataset(seed=)",
         )
 
 

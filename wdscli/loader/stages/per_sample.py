@@ -158,7 +158,7 @@ class ToTuple:
 
     def __init__(self, fields: Sequence[str | Sequence[str]], missing: bool, none: bool | None) -> None:
         if not fields:
-            raise UsageError("to_tuple() without a field", hint='to_tuple("jpg;png", "json")')
+            raise UsageError("to_tuple() needs at least one field", hint='to_tuple("jpg;png", "json")')
         if len(fields) == 1 and isinstance(fields[0], str) and " " in fields[0]:
             fields = fields[0].split()
         self._fields = [alternatives(field) for field in fields]
@@ -471,7 +471,7 @@ class Decoder:
         """Return the value of a payload. The first ``first`` handlers are skipped."""
         if not isinstance(data, Payload):
             raise DataError(
-                f"a value of type {type(data).__name__}, not bytes",
+                f"the value has the type {type(data).__name__}, not bytes",
                 hint="decode(partial=True) keeps values that are decoded already",
             )
         if type(data) is memoryview:

@@ -303,9 +303,7 @@ class Packed:
     def __getattr__(self, name: str) -> Any:
         if name in ("copy", "count", "index"):
             return getattr(list(self), name)
-        raise AttributeError(
-            f"a column of bytes in one buffer (wds.Packed) has no {name}: list(column) makes a list"
-        )
+        raise AttributeError(f"a wds.Packed column, all bytes in one buffer, has no {name}; use list(column)")
 
     def __add__(self, other: Any) -> list[Any]:
         return [*self, *other]
