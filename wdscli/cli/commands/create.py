@@ -47,7 +47,7 @@ RENAMES_SHOWN = 3
     --label-from  Add the field cls with the folder's class number. The classes are the names of the parent
         folders, or of the top folders below SOURCE, numbered in sorted order.
     --on-duplicate  Repeated field: fail, skip, or use a new key. A field is repeated if two folders, lines
-        or rows have it for the same key. skip leaves out the later sample, and rekey gives it a new key.
+        or rows have it for the same key. With skip, the later sample is left out; with rekey, it gets a new key.
     --limit N  Write the first N samples of the output.
     --order  Sort by key, or shuffle. Default: path. With --from, the default is the order of the list or table.
     +--seed N  Seed of --order shuffle.

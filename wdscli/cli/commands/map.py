@@ -130,8 +130,8 @@ class MapOptions(NamedTuple):
 
 
 @panel("Errors")("""
-    --on-error  Failed call: fail, skip the sample, or keep it. With keep, the sample is written unchanged. skip also
-        skips damaged samples of shards.
+    --on-error  Failed call: fail, skip the sample, or keep it. With keep, the sample is written unchanged. With skip,
+        damaged samples are skipped too.
     """)
 class RunOptions(NamedTuple):
     """The options about the new shards: their samples, their sizes, and how they are made."""
