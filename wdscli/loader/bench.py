@@ -138,7 +138,10 @@ def _loader(data: WebDataset, workers: int) -> Any:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise UsageError("workers are processes of torch's DataLoader", hint="pip install 'wdscli[torch]'")
+        raise UsageError(
+            "workers need torch, because they are processes of its DataLoader",
+            hint="pip install 'wdscli[torch]'",
+        )
     from wdscli.loader.torch_loader import WebLoader
 
     return WebLoader(data, batch_size=None, num_workers=workers, persistent_workers=True)

@@ -434,7 +434,7 @@ class PositionDataset(Iterated[Item]):
         share = self._share()._replace(worker=0)
         batches = self._batches(share=share)
         if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
-            raise TypeError("the length of this dataset is unknown; set it with with_length(n)")
+            raise TypeError("the length of this dataset is unknown; call with_length(n) to set it")
         if not isinstance(batches, Batches) or self.pipeline.batch is not None:
             return batches.of_rank
         total = batches.total

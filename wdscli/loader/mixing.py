@@ -171,7 +171,7 @@ class Mixed(WebDataset[Item]):
         """Return the length like any dataset. Also raises TypeError if some batches have no samples for some ranks."""
         if self._length is None and not self.is_stream and self._mixed(self._share()).has_gaps:
             raise TypeError(
-                'with tail="uneven", ranks have different lengths; set one length with with_length(n)'
+                'with tail="uneven", ranks have different lengths; call with_length(n) to set one length'
             )
         return super().__len__()
 

@@ -214,7 +214,7 @@ class WebLoader(Fluent[Item]):
         if self._span is not None and self._span.items is not None:
             return self._span.items
         if self._staged or self._batch or not isinstance(self.dataset, Sized):
-            raise TypeError("the length of this loader is unknown; set it with with_length(n)")
+            raise TypeError("the length of this loader is unknown; call with_length(n) to set it")
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Item]:
@@ -334,7 +334,7 @@ def _torch() -> Any:
             raise
         raise UsageError(
             "WebLoader needs torch, which is not installed",
-            hint="pip install 'wdscli[torch]'; without it, iterate the dataset itself, with threads=",
+            hint="pip install 'wdscli[torch]', or iterate over the dataset itself with threads=",
         ) from None
     return torch
 

@@ -386,7 +386,7 @@ class BlockSource(Source):
         packed = self._stored.read_at(block.begin, block.packed_bytes)
         try:
             if len(packed) != block.packed_bytes:
-                raise ValueError("the file ends before it")
+                raise ValueError("the file ends before this block")
             data = self._unpack(packed, block, number == len(self._blocks) - 1)
             if len(data) != block.size_bytes:
                 raise ValueError(
@@ -465,7 +465,7 @@ def _gzip_unpacker() -> Unpack:
         inflate = library.decompressobj(-zlib.MAX_WBITS)
         data: bytes = inflate.decompress(packed, block.size_bytes + 1)
         if inflate.eof != is_last or inflate.unused_data or inflate.unconsumed_tail:
-            raise ValueError("its end differs from the table")
+            raise ValueError("the end of the file differs from the table")
         if library.crc32(data) != block.checksum:
             raise ValueError("its checksum differs from the one in its table")
         return data

@@ -527,7 +527,7 @@ class AnswerReader:
                     if self._answer is None:
                         if self._position and self._encoded:
                             broken = f"the answer broke off after {self._position} bytes"
-                            raise OSError(f"{broken}, and the answer is compressed as a whole")
+                            raise OSError(f"{broken}, and a compressed answer cannot be continued")
                         self._answer = self._file.sync(self._file.rest, self._position)
                     data = bytes(self._file.sync(noticed, self._answer.content.read(length), attempts))
                     count_traffic(received=len(data))

@@ -64,8 +64,8 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
     -l, --long  Print more columns. Samples get the columns shard, offset of the first header, and size of each field.
         Members get the columns shard, offset of the payload, kind and field.
     --by  List samples, members or shards. Members have the columns name and size. Shards have the columns samples,
-        members, size, payload size, and mean payload of a sample.
-    --summary  Print totals, sizes by field, and balance of shards. Also print overhead and repeated keys.
+        members, size, payload size, and mean payload size of a sample.
+    --summary  Print totals, the size of each field, the balance of shards, overhead and repeated keys.
     counted: --count FIELD  Count the values of a field, most frequent first. FIELD is a field (cls), a place in JSON
         (json.category) or an expression as in --where. More than 100 different numbers are shown as quantiles,
         unless FIELD is cls. Repeatable.

@@ -182,7 +182,7 @@ class FluidWrapper(Iterated[Item]):
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("the length is unknown; set it with with_length(n)")
+            raise TypeError("the length is unknown; call with_length(n) to set it")
         return self._length
 
     def __repr__(self) -> str:
