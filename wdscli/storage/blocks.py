@@ -465,7 +465,7 @@ def _gzip_unpacker() -> Unpack:
         inflate = library.decompressobj(-zlib.MAX_WBITS)
         data: bytes = inflate.decompress(packed, block.size_bytes + 1)
         if inflate.eof != is_last or inflate.unused_data or inflate.unconsumed_tail:
-            raise ValueError("the end of the file differs from the table")
+            raise ValueError("the end of the block differs from the table")
         if library.crc32(data) != block.checksum:
             raise ValueError("its checksum differs from the one in its table")
         return data
