@@ -18,6 +18,7 @@ from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.units import human_size
 from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind
+from wdscli.verify.keys import PRESENT, listed_keys
 from wdscli.verify.set import VerifyReport
 from wdscli.verify.set import verify as run
 
@@ -91,7 +92,7 @@ def check(out: Out, shards: Sequence[str], general: GeneralOptions, checks: Chec
         trust_addresses=general.trust_addresses,
         progress=out.progress(),
     )
-    _print_report(out, report)
+    _print_report(out, report, checks.absent)
     if checks.absent is not None and checks.report is not None:
         _write_proof(report, shards, checks.absent, checks.report, general.trust_addresses)
     # A shard that could not be read leaves the check incomplete.
@@ -112,13 +113,15 @@ def _write_proof(
         sink.write((json.dumps(report.proof(absent, root), indent=2) + "\n").encode())
 
 
-def _print_report(out: Out, report: VerifyReport) -> None:
+def _print_report(out: Out, report: VerifyReport, absent: str | None) -> None:
     if out.json:
         _print_json(out, report)
     else:
         _print_text(out, report)
     words = ((report.errors, "error"), (report.warnings, "warning"))
     found = ", ".join(plural(count, word) for count, word in words if count) or "nothing wrong"
+    if absent is not None and PRESENT not in report.counts:
+        found += f", none of {plural(len(listed_keys(absent)), 'key')} found"
     total = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}"
     out.done(f"{total}, {human_size(report.size_bytes)}: {found}; checked", report.size_bytes)
 
@@ -142,7 +145,7 @@ def _print_text(out: Out, report: VerifyReport) -> None:
 
 
 def print_lines(out: Out, kind: FindingKind) -> None:
-    """Return one line for each finding of a kind."""
+    """Print one line for each finding of a kind."""
     for finding in kind.findings:
         offset = "" if finding.offset is None else f" at byte {finding.offset}"
         member = "" if finding.member is None else f' "{finding.member}"'
