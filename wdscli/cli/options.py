@@ -358,7 +358,7 @@ class TaskOptions(NamedTuple):
 
 @_output("""
     --resume  Continue an interrupted run of the same command. Finished shards are kept.
-    --if-changed  Do nothing if the output is up to date. Otherwise replace the output.
+    +--if-changed  Do nothing if the output is up to date. Otherwise replace the output.
     """)
 @panel("Execution")("""
     +--engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this machine.

@@ -41,7 +41,7 @@ from wdscli.model import to_text
 from wdscli.samples.reading import Expected
 from wdscli.shards.index import Index
 from wdscli.shards.reading import find_index
-from wdscli.storage import Source, open_source
+from wdscli.storage import Source, is_local, open_source
 from wdscli.tar import KIND_MASK, REGULAR
 
 Counted = TypeVar("Counted")
@@ -183,7 +183,8 @@ def look_into(task: LookTask) -> Looked:
     with open_source(task.address) as source, warnings.catch_warnings():
         # Pillow warns about large and odd pictures.
         warnings.simplefilter("ignore")
-        index = find_index(task.address, source)
+        # The index of a remote shard costs a request.
+        index = find_index(task.address, source) if is_local(task.address) else None
         if source.seekable:
             source.expect([span for one in task.samples for span in _spans(one, task, index)])
         for one in task.samples:
