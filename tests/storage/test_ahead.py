@@ -313,6 +313,16 @@ def test_what_is_announced_together_is_fetched_once(monkeypatch: pytest.MonkeyPa
     assert sum(end - begin for _, begin, end in asked) <= 60_000
 
 
+def test_ranges_before_the_head_take_no_part() -> None:
+    """A range that ends before its first byte, because the head of the object has it, does not count."""
+    store = Store()
+    blocks = Ahead(store.fetch, store.result, Line(), 60_000)
+    with together(2000):
+        blocks.expect([(6000, 1000), (6000, 7000)])
+    assert blocks.read(6000, 7000) == DATA[6000:7000]
+    assert store.asked == [(6000, 7000)]
+
+
 def test_what_is_read_ahead_is_an_option(web: Web, run: Command, tmp_path: Path) -> None:
     """No request, and no requests together, are for more; and the environment says the same."""
     [name] = write_shards(tmp_path, [numbered(400, "a", [3000])])

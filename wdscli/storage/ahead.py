@@ -208,7 +208,7 @@ class Ahead:
         are skipped. If ``gap_bytes`` is None, the line's speed and the limit decide."""
         most, is_chosen, ranges = END, gap_bytes is not None, list(ranges)
         total = _TOGETHER.get()
-        self._part = sum(end - begin for begin, end in ranges) / total if total else 0.0
+        self._part = sum(max(end - begin, 0) for begin, end in ranges) / total if total else 0.0
         known = {self._blocks[number]: future for number, future in self._held.items()}
         _BUSY.add(self)
         share = self._share()
