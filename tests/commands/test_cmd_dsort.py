@@ -238,7 +238,7 @@ class TestOutputs:
         for options in ([], ["-n"]):
             ran = run(path, *options)
             assert ran.code == 2
-            assert "output_format names 2 shards, and" in ran.err
+            assert "output_format names 2 shards, but" in ran.err
         assert not outputs(bucket / "out", "*.tar")
 
     @pytest.mark.parametrize(

@@ -349,7 +349,9 @@ class TestFirstTries:
 
     def test_a_success_says_how_many_keys_were_looked_for(self) -> None:
         Path("two.txt").write_text("gone/1\ngone/2\n")
-        assert "nothing wrong, none of 2 keys found; checked" in wds("verify", "set", "--absent", "two.txt").err
+        assert (
+            "nothing wrong, none of 2 keys found; checked" in wds("verify", "set", "--absent", "two.txt").err
+        )
 
     def test_a_table_with_one_value_of_the_json(self) -> None:
         ran = wds("ls", "set", "--to", "csv", "--column", "json.license")

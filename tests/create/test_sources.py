@@ -507,7 +507,7 @@ def test_coco_annotations_of_any_names_are_joined(
     [
         ("captions_val2017.json", {"id": 4}, "1.jpg has id 1 in "),
         ("captions_val2017.json", {"width": 6}, "1.jpg has width 5 in "),
-        ("width_val2017.json", {}, 'an image has "width" already'),
+        ("width_val2017.json", {}, 'an image already has "width"'),
     ],
 )
 def test_coco_annotations_that_disagree(

@@ -320,7 +320,7 @@ class TestRefused:
         with ShardWriter(f"{tmp_path}/in.tar") as writer:
             writer.write("a", {"txt": b"x" * 100})
             writer.write("b", {"txt": b"x" * 101})
-        with pytest.raises(DataError, match="more than 100 bytes"):
+        with pytest.raises(DataError, match="the limit is 100 bytes"):
             WebDataset(f"{tmp_path}/in.tar", where="txt == 'x'")
 
     def test_streams(self) -> None:
@@ -386,7 +386,7 @@ class TestFields:
     def test_that_no_sample_has(self, tmp_path: Path, make: Any) -> None:
         with ShardWriter(f"{tmp_path}/in-%d.tar") as writer:
             writer.write("a", {"jpg": b"x", "cls": b"1"})
-        with pytest.warns(UserWarning, match="no sample has a field jpeg or png; there are cls, jpg"):
+        with pytest.warns(UserWarning, match="no sample has a field jpeg or png; the fields are cls, jpg"):
             assert len(make(str(tmp_path), fields=["jpeg", "png"])) == 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -406,7 +406,7 @@ class TestFields:
             if make is IndexedDataset:
                 pytest.skip("a stream has no table")
             url = f"pipe:cat {tmp_path}/in-0.tar"
-        with pytest.warns(UserWarning, match="no sample.* has a field jpgg; there are cls, jpg"):
+        with pytest.warns(UserWarning, match="no sample.* has a field jpgg; the fields are cls, jpg"):
             list(islice(make(url, fields=["jpgg"]), 100))
         with warnings.catch_warnings():
             warnings.simplefilter("error")

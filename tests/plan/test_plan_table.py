@@ -124,7 +124,10 @@ class TestMemory:
         names = write_shards(tmp_path / "in", [numbered(40, "a")])
         monkeypatch.setattr(strategy, "available", lambda: 1000)
         assert main(["sort", *names, "-o", str(tmp_path / "o.tar")]) == 5
-        assert "a plan of 40 samples takes 1.92 kB of memory, and 1.00 kB are free" in capfd.readouterr().err
+        assert (
+            "a plan of 40 samples takes 1.92 kB of memory, but only 1.00 kB are free"
+            in capfd.readouterr().err
+        )
 
 
 @pytest.mark.parametrize("indexed", [False, True])

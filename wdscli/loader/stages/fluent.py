@@ -418,13 +418,9 @@ class Fluent(PerSample[Item]):
     def _planned(self: Whole, rule: Rule, collate: Function) -> Whole:
         """Return the same dataset with batches that are planned by a rule."""
         if self.is_stream or self.pipeline.generators or self.pipeline.batch is not None:
-            why = (
-                "cannot follow another batched()"
-                if self.pipeline.batch is not None
-                else "cannot follow a stream or a generator"
-            )
+            why = "another batched()" if self.pipeline.batch is not None else "a stream or a generator"
             hint = "it needs shards with random access, and must come before compose() and unbatched()"
-            raise UsageError(f"{rule.name} {why}", hint=hint)
+            raise UsageError(f"{rule.name} cannot follow {why}", hint=hint)
         if self._replaces:
             raise UsageError(
                 f'{rule.name} does not work with on_error="substitute": a substitute may have another length',
@@ -560,9 +556,7 @@ class Fluent(PerSample[Item]):
         )
         span = Epochs(None, items if items > 0 else None)
         if (items > 0) + (samples is not None) + (batches is not None) > 1:
-            raise UsageError(
-                "with_epoch() needs exactly one length", hint="give samples=, batches= or a number"
-            )
+            raise UsageError("with_epoch() needs one length", hint="give samples=, batches= or a number")
         if samples is not None:
             span = Epochs(None, want_whole("with_epoch: samples", samples, 1), "all", samples=True)
         if batches is not None:
