@@ -202,11 +202,10 @@ def _carried_out(
 ) -> IndexReport:
     """Run the tasks in parallel, write the files of other programs as their indexes arrive, and the manifest last."""
     addresses = [task.address for task in tasks]
-    worth = WORTH_PROCESSES_BYTES if tasks and tasks[0].values else MIN_SCANNED_BYTES
-    jobs = useful_shard_jobs(jobs or None, addresses, worth)
-    infos: list[ShardInfo] = []
-    files: list[Side] = []
     without = set(tasks[0].values) if tasks else set()
+    worth = WORTH_PROCESSES_BYTES if without else MIN_SCANNED_BYTES
+    jobs = useful_shard_jobs(jobs or None, addresses, worth)
+    infos, files = list[ShardInfo](), list[Side]()
     with make_executor(jobs) as executor:
         results = run_shard_tasks(executor, index_shard, tasks, progress, "indexing", addresses)
         for one, address in zip(results, addresses):
