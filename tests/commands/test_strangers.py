@@ -382,7 +382,9 @@ class TestFirstTries:
     def test_a_table_of_cat_with_a_key_column(self) -> None:
         assert wds("cat", "set", "--drop", "jpg", "--to", "t.jsonl").code == 0
         ran = wds("create", "--from", "t.jsonl", "--key-column", "key", "-o", "o.tar")
-        assert (ran.code, "a table that wds cat wrote needs none" in hint_of(ran.err)) == (2, True), ran.err
+        assert (ran.code, "a table that wds cat wrote needs no --column" in hint_of(ran.err)) == (2, True), (
+            ran.err
+        )
         assert wds("create", "--from", "t.jsonl", "-o", "o.tar").code == 0
 
     @pytest.mark.parametrize(

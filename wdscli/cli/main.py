@@ -75,7 +75,7 @@ WISHED_OPTIONS = {
     "cat --shards": "wds split --shards N cuts a set into shards",
     "ls --max-count": "--limit N lists the first N samples",
 }
-"""The options to use instead of options that people expect but that do not exist, by command."""
+"""Hints for options that do not exist, but that people expect. A name is a command and an option."""
 COMMANDS = {
     "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
     "split": Listing("Make and change", "Rewrite a set with other shard sizes, or divide it into parts."),

@@ -60,7 +60,7 @@ PAGE_BYTES = 1 << 12
 SMALL_SAMPLE_BYTES = 64 << 10
 """If samples are smaller than this on average, it is faster to read and write them together than to copy each."""
 GAP_BYTES = 1 << 14
-"""A gap between two loaded samples is read too, if it is smaller than this and than the sample after it."""
+"""A gap between two loaded samples is also read if it is at most this, and at most the size of the next sample."""
 STRETCH_GAP_BYTES = 1 << 16
 """Two stretches of spilled samples are read together if the gap between them is smaller than this."""
 SPILLED = 1 << 32

@@ -1,10 +1,10 @@
 """This module has the files that will become members, as packed columns, and the rules that split a path into key and
 field.
 
-:class:`Files` is the result of walk, lists and tables. The plan sorts and cuts these files. A file needs memory for its
-name and 8 bytes, or 16 bytes if its payload is not a file with that name. Names are joined; their ends, sizes and
-places are arrays. All are kept in blocks, because a growing array would be copied and would fragment memory. Python
-objects would need 300 bytes for each of millions of files. An order is an array of file numbers.
+:class:`Files` is the result of walk, lists and tables. The plan sorts and cuts these files. A file needs 8 bytes in
+addition to its name. It needs 16 bytes if its payload is not in a file with this name. Names are joined; their ends,
+sizes and places are arrays. All are kept in blocks, because a growing array would be copied and would fragment memory.
+Python objects would need 300 bytes for each of millions of files. An order is an array of file numbers.
 
 A :class:`KeyRule` is ``first-dot`` (webdataset's rule), ``last-dot``, or a regular expression. It returns key and field
 of a path, or the reason why the path has none. With the last two rules, a key may have dots in its last part. Readers

@@ -351,7 +351,7 @@ def _check(options: TableOptions) -> None:
     if not names:
         raise UsageError(
             "a table needs at least one --column, --json-rest or --json-merge",
-            hint="--column jpg=@path --json-rest; a table that wds cat wrote needs none, nor --key-column",
+            hint="--column jpg=@path --json-rest; a table that wds cat wrote needs no --column and no --key-column",
         )
 
 

@@ -400,7 +400,7 @@ class _Plain:
     def identity(self) -> list[Any]:
         raise UsageError(
             "the position in a mix of plain iterables and generators cannot be saved",
-            hint="only a mix of datasets that read shards without generators can be resumed",
+            hint="to save it, mix only datasets that read shards and have no generators",
         )
 
     def samples(self, turn: int, share: Share) -> Iterator[Any]:

@@ -295,7 +295,7 @@ def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Wanted, 
     if rank is not None and not split.by_node:
         raise UsageError(
             "WebDataset(nodesplitter=None, rank=...)",
-            hint="give one of them: None gives all samples to every rank",
+            hint="leave out one of them: nodesplitter=None gives all samples to every rank",
         )
 
 

@@ -254,7 +254,7 @@ class _Counts:
         self._seen = SeenNames()
 
     def payload_fields(self, stored: frozenset[str]) -> frozenset[bytes]:
-        """Return the fields with payloads that must be read if the samples have the values ``stored``."""
+        """Return the fields whose payloads must be read if the samples have the values ``stored``."""
         of = self._of
         if isinstance(of, Where):
             return of.using(stored).payload_fields

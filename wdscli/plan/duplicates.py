@@ -259,7 +259,8 @@ def repeated_error(
 
 
 def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey) -> None:
-    """Give new keys to the samples of these rows, which rise. Raises DataError if another sample has the new key."""
+    """Give new keys to the samples of ``rows``, which are in ascending order. Raises DataError if another sample has
+    the new key."""
     template, chosen = reader.template, frozenset(rows)
     for sample in reader.samples(table, rows):
         key = sample.new_key(rekey)

@@ -75,7 +75,8 @@ class Surveyed(NamedTuple):
         return self._replace(samples=self.samples.part(0, count), values=values)
 
     def without(self, gone: Sequence[int] | I64) -> Surveyed:
-        """Return all samples except the rows ``gone``, which rise. This object must not be used again."""
+        """Return all samples except the rows ``gone``, which are in ascending order. This object must not be used
+        again."""
         values = None if self.values is None else self.values.without(gone)
         return self._replace(samples=self.samples.without(gone), values=values)
 

@@ -457,7 +457,7 @@ class _Planning:
             self._leave_out(DUPLICATE_KEY, pairs.rows)
 
     def _leave_out(self, reason: str, rows: I64) -> None:
-        """Leave out the samples of these rows, which rise."""
+        """Leave out the samples of these rows, which are in ascending order."""
         if len(rows):
             self.dropped[reason] = self.dropped.get(reason, 0) + len(rows)
             self.surveyed = self.surveyed.without(rows)

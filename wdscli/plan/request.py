@@ -36,8 +36,8 @@ class PlanMark(NamedTuple):
         return "-".join(self[:4])
 
     def accepts(self, made: PlanMark) -> bool:
-        """Return whether this plan makes the same shards as the plan ``made``. If that plan stopped at failures, its
-        shards have no failures, and any policy for failures accepts them."""
+        """Return whether this plan makes the same shards as the plan ``made``. If the plan ``made`` stopped at
+        failures, its shards contain no failures, so they are valid with every policy for failures."""
         return self[:4] == made[:4] and made.failures in ("", self.failures)
 
     def difference(self, other: PlanMark, options: Sequence[str] = ()) -> str:

@@ -7,7 +7,7 @@ compare, one function turns a value into its *code*: :func:`text_code`, :func:`n
 name gives the same error. A JSON document is decoded once for all sort keys. The smaller of two values has the smaller
 code, equal values have equal codes, and no code is a prefix of another. So codes can be joined, and the complement of a
 code reverses the order (:func:`reversed_code`). A NUL inside a text becomes ``00 FF``. A text ends with ``00 00``,
-which is less than any continuation. A missing value sorts before or after all other values, also in reverse order.
+which is less than any continuation. Missing values come first or last, as ``missing`` says, also in reverse order.
 
 :func:`order_of_values` sorts rows by byte strings, eight bytes at a time, as whole numbers. It begins after the common
 prefix of all values. Values with equal numbers are compared by their next eight bytes, and so on. A value that ends
@@ -174,8 +174,8 @@ class SortValues(Extract):
 
     @property
     def _is_simple(self) -> bool:
-        """Whether no value can be missing or invalid. This is so if all sort keys are properties of the sample, and no
-        text is read as a number."""
+        """Whether every sample surely has a valid value for each sort key. This is so if all sort keys are properties
+        of the sample, and no text is read as a number."""
         return all(key.field is None and key.how != "numeric" for key in self.keys)
 
     def values(

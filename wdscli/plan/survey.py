@@ -52,7 +52,7 @@ from wdscli.tar.reader import is_dense
 HELD_ROWS = 1 << 16
 """The most rows that a survey keeps in memory."""
 BATCHES_AT_ONCE = 16
-"""How many batches become rows together. Only long arrays are faster than loops."""
+"""How many batches are turned into rows in one step. numpy is faster than a loop only for long arrays."""
 KEYS_AT_ONCE = 1 << 14
 """How many keys of an index are Python objects at the same time."""
 REMOTE_SHARD_BYTES = 16 << 20

@@ -209,8 +209,8 @@ class PlanTable:
         return PlanTable(self.rows[first:end], origin)
 
     def without(self, gone: Sequence[int] | I64) -> PlanTable:
-        """Return all rows except ``gone``, which rise. The remaining rows move up in the same memory, so this table
-        must not be used again."""
+        """Return all rows except ``gone``, which are in ascending order. The remaining rows move up in the same memory,
+        so this table must not be used again."""
         return PlanTable(moved_up(self.rows, gone), self.origin)
 
     def repeated(self) -> tuple[I64, U64]:
@@ -305,8 +305,8 @@ def _opened(path: str, first: int, total: int) -> PlanTable:
 
 
 def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
-    """Return an array without the places ``gone``, which rise. The remaining elements move up in the array's own
-    memory, in blocks. The result is a view of the array."""
+    """Return an array without the places ``gone``, which are in ascending order. The remaining elements move up in the
+    array's own memory, in blocks. The result is a view of the array."""
     without: I64 = numpy.asarray(gone, dtype=numpy.int64)
     if not len(without):
         return column

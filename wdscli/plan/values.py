@@ -30,7 +30,7 @@ class Extract:
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        """The fields with payloads that :meth:`values` may read. They have their names in the inputs."""
+        """The fields whose payloads :meth:`values` may read. They have their names in the inputs."""
         return frozenset()
 
     def using(self, names: frozenset[str]) -> Extract:
@@ -165,7 +165,8 @@ class Values:
         return Values(self.starts + size, self.lengths - self.lengths.dtype.type(size), self.data)
 
     def without(self, gone: Sequence[int] | I64) -> Values:
-        """Return all values except those of the rows ``gone``, which rise. This object must not be used again."""
+        """Return all values except those of the rows ``gone``, which are in ascending order. This object must not be
+        used again."""
         return Values(moved_up(self.starts, gone), moved_up(self.lengths, gone), self.data)
 
     def fixed(self, width: int) -> U8:

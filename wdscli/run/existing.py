@@ -99,8 +99,8 @@ def find_finished(request: Request, order: Order) -> tuple[Request, FoundSets, i
 
 
 def _unchanged_sets(request: Request, order: Order) -> tuple[Request, FoundSets]:
-    """Return the request with a digest of its inputs and options, and the sets with the same digest: all parts, or
-    none. Raises UsageError, InputError."""
+    """Return the request and the sets that are up to date. The request gets a digest of its inputs and options. The
+    sets were made with the same digest. They are all parts of the output, or none. Raises UsageError, InputError."""
     if request.plan_file is not None:
         raise UsageError("--if-changed and --plan exclude each other", hint="give one of them")
     shards, sets = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)

@@ -276,7 +276,8 @@ class KeySet:
         return found
 
     def _settle(self) -> None:
-        """Move the dictionary into a sorted array, and merge arrays that are less than twice as long as the next."""
+        """Move the dictionary into a new sorted array. Merge it with the last array while that is less than twice as
+        long."""
         numbers: U64 = numpy.fromiter(self._small.keys(), numpy.uint64)
         places: U64 = numpy.fromiter(self._small.values(), numpy.uint64)
         self._small = {}

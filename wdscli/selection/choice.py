@@ -172,7 +172,7 @@ class Selection(NamedTuple):
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        """The fields with payloads that :meth:`apply` may read."""
+        """The fields whose payloads :meth:`apply` may read."""
         return self.where.payload_fields if self.where is not None else frozenset()
 
     @property

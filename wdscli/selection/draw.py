@@ -35,9 +35,9 @@ _SHARE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{0,12})?|\.[0-9]{1,12})(%?)", re.ASC
 
 
 class Draw(NamedTuple):
-    """The samples to draw: the lowest ``number`` ranks. If ``number`` is None, these are the ranks below ``bound``, and
-    the first ``ties`` samples with rank ``bound``. :meth:`settled` turns a number into a bound after all samples were
-    seen. ``start`` is ``mix(seed ^ SALT)``."""
+    """The samples to draw: the samples with the ``number`` lowest ranks. If ``number`` is None, these are all samples
+    with a rank below ``bound``, and the first ``ties`` samples whose rank equals ``bound``. :meth:`settled` turns a
+    number into a bound after all samples were seen. ``start`` is ``mix(seed ^ SALT)``."""
 
     text: str
     start: int

@@ -394,7 +394,7 @@ class _Names(ast.NodeVisitor):
             self.visit(argument)
 
     def visit_Attribute(self, node: ast.Attribute | ast.Subscript) -> None:
-        """A chain of names and places; brackets without a constant end it."""
+        """Find a path of constant names and places in JSON. The path ends before brackets that contain no constant."""
         path: list[str | int] = []
         at: ast.expr = node
         place = at

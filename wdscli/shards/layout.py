@@ -89,10 +89,10 @@ class Runs(NamedTuple):
 
 
 class Layout:
-    """A shard of a view. ``index`` is its index. ``origins`` returns four arrays about the members: the base, the first
-    byte of the payload in the base, the number among the members of all layers (by a call), and whether the base has
-    the same header and padding. ``is_plain`` says that each sample is its unchanged parts, in the order of the layers.
-    ``is_base`` says that the shard has the same bytes as its only base."""
+    """A shard of a view. ``index`` is its index. ``origins`` returns three arrays and a function. The arrays have, for
+    each member, the base, the payload's first byte in the base, and whether the base has the same header and padding.
+    The function returns the members' numbers among the members of all layers. ``is_plain`` says that each sample is its
+    unchanged parts, in the order of the layers. ``is_base`` says that the shard has the same bytes as its only base."""
 
     def __init__(
         self,

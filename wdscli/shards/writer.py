@@ -21,7 +21,7 @@ from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 1024, 1024
 _PLAIN_KEY = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{,99}(?:/[A-Za-z0-9_-]{1,100}){,9}")
-"""Matches keys that are valid together with every valid field."""
+"""Matches keys that form a valid member name with every valid field."""
 _MEMBER_BYTES = 4096
 """The most bytes of headers and padding of a member, unless its name is extraordinarily long."""
 Writer = TypeVar("Writer", bound="SampleWriter")

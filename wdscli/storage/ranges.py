@@ -546,7 +546,7 @@ class AnswerReader:
 
 
 def _etag_and_time(answer: Any) -> tuple[str, str]:
-    """Return the file's ETag and time of change in an answer. They are empty if unknown."""
+    """Return the file's ETag and modification time from an answer's headers. They are empty if unknown."""
     return answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or ""
 
 

@@ -323,7 +323,7 @@ def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int,
         if not source.seekable and base - begin > MAX_SEARCHED_BYTES:
             raise InputError(
                 f"cannot read {source.name} to its end: no header in {MAX_SEARCHED_BYTES} bytes after byte {begin}",
-                hint="it may not be a tar; store it as a file to search all of it",
+                hint="the input may not be a tar; to search all of it, save it as a file",
             )
         buffer = source.read_at(base, CHUNK_BYTES)
         # Two bytes exclude most blocks: a name is not empty, and a checksum ends with NUL or a blank.

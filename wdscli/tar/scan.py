@@ -230,7 +230,7 @@ def endless(name: str) -> InputError:
     """Return the error for a stream that has only zeros."""
     return InputError(
         f"cannot read {name} to its end: more than {MAX_ZEROS_BYTES >> 20} MiB of zeros where an archive ends",
-        hint="the input may be a device; in a regular file wdscli reads any number of zeros",
+        hint="a device may never end; in a regular file, wdscli reads any number of zeros",
     )
 
 

@@ -10,9 +10,9 @@ from wdscli.errors import UsageError
 @panel("Order")("""
     --by WHAT[:nVr]|@FILE  Sort by key, size, md5, a field or a JSON path. WHAT is key, md5 (of the key), size (in
         bytes; size.jpg), a field (cls, seg.png) or a path in JSON (json.width, json.box[0]). Letters after a colon:
-        n compares text as numbers, V puts img9 before img10, r puts the largest value first. A second --by orders
-        samples with equal values of the first. @FILE is a list or table of keys, as for --keys-from: samples are
-        written in the order of its keys. @- is standard input. Default: key.
+        n compares text as numbers, V puts img9 before img10, r puts the largest value first. With a second --by,
+        samples with equal values of the first are sorted by the second. @FILE is a list or table of keys, as for
+        --keys-from: samples are written in the order of its keys. @- is standard input. Default: key.
     --reverse  Put the largest value first, for each --by without letters after a colon.
     --natural  Now --by WHAT:V.
     --numeric  Now --by WHAT:n.

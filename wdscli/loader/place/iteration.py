@@ -311,8 +311,8 @@ class Iteration:
             self._state.start = Place(self.start.epoch + 1)
 
     def _finish(self) -> None:
-        """Note that the epoch was read to its end. The place of a worker stays at the end of the epoch until its next
-        iteration, because other workers may not have finished the epoch."""
+        """Mark the epoch as finished. The place of a worker stays at the end of the epoch until its next iteration,
+        because other workers may not have finished the epoch."""
         if self._state.latest is self:
             place = self.place
             self._state.start = following = Place(place.epoch + 1)

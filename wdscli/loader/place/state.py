@@ -190,5 +190,5 @@ def check_topology(start: Place, topology: tuple[int, int] | None) -> None:
     if (start.item or start.topology is not None) and start.topology != topology:
         raise UsageError(
             f"the state was saved by {start.topology} ranks and workers, but this run has {topology}",
-            hint="use the same numbers: streams, and stages after a generator in compose(), need them to resume",
+            hint="use the saved numbers: a dataset with a stream or a generator can resume only with them",
         )

@@ -272,8 +272,7 @@ class Policy:
         self._warned: set[tuple[str, str]] = set()
 
     def kept(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """Return the samples that are not Failed. If the handler decides so, raises the error of the first Failed, or
-        StopEpoch."""
+        """Return the samples that are not Failed. Each Failed goes to :meth:`leave_out`."""
         if Failed not in set(map(type, samples)):
             return samples
         left = []
@@ -304,8 +303,8 @@ class Policy:
         self._warn(error.shard or "", "undecodable", error)
 
     def leave_out(self, failed: Failed) -> None:
-        """Count ``failed``, and warn once for its shard and reason. If the handler decides so, raises its error or
-        StopEpoch."""
+        """Count ``failed``, and warn once for its shard and reason. If ``on_error`` is ``"raise"``, call the handler.
+        Raises the error that the handler raises, or StopEpoch if the handler returns false."""
         stops = self.on_error == "raise" and not self._handler(failed.error)
         self._counts.add(failed.shard, failed.reason)
         self._warn(failed.shard, failed.reason, failed.error)
@@ -313,8 +312,8 @@ class Policy:
             raise StopEpoch
 
     def count_opened(self, losses: Mapping[str, WdsError], undecodable: Mapping[str, int]) -> None:
-        """Count the losses from opening a set: unreadable shards, and samples that a filter could not decode. If the
-        handler decides so, raises the first error."""
+        """Count the losses from opening a set: unreadable shards, and samples that a filter could not decode. Raises
+        the first error that the handler raises."""
         for address, error in sorted(losses.items()):
             with suppress(StopEpoch):  # continue with the next shard, as webdataset does
                 self.leave_out(Failed(error, address))

@@ -312,7 +312,8 @@ class FetchRequests:
         return sum(len(one.places) for one in self._requests) if is_expensive else 0
 
     def done(self, shard: int, source: Source) -> None:
-        """Note that a shard was read. Drop its bytes if other shards need the memory."""
+        """End the request of a shard after its samples were read. Drop the shard's bytes if other shards need the
+        memory."""
         del self._begun[shard]
         if self._is_crowded:
             source.expect(())

@@ -304,7 +304,7 @@ class Fluent(PerSample[Item]):
             cls.__iter__ = _by_iterator  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Do nothing, for code that closes datasets. No file is open between iterations."""
+        """Do nothing, because no file is open between iterations. Programs for webdataset may call this method."""
 
     def __enter__(self: Whole) -> Whole:
         return self
@@ -330,8 +330,9 @@ class Fluent(PerSample[Item]):
         return -1 if items is None else items
 
     def iterator(self) -> Iterator[Any]:
-        """Yield the items of all repetitions, without the cut of :meth:`with_epoch`. A subclass may call this method in
-        its own ``__iter__``. If a subclass defines ``iterator``, iterations call that method, as in webdataset."""
+        """Yield the items of all repetitions; :meth:`with_epoch` does not limit their number. A subclass may call this
+        method in its own ``__iter__``. If a subclass defines ``iterator``, iterations call that method, as in
+        webdataset."""
         one: Any = self
         return chain.from_iterable(one.iterator1() for _ in range(self.repetitions))
 

@@ -121,7 +121,7 @@ class Lender:
         self._lock = Lock()
 
     def array(self, size_bytes: int) -> U8 | None:
-        """Return memory for an array that can be sent without a copy, or None without a free segment."""
+        """Return memory for an array that can be sent without a copy, or None if no segment is free."""
         with self._lock:
             segment = self._free(size_bytes)
             if segment is None:
@@ -132,7 +132,7 @@ class Lender:
 
     def lent(self, array: U8) -> Sent | None:
         """Return the message for an array. An array outside of segments is first copied to a segment. Return None
-        without a free segment."""
+        if no segment is free."""
         with self._lock:
             segment = self._lent.get(array.ctypes.data)
             if segment is not None and segment.is_lent and not segment.was_sent:
@@ -141,8 +141,8 @@ class Lender:
         return self.written([memoryview(array)], len(array))
 
     def written(self, parts: Sequence[Any], size_bytes: int) -> Sent | None:
-        """Write the parts one after the other to a segment, and return the message. Return None without a free
-        segment."""
+        """Write the parts one after the other to a segment, and return the message. Return None if no segment is
+        free."""
         with self._lock:
             segment = self._free(size_bytes)
             if segment is None:
@@ -237,7 +237,7 @@ def is_running(pid: int) -> bool:
 
 def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return an array for the output of :func:`numpy.stack`, which can be sent without a copy. Return None outside of
-    workers, for small arrays, and without a free segment."""
+    workers, for small arrays, and if no segment is free."""
     import math
 
     size_bytes = math.prod(shape) * dtype.itemsize
@@ -248,7 +248,7 @@ def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def sent_bytes(parts: Sequence[Any], size_bytes: int) -> Sent | None:
     """Write the parts one after the other to a segment, and return the message. Return None outside of workers, for few
-    bytes, and without a free segment."""
+    bytes, and if no segment is free."""
     mine = lender() if size_bytes >= SHARED_FROM_BYTES else None
     return None if mine is None else mine.written(parts, size_bytes)
 
