@@ -425,7 +425,7 @@ def test_batches_that_were_counted_say_where_it_is() -> None:
     data.load_state_dict({**data.state_dict(), "next": 2})
     assert data.state_dict(batches=3)["next"] == 5
     assert (data.state_dict(batches=5)["epoch"], data.state_dict(batches=5)["next"]) == (1, 0)
-    with pytest.raises(UsageError, match="the epoch has 5 left"):
+    with pytest.raises(UsageError, match="the epoch has only 5 batches left"):
         data.state_dict(batches=6)
     with pytest.raises(UsageError, match="several items from one"):
         data.unlisted().state_dict(batches=1)
