@@ -48,6 +48,13 @@ def manifest(folder: Path) -> dict[str, Any]:
     return found
 
 
+def test_new_samples_without_a_field_of_all_others_warn(good: Command, out: str, tmp_path: Path) -> None:
+    warning = 'warning: every sample of the set has txt, but new sample "d" does not'
+    assert warning in good(plant(tmp_path / "two", "d", "cls"), "-o", out, "--append").err
+    # Now not every sample has it.
+    assert "warning" not in good(plant(tmp_path / "three", "e", "cls"), "-o", out, "--append").err
+
+
 def test_new_shards_follow_and_old_ones_stay(good: Command, out: str, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     before, listed = content(folder), manifest(folder)["shardlist"]

@@ -164,7 +164,7 @@ def test_groups_of_one_bucket_resume_with_a_part_of_the_ranks(monkeypatch: pytes
     alone = list(make(rank=0, world_size=1))
     ranks = [World(monkeypatch, 4, 0).of_rank(make, rank) for rank in range(4)]
     assert list_of_batches(ranks) == alone
-    with pytest.raises(UsageError, match="not a multiple of 3 ranks"):
+    with pytest.raises(UsageError, match="not a multiple of the number of ranks, 3"):
         len(make(rank=0, world_size=3))
 
 
