@@ -551,6 +551,6 @@ def test_what_was_written_is_compared_with_what_was_read(
 
     monkeypatch.setattr(running, "gather", without_fields)
     names = write_shards(tmp_path / "in", [numbered(5)])
-    with pytest.raises(EngineError, match=r"0 payload bytes were written or counted, [1-9]\d* were read"):
+    with pytest.raises(EngineError, match=r"0 payload bytes were written or counted, but [1-9]\d* were read"):
         shuffle(request(names, tmp_path))
     assert list(tmp_path.glob("out-*.json")) == []

@@ -261,7 +261,7 @@ def test_a_file_object_that_takes_a_little_at_a_time() -> None:
         def write(self, data: Any) -> int:
             return 0
 
-    with pytest.raises(OutputError, match="wrote 0 of"), TarWriter(Full()) as writer:  # type: ignore[arg-type]
+    with pytest.raises(OutputError, match="wrote only 0 of"), TarWriter(Full()) as writer:  # type: ignore[arg-type]
         writer.write({"__key__": "a", "x": b"1"})
 
 

@@ -200,7 +200,7 @@ class TestForeign:
         with pytest.raises(DataError) as caught:
             parse_manifest(text, "m.json")
         assert caught.value.code == "manifest-mismatch"
-        assert "m.json is no manifest" in caught.value.message
+        assert "m.json is not a manifest" in caught.value.message
 
     @settings(max_examples=200, deadline=None)
     @given(st.integers(0, 10**6), st.binary(max_size=3))
