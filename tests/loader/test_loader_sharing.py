@@ -116,7 +116,7 @@ class TestSplitters:
         assert len({tuple(mixed) for _ in range(8)}) == 2, "shards in another order in some epochs"
         with pytest.raises(UsageError, match="where"):
             wds.WebDataset(shards(url), nodesplitter=every_second, where="cls > 3")
-        with pytest.raises(UsageError, match=r"'x\.tar': shards are"):
+        with pytest.raises(UsageError, match=r"'x\.tar', but a shard is"):
             list(wds.WebDataset(shards(url), nodesplitter=lambda src: ["x.tar"]))
 
     def test_an_endless_set_is_dealt_out_in_any_case(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
