@@ -450,11 +450,10 @@ class _Creating:
             what = "sample is" if report.oversized == 1 else "samples are"
             limit = f"--max-size ({self.cuts.max_size} bytes)"
             self.progress.warn(f"{report.oversized} {what} larger than {limit}; each has a shard of its own")
-        if self.base is not None and self.samples.total:
-            usual = {name for name, all_of in self.base.fields.items() if all_of.count == self.base.samples}
-            if lacks := usual.difference(map(to_text, self.samples.fields(0))):
-                key, names = to_text(self.samples.key(0)), ", ".join(sorted(lacks))
-                self.progress.warn(f'every sample of the set has {names}, but new sample "{key}" does not')
+        common = () if self.base is None or not self.samples.total else self.base.common_fields
+        if common and (lacks := set(common).difference(map(to_text, self.samples.fields(0)))):
+            key, names = to_text(self.samples.key(0)), ", ".join(sorted(lacks))
+            self.progress.warn(f'every sample of the set has {names}, but new sample "{key}" does not')
 
 
 def _keys_of(out: OutputSet, base: Manifest, progress: Progress) -> Iterator[list[bytes]]:

@@ -117,6 +117,12 @@ class Manifest:
         return sum_fields(shard.fields for shard in self.shards)
 
     @property
+    def common_fields(self) -> tuple[str, ...]:
+        """Return the fields that every sample had when the manifest was written."""
+        total = self.samples
+        return tuple(name for name, field in self.fields.items() if total and field.count == total)
+
+    @property
     def fingerprint(self) -> str:
         return fingerprint(self.shards) if self.view is None else self.view.root(self.shards)
 

@@ -45,11 +45,10 @@ def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], lis
     found: dict[str, Listing] = {}
     ledgers: list[Ledger] = []
     if shards.manifest is not None:
+        where, is_view = shards.manifest_address or "", shards.manifest.view is not None
+        required = tuple(map(to_bytes, shards.manifest.common_fields))
         for address, shard in zip(shards.addresses, shards.manifest.shards):
-            where = shards.manifest_address or ""
-            found[address] = Listing(
-                where, shard, _required(shards.manifest), shards.manifest.view is not None
-            )
+            found[address] = Listing(where, shard, required, is_view)
         return found, ledgers
     folders: dict[str, list[str]] = {}
     for address in shards.addresses:
@@ -61,7 +60,7 @@ def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], lis
         if shards.given is not None:
             shards.given.manifests.update(manifests)
         for where, manifest in manifests.items():
-            required = _required(manifest)
+            required = tuple(map(to_bytes, manifest.common_fields))
             by_name = {shard.name: shard for shard in manifest.shards}
             for address in addresses:
                 if (listed := by_name.get(base_name(address))) is not None:
@@ -120,13 +119,6 @@ def _strays(addresses: Sequence[str], listings: dict[str, Listing], limit: int) 
                 ledger.add("manifest-mismatch", f"{manifest} does not list the shard")
                 yield ledger
                 break
-
-
-def _required(manifest: Manifest) -> Fields:
-    """Return the fields that every sample had when the manifest was written."""
-    if not manifest.samples:
-        return ()
-    return tuple(to_bytes(name) for name, total in manifest.fields.items() if total.count == manifest.samples)
 
 
 def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] | None:

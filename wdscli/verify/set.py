@@ -73,6 +73,8 @@ class VerifyReport:
     counts: dict[str, int]
     ignored: dict[str, int] = field(default_factory=dict)
     searched: tuple[Searched, ...] = ()
+    absent_keys: int = 0
+    """The number of keys that had to be absent."""
 
     @property
     def errors(self) -> int:
@@ -96,7 +98,7 @@ class VerifyReport:
         first = [one for one in self.findings if one.code == PRESENT]
         return {
             "format": "wdscli-proof-v1",
-            "list": {"sha256": sha256(read_all(absent)).hexdigest(), "keys": len(listed_keys(absent))},
+            "list": {"sha256": sha256(read_all(absent)).hexdigest(), "keys": self.absent_keys},
             "set": root,
             "how": f"keys read from the headers of {len(self.searched)} shards",
             "shards": [one._asdict() for one in self.searched],
@@ -132,8 +134,11 @@ def verify(
     with the manifest's checksums. Both read all payloads. ``absent`` is the address of a list of keys that must be
     absent. At most ``max_findings`` findings of each kind are reported in full; the rest are counted. Raises
     UsageError, InputError if nothing matches, and DataError for a file that is no manifest."""
-    if absent is not None and (remark := impossible(listed_keys(absent))):
-        progress.warn(remark)
+    keys: frozenset[bytes] = frozenset()
+    if absent is not None:
+        keys = listed_keys(absent)
+        if remark := impossible(keys):
+            progress.warn(remark)
     checks = Checks(
         tuple(map(to_bytes, require)),
         parse_profiles(profiles),
@@ -144,7 +149,7 @@ def verify(
         new_seed(),
     )
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
-    return _checked(shards, checks, jobs, progress)
+    return replace(_checked(shards, checks, jobs, progress), absent_keys=len(keys))
 
 
 def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progress) -> VerifyReport:

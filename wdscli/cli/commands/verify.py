@@ -18,7 +18,7 @@ from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.units import human_size
 from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind
-from wdscli.verify.keys import PRESENT, listed_keys
+from wdscli.verify.keys import PRESENT
 from wdscli.verify.set import VerifyReport
 from wdscli.verify.set import verify as run
 
@@ -92,7 +92,7 @@ def check(out: Out, shards: Sequence[str], general: GeneralOptions, checks: Chec
         trust_addresses=general.trust_addresses,
         progress=out.progress(),
     )
-    _print_report(out, report, checks.absent)
+    _print_report(out, report, searches=checks.absent is not None)
     if checks.absent is not None and checks.report is not None:
         _write_proof(report, shards, checks.absent, checks.report, general.trust_addresses)
     # A shard that could not be read leaves the check incomplete.
@@ -113,15 +113,15 @@ def _write_proof(
         sink.write((json.dumps(report.proof(absent, root), indent=2) + "\n").encode())
 
 
-def _print_report(out: Out, report: VerifyReport, absent: str | None) -> None:
+def _print_report(out: Out, report: VerifyReport, searches: bool) -> None:
     if out.json:
         _print_json(out, report)
     else:
         _print_text(out, report)
     words = ((report.errors, "error"), (report.warnings, "warning"))
     found = ", ".join(plural(count, word) for count, word in words if count) or "nothing wrong"
-    if absent is not None and PRESENT not in report.counts:
-        found += f", none of {plural(len(listed_keys(absent)), 'key')} found"
+    if searches and PRESENT not in report.counts:
+        found += f", none of {plural(report.absent_keys, 'key')} found"
     total = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}"
     out.done(f"{total}, {human_size(report.size_bytes)}: {found}; checked", report.size_bytes)
 
