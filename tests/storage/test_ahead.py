@@ -37,12 +37,12 @@ class Store:
     """Answers requests when they are waited for, and remembers them."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []
+        self.requested: list[tuple[int, int]] = []
         self.answers: dict[Future[bytes], tuple[int, int]] = {}
         self.most_pending = 0
 
     def fetch(self, begin: int, end: int) -> Future[bytes]:
-        self.asked.append((begin, end))
+        self.requested.append((begin, end))
         answer: Future[bytes] = Future()
         self.answers[answer] = begin, end
         return answer
@@ -108,8 +108,8 @@ def test_a_whole_object_is_read_once_by_large_requests_within_bounds(monkeypatch
         for _ in range(2):
             assert blocks.read(begin, min(begin + 700, len(DATA))) == DATA[begin : begin + 700]
         assert blocks._held_bytes <= 60_000
-        assert store.asked[-1][1] - begin <= 41_000
-    assert store.asked == [(at, at + 10_000) for at in range(0, len(DATA), 10_000)]
+        assert store.requested[-1][1] - begin <= 41_000
+    assert store.requested == [(at, at + 10_000) for at in range(0, len(DATA), 10_000)]
 
 
 def test_who_reads_on_has_all_but_one_request_of_the_room_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +121,8 @@ def test_who_reads_on_has_all_but_one_request_of_the_room_under_way(monkeypatch:
     for begin in range(0, len(DATA), 5000):
         assert blocks.read(begin, begin + 5000) == DATA[begin : begin + 5000]
         assert blocks._held_bytes <= 60_000
-        assert store.asked[-1][1] == min(begin // 10_000 * 10_000 + 50_000, len(DATA))
-    assert store.asked == [(at, at + 10_000) for at in range(0, len(DATA), 10_000)]
+        assert store.requested[-1][1] == min(begin // 10_000 * 10_000 + 50_000, len(DATA))
+    assert store.requested == [(at, at + 10_000) for at in range(0, len(DATA), 10_000)]
 
 
 def test_bytes_go_to_where_they_are_wanted() -> None:
@@ -142,7 +142,7 @@ def test_what_is_held_is_not_asked_for_again() -> None:
     assert blocks.read(0, 10) == DATA[:10]
     blocks.expect([(90_000, 120_000)])
     assert blocks.read(90_000, 120_000) == DATA[90_000:120_000]
-    assert store.asked == [(0, 100_000), (100_000, 120_000)]
+    assert store.requested == [(0, 100_000), (100_000, 120_000)]
 
 
 def test_what_is_kept_goes_when_others_need_the_room() -> None:
@@ -152,7 +152,7 @@ def test_what_is_kept_goes_when_others_need_the_room() -> None:
         blocks.expect([(begin, begin + 20_000)], keep=True)
         assert blocks.read(begin, begin + 20_000)
     assert blocks.read(0, 10) == DATA[:10]
-    assert len(store.asked) == 2
+    assert len(store.requested) == 2
     blocks.expect([(100_000, 190_000)], keep=True)
     assert blocks.read(100_000, 190_000) == DATA[100_000:190_000]
     assert blocks._held_bytes <= 100_000
@@ -308,9 +308,9 @@ def test_what_is_announced_together_is_fetched_once(monkeypatch: pytest.MonkeyPa
     chance.shuffle(wanted)
     for at, begin in wanted:
         assert objects[at].read(begin, begin + 100) == DATA[begin : begin + 100]
-    asked = [(at, *one) for at, store in enumerate(stores) for one in store.asked]
-    assert len(asked) == len(set(asked))
-    assert sum(end - begin for _, begin, end in asked) <= 60_000
+    requests = [(at, *one) for at, store in enumerate(stores) for one in store.requested]
+    assert len(requests) == len(set(requests))
+    assert sum(end - begin for _, begin, end in requests) <= 60_000
 
 
 def test_ranges_before_the_head_take_no_part() -> None:
@@ -320,7 +320,7 @@ def test_ranges_before_the_head_take_no_part() -> None:
     with together(2000):
         blocks.expect([(6000, 1000), (6000, 7000)])
     assert blocks.read(6000, 7000) == DATA[6000:7000]
-    assert store.asked == [(6000, 7000)]
+    assert store.requested == [(6000, 7000)]
 
 
 def test_what_is_read_ahead_is_an_option(web: Web, run: Command, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Cluster:
 
     def add_worker(self, *, nanny: bool = False, hides: Path | None = None) -> subprocess.Popen[bytes]:
         """One more worker; with a nanny it is started again when it dies. A worker that ``hides`` a folder finds it
-        empty, and nobody else sees what it writes there."""
+        empty, and no other process sees its files."""
         return self._start(
             "worker", "--scheduler-file", str(self.file), "--nanny" if nanny else "--no-nanny", "--nthreads", "1",
             "--memory-limit", "0", "--local-directory", ".",

@@ -203,10 +203,10 @@ def _carried_out(
     """Run the tasks in parallel, write the files of other programs as their indexes arrive, and the manifest last."""
     addresses = [task.address for task in tasks]
     without = set(tasks[0].values) if tasks else set()
+    infos: list[ShardInfo] = []
+    files: list[Side] = []
     worth = WORTH_PROCESSES_BYTES if without else MIN_SCANNED_BYTES
-    jobs = useful_shard_jobs(jobs or None, addresses, worth)
-    infos, files = list[ShardInfo](), list[Side]()
-    with make_executor(jobs) as executor:
+    with make_executor(useful_shard_jobs(jobs or None, addresses, worth)) as executor:
         results = run_shard_tasks(executor, index_shard, tasks, progress, "indexing", addresses)
         for one, address in zip(results, addresses):
             name = plan.name(address)
