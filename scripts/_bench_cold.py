@@ -211,6 +211,8 @@ def main() -> None:
     except OSError as error:
         raise SystemExit(f"the page cache cannot be emptied ({error.strerror}): run this as root") from None
     rows = [row for row in ROWS if not options.only or any(text in row.work for text in options.only)]
+    if options.dir:
+        os.makedirs(options.dir, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="wds-cold-", dir=options.dir))
     try:
         device_numbers(folder)

@@ -206,7 +206,7 @@ def server_words(folder: Path) -> tuple[list[str], int]:
         "-ip=127.0.0.1",
         "-s3",
         f"-s3.config={folder}/s3.json",
-        "-volume.max=30",
+        "-volume.max=0",  # as many as there is disc space for
     ]
     return [
         weed,

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from cold_files import announced_ranges, let_go_of
 from shard_cases import numbered, outputs, samples_of, shuffled_by_the_book, write_shards
 
 from wdscli.copy import copier as gathering
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
-from wdscli.plan.inputs import is_cold
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.run.execute import run_plan
 from wdscli.tar import core
-
-
-def let_go_of(path: str) -> bool:
-    """Have the kernel forget a file's bytes; whether it did."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        return is_cold(descriptor, 0)
-    finally:
-        os.close(descriptor)
 
 
 @pytest.mark.parametrize("cold", [True, False])
@@ -38,15 +26,7 @@ def test_ranges_are_asked_for_ahead_where_they_lie_on_a_device(
     expected = shuffled_by_the_book([samples_of(name) for name in names], 0)
     monkeypatch.setattr(gathering, "COPY_BUFFER_BYTES", 1 << 17)
     monkeypatch.setattr(gathering, "READ_AHEAD_BYTES", 1 << 19)
-    asked: list[tuple[int, int]] = []
-    original = os.posix_fadvise
-
-    def counted(descriptor: int, offset: int, length: int, advice: int) -> None:
-        if advice == os.POSIX_FADV_WILLNEED:
-            asked.append((offset, length))
-        original(descriptor, offset, length, advice)
-
-    monkeypatch.setattr(os, "posix_fadvise", counted)
+    asked = announced_ranges(monkeypatch)
     plan = make_plan(Request(names, f"{tmp_path}/out-%06d.tar", cuts=Cuts(shards=2), jobs=1), ShuffledOrder())
     if cold and any(not let_go_of(name) for name in names):
         pytest.skip("this file system keeps its files in memory")

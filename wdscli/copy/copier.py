@@ -37,7 +37,6 @@ from wdscli.plan.inputs import (
     Inputs,
     edges_of,
     grouped_as_planned,
-    is_cold,
     members_of_run,
     pieces_of,
     totals_of,
@@ -68,6 +67,7 @@ from wdscli.shards.moving import copied, find_original
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage.addresses import view_of
 from wdscli.storage.kinds import stored_version
+from wdscli.storage.local import announce, is_cold
 from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner, core
 
 COPY_BUFFER_BYTES = 1 << 22
@@ -241,21 +241,32 @@ class Copier:
         self.tick(self.shard.position - before)
 
     def _ask_ahead(self, first: int) -> None:
-        """If a file is not in memory, let the kernel read the next ranges in advance. The device then always has
-        several requests, and can choose among them. A join does not do this, because it reads each input in order."""
+        """If files are not in memory, let the kernel read the next ranges in advance. A join does not do this, because
+        it reads each input in order."""
         chunk, low = self.chunk, max(first, self.asked)
         is_near = low < len(chunk.marks) and chunk.ends[low] - chunk.ends[first] <= READ_AHEAD_BYTES // 2
         if self.reading.held is not None or not is_near or self.width > 1:
             return
-        descriptor = self.inputs[chunk.files[low]].fd
-        if descriptor is None or not is_cold(descriptor, chunk.begins[low]):
-            return
-        self.asked = bisect_right(chunk.ends, chunk.ends[first] + READ_AHEAD_BYTES, low + 1) - 1
-        for high in chunk.ranges(low, self.asked):
+        end = bisect_right(chunk.ends, chunk.ends[first] + READ_AHEAD_BYTES, low + 1) - 1
+        # Some of the samples may be in memory, because their neighbours were read.
+        if any(self._is_cold(sample) for sample in {low, (low + end) // 2, max(low, end - 1)}):
+            self.asked = end
+            announce(self._local_ranges(low, end))
+
+    def _is_cold(self, sample: int) -> bool:
+        chunk, descriptor = self.chunk, self.inputs[self.chunk.files[sample]].fd
+        # The survey may have read the first bytes, for example a small field.
+        middle = chunk.begins[sample] + (chunk.ends[sample + 1] - chunk.ends[sample]) // 2
+        return descriptor is not None and is_cold(descriptor, middle)
+
+    def _local_ranges(self, low: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the ranges of local files that have the samples ``low`` to ``end - 1``: (descriptor, first byte,
+        length)."""
+        chunk = self.chunk
+        for high in chunk.ranges(low, end):
             descriptor = self.inputs[chunk.files[low]].fd
             if descriptor is not None:
-                length = chunk.ends[high] - chunk.ends[low]
-                os.posix_fadvise(descriptor, chunk.begins[low], length, os.POSIX_FADV_WILLNEED)
+                yield descriptor, chunk.begins[low], chunk.ends[high] - chunk.ends[low]
             low = high
 
     def _expect(self, first: int) -> None:

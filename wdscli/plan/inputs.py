@@ -222,19 +222,6 @@ class Inputs:
             source.close()
 
 
-def is_cold(descriptor: int, offset: int) -> bool:
-    """Return whether a read of one byte would have to wait for the device. Return False if the system cannot answer
-    this without waiting."""
-    if not (hasattr(os, "RWF_NOWAIT") and hasattr(os, "posix_fadvise")):
-        return False
-    try:
-        return os.preadv(descriptor, (bytearray(1),), offset, os.RWF_NOWAIT) == 0
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-
-
 def totals_of(samples: PlanTable) -> I64:
     """Return the number of bytes before each sample if samples follow each other. The last value has the bytes of all
     samples."""

@@ -449,7 +449,7 @@ def _selected(
     if payloads.fields or task.on_error == "skip":
         # On a remote store, one request per payload costs more than reading the bytes between payloads.
         reads_all = source.fd is None and task.on_error != "skip" and not payloads.by_index
-        if source.fd is None and payloads.by_index:
+        if payloads.by_index:
             known = expecting(source, known, selection, payloads, payloads.fields)
         chosen = None if reads_all else known
         yield from iter_selected(

@@ -18,6 +18,7 @@ from wdscli.samples.reading import Expected
 from wdscli.selection.choice import Selection, SelectionState
 from wdscli.storage import Source
 from wdscli.storage.ends import PIECE_BYTES
+from wdscli.storage.local import is_cold
 from wdscli.tar import ByteSource, Window, padded
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
@@ -62,12 +63,13 @@ def expecting(
     payloads: Payloads,
     fields: frozenset[bytes],
 ) -> Iterator[SampleBatch]:
-    """Yield the batches of a remote shard's index. Before each batch, request the payloads of ``fields`` for all
-    samples that the key rule selects, together."""
+    """Yield the batches of a shard's index. Before each batch, request the payloads of ``fields`` for all samples that
+    the key rule selects, together. A batch of a local shard in memory needs no requests."""
     rule = selection.key_rule
     for batch in batches:
-        payloads.batch = batch
-        rows = [row for row, key in enumerate(batch.keys) if fields and (rule is None or rule.selects(key))]
+        payloads.batch, rows = batch, list[int]()
+        if fields and (source.fd is None or is_cold(source.fd, batch.starts[-1])):
+            rows = [row for row, key in enumerate(batch.keys) if rule is None or rule.selects(key)]
         if len(rows) > 1:
             source.expect(payloads.ranges(rows, fields))
         yield batch

@@ -63,12 +63,17 @@ def checksum_of(source: Source, algorithm: str, tick: Callable[[int], object] | 
     """Return the checksum ``algorithm:hex`` of all bytes of a source, or None for the algorithm ``none``. ``tick`` is
     called with the number of bytes after each read."""
     digest = new_digest(algorithm)
-    if digest is not None:
-        for data in source.pieces():
-            digest.update(data)
-            if tick is not None:
-                tick(len(data))
-    return written(algorithm, digest)
+    return None if digest is None else f"{algorithm}:{digested(digest, source, tick)}"
+
+
+def digested(digest: Digest, source: Source, tick: Callable[[int], object] | None = None) -> str:
+    """Return the digest, in hexadecimal, of all bytes of a source. ``tick`` is called with the number of bytes after
+    each read."""
+    for data in source.pieces():
+        digest.update(data)
+        if tick is not None:
+            tick(len(data))
+    return digest.hexdigest()
 
 
 def written(algorithm: str, digest: Digest | None) -> str | None:

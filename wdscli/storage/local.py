@@ -16,7 +16,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError, did_you_mean
 from wdscli.storage.addresses import local_path, range_hint
@@ -24,6 +24,8 @@ from wdscli.storage.ends import Data, NotCopied, Sink, Source, replaced, taken
 
 _WHOLE_READ_BYTES = 1 << 24
 """A longer read is first limited to the file's size, because a damaged header may contain any length."""
+SCATTERED_BYTES = 1 << 15
+"""Ranges are scattered if they begin at least this many bytes apart on average."""
 HINTS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or choose an output on another disc")
 HINTS |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "choose an output that you may write")
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -51,6 +53,16 @@ class LocalSource(Source):
             return os.pread(self._fd, length, offset)
         except OSError as error:
             raise InputError(f"cannot read {self.name}: {reason(error)}", cause=error) from error
+
+    def expect(
+        self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
+    ) -> None:
+        some = sorted(ranges)
+        # If the ranges are close together, the kernel reads in advance anyway.
+        are_scattered = len(some) > 1 and some[-1][0] - some[0][0] >= len(some) * SCATTERED_BYTES
+        probes = {0, len(some) // 2, len(some) - 1} if are_scattered else ()
+        if any(is_cold(self._fd, some[at][0]) for at in probes):
+            announce((self._fd, begin, end - begin) for begin, end in some)
 
     def confirm(self) -> None:
         # If the file was replaced, the old file is still open here. If the file was overwritten, it has another time or
@@ -289,6 +301,34 @@ def write_all(descriptor: int, data: Data) -> None:
         rest = memoryview(data)
         while done < len(data):
             done += os.write(descriptor, rest[done:])
+
+
+def announce(ranges: Iterable[tuple[int, int, int]]) -> None:
+    """Let the kernel read some ranges (descriptor, first byte, length) in advance. The device then has many requests at
+    a time, and can choose among them.
+
+    From now on, the kernel reads nothing behind the ranges of these files. Otherwise, it may read some MiB more for
+    each range.
+    """
+    random = set[int]()
+    for descriptor, begin, length in ranges:
+        if descriptor not in random:
+            random.add(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_WILLNEED)
+
+
+def is_cold(descriptor: int, offset: int) -> bool:
+    """Return whether a read of one byte would have to wait for the device. Return False if the system cannot answer
+    this without waiting."""
+    if not (hasattr(os, "RWF_NOWAIT") and hasattr(os, "posix_fadvise")):
+        return False
+    try:
+        return os.preadv(descriptor, (bytearray(1),), offset, os.RWF_NOWAIT) == 0
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def _sync_folder(folder: str) -> None:

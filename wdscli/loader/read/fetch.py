@@ -30,13 +30,16 @@ from wdscli.loader.read.rows import (
     changed,
     expect_samples,
     is_of_files,
+    parts_of,
     plan_requests,
+    ranges,
     read_samples,
     warn_if_expensive,
 )
 from wdscli.loader.read.rows import Raw as Raw
 from wdscli.samples.reading import keep_heap
 from wdscli.storage import Source, is_local
+from wdscli.storage.local import is_cold
 from wdscli.storage.retry import network
 from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock
 
@@ -100,6 +103,18 @@ class Fetcher:
             self._in_turn(wanted) if threads == 1 else self._threaded(numpy.array_split(wanted, threads, 1))
         )
         return found if (order[1:] > order[:-1]).all() else in_order(order, found)
+
+    def announce(self, shards: I64, places: I64) -> None:
+        """Let the kernel read large samples of a later call in advance, if they are not in memory."""
+        for shard, rows in groups(shards):
+            table, source = self._catalog.table(shard), self.source(shard)
+            if table.size // max(1, table.samples) < LARGE_BYTES:
+                continue
+            at = numpy.sort(places[rows]).tolist()
+            for part in parts_of(table, source, table.wanted(self._fields), at):
+                middle = int(part.table.starts[part.rows[len(part.rows) // 2]])
+                if part.source.fd is not None and is_cold(part.source.fd, middle):
+                    part.source.expect(ranges(part.table, part.names, part.rows))
 
     def _few(self, shards: list[int], places: list[int]) -> list[Raw]:
         found: list[Any] = [None] * len(shards)
@@ -281,10 +296,13 @@ class Pool:
         return self._lent(0, lambda fetcher: fetcher.fetch(shards, places))
 
     def expect(self, shards: I64, places: I64) -> None:
-        """Announce the remote samples of a later call. The next call of :meth:`fetch` begins to request the announced
+        """Announce the samples of a later call. The next call of :meth:`fetch` begins to request the announced remote
         samples."""
         self._check_process()
-        self._remote.soon = by_shard(shards, places)
+        if self._is_local:
+            self._lent(0, lambda fetcher: fetcher.announce(shards, places))
+        else:
+            self._remote.soon = by_shard(shards, places)
 
     def one(self, shard: int, place: int) -> Raw:
         """Return one sample. Raises InputError, DataError."""

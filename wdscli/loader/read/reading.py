@@ -410,6 +410,7 @@ class _EpochReader(EpochReader):
         self._catalog, self._order = source.catalog, source.order(epoch)
         self.waits = not all(map(is_local, self._catalog.addresses))
         in_blocks = source.shuffle == "blocks"
+        self._is_announced = self.waits or source.is_shuffled
         self.jumps = self.waits and source.is_shuffled and not in_blocks
         self._pool = Pool(self._catalog, source.fields, reads_gaps=not in_blocks)
         self._is_closed = False
@@ -442,7 +443,7 @@ class _EpochReader(EpochReader):
         return self._order.find(shard, sample)
 
     def expect(self, positions: I64) -> None:
-        if self.waits:
+        if self._is_announced:
             shards, samples = self._order.locate(positions)
             self._pool.expect(shards, self._catalog.places(shards, samples))
 
@@ -509,6 +510,8 @@ class _BlocksReader(_EpochReader):
                 later = _joined(self._coming[one] for one in soon)
                 self._pool.expect(later.shards, later.places)
             noted = _joined(self._coming.pop(one) for one in some)
+            if not self.waits:
+                self._pool.expect(noted.shards, noted.places)
             self._held.update(zip(noted.positions.tolist(), self._fetched(noted.shards, noted.places)))
 
 
