@@ -340,3 +340,26 @@ def test_the_last_writer_on_an_object_store_wins(writer_class: type, bucket: str
     second.close()
     assert exists(f"{folder}/out-manifest.json")
     assert read_all(f"{folder}/out-000000.tar")[:5] == b"b0.tx"
+
+
+@pytest.mark.parametrize(
+    ("words", "joins"),
+    [
+        ("shuffle in", True),
+        ("cat in/", True),
+        ("merge --on-duplicate skip b in/*.tar", True),
+        ("shuffle in/s-0000.tar", False),
+        ("cat in/s-manifest.json", False),
+    ],
+)
+def test_a_shard_that_joins_the_input_of_its_command_is_warned_of(
+    tmp_path: Path, words: str, joins: bool
+) -> None:
+    for folder in ("in", "b"):
+        wds("cat", *write_shards(tmp_path / "parts", [numbered(3)]), "-o", tmp_path / folder / "s-0000.tar")
+        wds("index", tmp_path / folder)
+    for output, is_warned in (("in/new.tar", joins), ("out/new.tar", False)):
+        ran = wds(*words.split(), "-o", output, cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        assert ("warning: in/new.tar also belongs to the input in/*.tar" in ran.err) == is_warned, ran.err
+        (tmp_path / output).unlink()

@@ -60,6 +60,7 @@ from wdscli.shards.inputs import (
     missing_samples,
     open_sets,
     parents_of,
+    warn_of_mixing,
     without_index,
 )
 from wdscli.shards.manifest import Manifest, Provenance
@@ -502,6 +503,8 @@ class _Planning:
         outputs, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, ends)
         for one in outputs if self.outputs.has_parts else ():
             one.check(self.shards.addresses, may_exist=self.outputs.may_exist)
+        if planned and not is_view(request.output):
+            warn_of_mixing(self.shards, planned[0].address, self.progress.warn)
         contents = Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey)
         made = provenance_of(request, self.order, self.shards)
         classes = classes_of(self.shards, joined=self.order.is_join) if self.order.keeps_labels else None

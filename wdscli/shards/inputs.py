@@ -282,6 +282,16 @@ def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses:
     return shards._replace(addresses=left, manifest=manifest, missing=tuple(gone))
 
 
+def warn_of_mixing(shards: ShardSet, output: str, warn: Callable[[str], object]) -> None:
+    """Call ``warn`` if the shard ``output`` would be one of the inputs after the command."""
+    for one in shards.sets or [shards]:
+        if one.given is not None and (glob := one.given.cover(output)):
+            warn(
+                f"{output} also belongs to the input {glob}, so that old and new shards are one set: "
+                "write to another folder"
+            )
+
+
 def missing_shards(shards: ShardSet) -> list[Missing]:
     """Return the missing shards of a set. A shard is missing if it does not exist, but a manifest next to other shards
     of the set lists it, and a given folder or glob covers it. If shards are named one by one, none is missing. A

@@ -67,10 +67,12 @@ class Words:
         """Add a glob, or the glob of a folder: ``folder/*.tar*``."""
         self._globs.append(pattern.split("/"))
 
-    def cover(self, address: str) -> bool:
-        """Return whether a shard with this address would be one of the inputs."""
+    def cover(self, address: str) -> str:
+        """Return the first glob that matches a shard's address, so that the shard would be one of the inputs. Return an
+        empty text if there is no such glob."""
         parts = address.split("/")
-        return is_shard_name(address) and any(_is_like(parts, glob) for glob in self._globs)
+        found = (glob for glob in self._globs if _is_like(parts, glob)) if is_shard_name(address) else ()
+        return "/".join(next(iter(found), ()))
 
 
 def _is_like(parts: Sequence[str], glob: Sequence[str]) -> bool:
