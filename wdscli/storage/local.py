@@ -25,7 +25,7 @@ from wdscli.storage.ends import Data, NotCopied, Sink, Source, replaced, taken
 _WHOLE_READ_BYTES = 1 << 24
 """A longer read is first limited to the file's size, because a damaged header may contain any length."""
 SCATTERED_BYTES = 1 << 15
-"""Ranges are scattered if they begin at least this many bytes apart on average."""
+"""Ranges are scattered if the gaps between them are at least this long on average."""
 HINTS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or choose an output on another disc")
 HINTS |= dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "choose an output that you may write")
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -58,8 +58,9 @@ class LocalSource(Source):
         self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
     ) -> None:
         some = sorted(ranges)
-        # If the ranges are close together, the kernel reads in advance anyway.
-        are_scattered = len(some) > 1 and some[-1][0] - some[0][0] >= len(some) * SCATTERED_BYTES
+        # If the gaps are small, the kernel reads in advance anyway.
+        gaps = some[-1][1] - some[0][0] - sum(end - begin for begin, end in some) if some else 0
+        are_scattered = len(some) > 1 and gaps >= (len(some) - 1) * SCATTERED_BYTES
         probes = {0, len(some) // 2, len(some) - 1} if are_scattered else ()
         if any(is_cold(self._fd, some[at][0]) for at in probes):
             announce((self._fd, begin, end - begin) for begin, end in some)

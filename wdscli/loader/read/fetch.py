@@ -26,6 +26,7 @@ from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
 from wdscli.loader.read.rows import (
     FetchRequests,
     Found,
+    Part,
     by_shard,
     changed,
     expect_samples,
@@ -106,15 +107,23 @@ class Fetcher:
 
     def announce(self, shards: I64, places: I64) -> None:
         """Let the kernel read large samples of a later call in advance, if they are not in memory."""
-        for shard, rows in groups(shards):
-            table, source = self._catalog.table(shard), self.source(shard)
-            if table.size // max(1, table.samples) < LARGE_BYTES:
-                continue
-            at = numpy.sort(places[rows]).tolist()
-            for part in parts_of(table, source, table.wanted(self._fields), at):
-                middle = int(part.table.starts[part.rows[len(part.rows) // 2]])
-                if part.source.fd is not None and is_cold(part.source.fd, middle):
+        probes = {0, len(shards) // 2, len(shards) - 1} if len(shards) else ()
+        if any(self._is_cold(int(shards[row]), int(places[row])) for row in probes):
+            for shard, rows in groups(shards):
+                for part in self._parts(shard, numpy.sort(places[rows]).tolist()):
                     part.source.expect(ranges(part.table, part.names, part.rows))
+
+    def _is_cold(self, shard: int, place: int) -> bool:
+        """Return whether a sample is large and not in memory. The first bytes of a sample may be in memory already."""
+        table, part = self._catalog.table(shard), next(iter(self._parts(shard, [place])), None)
+        if part is None or part.source.fd is None or table.size // max(1, table.samples) < LARGE_BYTES:
+            return False
+        [(begin, end), *_] = ranges(part.table, part.names, part.rows)
+        return is_cold(part.source.fd, (begin + end) // 2)
+
+    def _parts(self, shard: int, places: list[int]) -> list[Part]:
+        table = self._catalog.table(shard)
+        return parts_of(table, self.source(shard), table.wanted(self._fields), places)
 
     def _few(self, shards: list[int], places: list[int]) -> list[Raw]:
         found: list[Any] = [None] * len(shards)
