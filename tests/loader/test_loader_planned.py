@@ -307,6 +307,16 @@ def test_only_one_window_is_planned_to_begin_and_to_resume(monkeypatch: pytest.M
     assert next(iter(again)) == next(items)
     assert len(windows) <= 3
     assert given
+    # Batches on both sides of the state's place are found from there.
+    for number in (240, 299, 301, 360):
+        windows.clear()
+        seen = PositionDataset(Numbers(counts, seed=5)).packed(100, LONGEST, window=100, collation_fn=list)
+        seen.load_state_dict(state)
+        keys = seen.keys(0, number)
+        assert len(windows) <= 5
+        assert keys == data.keys(0, number)
+        assert seen.find(keys[0], 0) == (number, 0)
+        assert len(windows) <= 6
 
 
 def test_an_epoch_of_a_hundred_million_samples_opens_at_once() -> None:

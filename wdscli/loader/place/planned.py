@@ -2,15 +2,16 @@
 
 :mod:`wdscli.loader.order.batches` plans the batches of each window of an epoch; the list has the batches of all
 windows. A window is planned when one of its batches is needed, so an epoch begins after one window is planned. A state
-has a mark: the number of a window and the number of its first batch. So a resumed run also plans only one window. Only
-the length of an epoch needs the plans of all windows. The module does not know how values are found, nor how samples
-are read.
+has a mark: the number of a window and the number of its first batch. So a resumed run also plans only one window. To
+find a batch, the windows between it and the nearest mark are planned, forwards or backwards. Only the length of an
+epoch needs the plans of all windows. The module does not know how values are found, nor how samples are read.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import count
 from json import dumps
 from typing import Any, NamedTuple
 
@@ -90,9 +91,7 @@ class Plan:
                 hint="with_epoch(samples=n)",
             )
         with self._lock:
-            for window in range(max(self._firsts), self._windows):
-                self._count(window)
-            return self._firsts[self._windows]
+            return self._first(self._windows)
 
     def batch(self, number: int) -> tuple[I64, Fill]:
         """Return the positions and the fill of batch ``number``, which must be in the list."""
@@ -110,30 +109,35 @@ class Plan:
         """Return the number of the first batch that has this position, or None if its sample was left out."""
         with self._lock:
             window = ((position + 1) * self._windows - 1) // self.length
-            for before in range(max(one for one in self._firsts if one <= window), window):
-                self._count(before)
-            plan = self._window(window)
+            number, plan = self._first(window), self._window(window)
             rows = (plan.rows == position - self._first_position(window)).nonzero()[0]
             if not len(rows):
                 return None
-            return self._firsts[window] + int(plan.ends.searchsorted(rows[0], "right"))
+            return number + int(plan.ends.searchsorted(rows[0], "right"))
 
     def _find(self, number: int) -> bool:
         """Set ``_at`` to the window of a batch. Return whether the list has the batch."""
         if not self._firsts.get(self._at, ENDLESS) <= number < self._firsts.get(self._at + 1, 0):
             self._at = max(window for window, first in self._firsts.items() if first <= number)
-        while self._at < self._windows and number >= self._count(self._at):
+            after = min((window for window, first in self._firsts.items() if first > number), default=0)
+            if after and self._firsts[after] - number < number - self._firsts[self._at]:
+                while self._first(after - 1) > number:
+                    after -= 1
+                self._at = after - 1
+        while self._at < self._windows and number >= self._first(self._at + 1):
             self._at += 1
         found = self._at < self._windows
         self._at = min(self._at, self._windows - 1)
         return found
 
-    def _count(self, window: int) -> int:
-        """Return the number of the first batch after ``window``. The number of the window's first batch must be
-        known."""
-        if window + 1 not in self._firsts:
-            self._firsts[window + 1] = self._firsts[window] + len(self._window(window).ends)
-        return self._firsts[window + 1]
+    def _first(self, window: int) -> int:
+        """Return the number of the first batch of ``window``, counted from the nearest known window."""
+        near = next(one for step in count() for one in (window - step, window + step) if one in self._firsts)
+        for before in range(near, window):
+            self._firsts[before + 1] = self._firsts[before] + len(self._window(before).ends)
+        for after in range(near, window, -1):
+            self._firsts[after - 1] = self._firsts[after] - len(self._window(after - 1).ends)
+        return self._firsts[window]
 
     def _first_position(self, window: int) -> int:
         return self.length * window // self._windows
