@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy
 import pytest
+from cold_files import let_go_of
 from shard_cases import numbered, wds, write_shards
 
+from wdscli.plan import strategy
 from wdscli.plan.inputs import Input
 from wdscli.plan.orders import shuffled
 from wdscli.plan.request import Request, Strategy
 from wdscli.plan.scratch import Scratch
-from wdscli.plan.strategy import Choice, choose, mean_run
+from wdscli.plan.strategy import Choice, Disc, choose, disc_of, mean_run
 from wdscli.plan.table import Ordered, PlanTable, row_type
 from wdscli.storage.ahead import Line
 
@@ -90,13 +92,13 @@ class TestAuto:
     def test_by_the_line_that_was_measured(self, here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Many requests cost more than many bytes, or less."""
         scattered = plan(3000, 300_000)
-        for latency, rate, strategy in ((0.5, 1e9, "spill"), (0.0001, 1e7, "gather")):
+        for latency, rate, name in ((0.5, 1e9, "spill"), (0.0001, 1e7, "gather")):
             line = Line()
             line.note(100, latency)
             for _ in range(50):
                 line.note(8 << 20, latency + (8 << 20) / rate)
             monkeypatch.setattr("wdscli.plan.strategy.line_to", lambda _, line=line: line)
-            assert auto(FAR, scattered).strategy == strategy
+            assert auto(FAR, scattered).strategy == name
 
     def test_too_little_scratch_space(self, here: Any) -> None:
         here(free=1000)
@@ -104,6 +106,38 @@ class TestAuto:
         assert found.strategy == "gather"
         assert found.reason.endswith("but spilling needs 102 MB and 1.00 kB are free")
         assert auto(FAR, plan(10_000, 10_240), "s3://b/tmp").strategy == "spill"
+
+    @pytest.mark.parametrize(
+        ("disc", "free", "name"),
+        [
+            (Disc(1e7, 2e8), 10_000 * GIB, "spill"),
+            (Disc(1e7, 2e8), GIB, "gather"),
+            (Disc(1e9, 2e9), 10_000 * GIB, "gather"),
+        ],
+    )
+    def test_a_set_on_a_disc(
+        self, here: Any, monkeypatch: pytest.MonkeyPatch, disc: Disc, free: int, name: str
+    ) -> None:
+        here(free=free)
+        monkeypatch.setattr("wdscli.plan.strategy.disc_of", lambda *_: disc)
+        reason = f"{disc}, in runs of 102 kB"
+        assert auto(NEAR, plan(20_000, 102_400)) == Choice(name, reason)
+        assert "the disc reads" not in auto(NEAR, plan(20_000, 102_400, in_order=True)).reason
+
+    def test_a_disc_is_measured_by_its_own_reads(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(strategy, "MEASURED_ROWS", 8)
+        path = tmp_path / "in.tar"
+        path.write_bytes(bytes(100 * 40_960))
+        inputs, samples = [Input(str(path))], plan(100, 40_960)
+        assert disc_of(inputs, samples) is None, "the file is in memory"
+        if not let_go_of(str(path)):
+            pytest.skip("this file system keeps its files in memory")
+        found = disc_of(inputs, samples)
+        assert found is not None
+        assert min(found) > 0
+        assert disc_of(inputs, samples) is None, "now these samples are in memory"
 
     def test_nothing(self, here: Any) -> None:
         assert auto(FAR, plan(0, 1)).strategy == "gather"

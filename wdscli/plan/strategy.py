@@ -4,9 +4,9 @@
 processes, plan and tasks. :func:`check_reach` refuses inputs and outputs that an engine's workers cannot reach, before
 anything is read.
 
-The strategy depends on facts that are known before a payload is read. These are the length of runs that are adjacent in
-inputs and output, the places of the inputs, and the cost of remote reads. That cost comes from requests and bytes, with
-measured latency and bandwidth. The strategy does not change the output.
+The strategy depends on the length of runs that are adjacent in inputs and output, on the places of the inputs, and on
+the cost of scattered reads. For a store, that cost comes from requests and bytes, with measured latency and bandwidth.
+For a disc, it comes from the time of some reads (:func:`disc_of`). The strategy does not change the output.
 
 An idle process needs memory for Python and numpy, which was measured. As many processes start as fit in ``--memory``;
 plan and tasks share the rest. If memory is too small, there is a warning, and the minimum is used. The page cache is
@@ -18,6 +18,8 @@ This module does not know how either strategy works, what the memory is for, or 
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import NamedTuple
@@ -26,12 +28,13 @@ from wdscli.arrays import I64, Mask, Rows, numpy
 from wdscli.errors import EngineError, UsageError
 from wdscli.executors import default_jobs
 from wdscli.executors.local import available
-from wdscli.plan.inputs import Input, is_of_this_process, is_read_once
+from wdscli.plan.inputs import Input, Inputs, is_of_this_process, is_read_once
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.table import Ordered, PlanTable
 from wdscli.storage import is_local
 from wdscli.storage.ahead import FIRST_GAP_BYTES, REQUEST_BYTES, line_to
+from wdscli.storage.local import announce, is_cold
 from wdscli.units import human_size
 
 LONG_RUN_BYTES = 1 << 20
@@ -44,6 +47,13 @@ EXPECTED_BYTES = 1 << 25
 """How many bytes are announced to remote inputs before they are read, in output order."""
 SCRATCH_BYTES_PER_SECOND = 500e6
 """The assumed speed for writing and reading spilled samples."""
+MEASURED_BYTES = 1 << 30
+"""The disc is measured only for sets of at least this size."""
+MEASURED_ROWS = 64
+MEASURED_BYTES_IN_ORDER = 1 << 23
+SLOWER = 3
+"""Spilling is faster if scattered reads are this many times slower than reads in order. It reads and writes each byte
+once more, and reads nothing scattered."""
 _LOOKS = 16
 _ROWS_PER_LOOK = 4096
 MIB = 1 << 20
@@ -77,7 +87,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     count = sum(1 for one in inputs if one.copy)
     copies = f"; {count} of {len(inputs)} inputs copied first, so that they are read once" if count else ""
     run, total = mean_run(lists)
-    if request.strategy == "spill" and copies and (free := _free(request)) is not None and free < total:
+    if request.strategy == "spill" and copies and not _has_room(request, total):
         return Choice("gather", f"copies of inputs take the space that spilling needs{copies}")
     if request.strategy != "auto":
         return Choice(request.strategy, f"as --strategy asks{copies}")
@@ -85,7 +95,11 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     remote = sum(not one.is_near for one in inputs)
     compressed = sum(one.is_packed for one in inputs)
     if not (remote or compressed):
-        return Choice("gather", f"all inputs can be read at any place, {runs}{copies}")
+        disc = None if run >= LONG_RUN_BYTES or total < MEASURED_BYTES else disc_of(inputs, lists[0])
+        if disc is None:
+            return Choice("gather", f"all inputs can be read at any place, {runs}{copies}")
+        is_slow = disc.scattered * SLOWER < disc.in_order and _has_room(request, total)
+        return Choice("spill" if is_slow else "gather", f"{disc}, {runs}{copies}")
     count, what = (remote, "remote") if remote else (compressed, "compressed")
     slow = f"{count} of {len(inputs)} inputs are {what}"
     if run >= LONG_RUN_BYTES:
@@ -102,8 +116,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
             return Choice("gather", f"{reason}, {runs}{copies}")
     elif total < SPILL_WORTH_BYTES:
         return Choice("gather", f"{slow}, but {human_size(total)} are quickly read{copies}")
-    free = _free(request)
-    if free is not None and free < total:
+    if (free := _free(request)) is not None and free < total:
         return Choice(
             "gather", f"{reason}; but spilling needs {human_size(total)} and {human_size(free)} are free"
         )
@@ -144,6 +157,44 @@ def _free(request: Request) -> int | None:
     return (
         None if request.tmp is not None and not is_local(request.tmp) else Scratch(request.tmp).free_bytes()
     )
+
+
+def _has_room(request: Request, total: int) -> bool:
+    """Return whether scratch space has ``total`` free bytes, as far as known. Raises OutputError."""
+    free = _free(request)
+    return free is None or free >= total
+
+
+class Disc(NamedTuple):
+    """The measured speed of the disc with the inputs, in bytes per second: for samples in output order, and for
+    adjacent bytes."""
+
+    scattered: float
+    in_order: float
+
+    def __str__(self) -> str:
+        scattered, in_order = (f"{human_size(int(rate))}/s" for rate in self)
+        return f"the disc reads scattered samples at {scattered}, and adjacent ones at {in_order}"
+
+
+def disc_of(inputs: Sequence[Input], ordered: Ordered) -> Disc | None:
+    """Read some samples to measure the disc. Return None if most of the inputs are in memory already."""
+    middle = ordered.total // 2
+    rows = ordered.part(middle, middle + MEASURED_ROWS)
+    with Inputs(dict(enumerate(inputs))) as files, Inputs(dict(enumerate(inputs))) as others:
+        places = zip(rows.shards.tolist(), rows.starts.tolist(), rows.lengths.tolist())
+        ranges = [(files[shard].fd, start, length) for shard, start, length in places if length]
+        cold = [(fd, *rest) for fd, *rest in ranges if fd is not None and is_cold(fd, rest[0] + rest[1] // 2)]
+        if len(cold) * 2 < MEASURED_ROWS:
+            return None
+        begin = time.perf_counter()
+        announce(cold)
+        size = sum(len(os.pread(fd, length, start)) for fd, start, length in cold)
+        scattered = size / (time.perf_counter() - begin)
+        shard, start = int(rows.shards[-1]), int(rows.starts[-1])
+        begin = time.perf_counter()
+        size = len(others[shard].read_at(start, MEASURED_BYTES_IN_ORDER))
+        return Disc(scattered, size / (time.perf_counter() - begin))
 
 
 def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
