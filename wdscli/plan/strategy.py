@@ -95,11 +95,8 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     remote = sum(not one.is_near for one in inputs)
     compressed = sum(one.is_packed for one in inputs)
     if not (remote or compressed):
-        disc = None if run >= LONG_RUN_BYTES or total < MEASURED_BYTES else disc_of(inputs, lists[0])
-        if disc is None:
-            return Choice("gather", f"all inputs can be read at any place, {runs}{copies}")
-        is_slow = disc.scattered * SLOWER < disc.in_order and _has_room(request, total)
-        return Choice("spill" if is_slow else "gather", f"{disc}, {runs}{copies}")
+        is_fast = run >= LONG_RUN_BYTES or total < MEASURED_BYTES
+        return _choose_here(request, None if is_fast else disc_of(inputs, lists[0]), total, runs + copies)
     count, what = (remote, "remote") if remote else (compressed, "compressed")
     slow = f"{count} of {len(inputs)} inputs are {what}"
     if run >= LONG_RUN_BYTES:
@@ -121,6 +118,14 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
             "gather", f"{reason}; but spilling needs {human_size(total)} and {human_size(free)} are free"
         )
     return Choice("spill", reason + copies)
+
+
+def _choose_here(request: Request, disc: Disc | None, total: int, runs: str) -> Choice:
+    """Choose for local inputs. ``disc`` is None if no reads are slow."""
+    if disc is None:
+        return Choice("gather", f"all inputs can be read at any place, {runs}")
+    is_slow = disc.scattered * SLOWER < disc.in_order and _has_room(request, total)
+    return Choice("spill" if is_slow else "gather", f"{disc}, {runs}")
 
 
 class Cost(NamedTuple):
