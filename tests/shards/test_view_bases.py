@@ -140,3 +140,21 @@ def test_views_of_other_programs_shards(
         assert wds("diff", f"v{name}.json", f"flat-{name}").code == 0
         assert wds("verify", f"v{name}.json").code == 0
     assert {path: path.read_bytes() for path in Path("base").glob("*.tar")} == before
+
+
+def test_verify_finds_in_a_view_what_it_finds_in_its_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["a.jpg", "a.txt", "cc/c.jpg", "bb.jpg", "B.txt", "b.jpg", "d.jpg", "d.JPG"]
+    for number, some in enumerate((names[:5], names[5:])):
+        members = [(name, b"" if name in ("a.txt", "d.jpg") else b"x") for name in some]
+        Path("base").mkdir(exist_ok=True)
+        Path(f"base/x-{number}.tar").write_bytes(foreign_tar(members))
+    for output in ("v.json", "flat/{name}.tar"):
+        assert wds("split", "base", "-o", output).code == 0
+    view, flat = (wds("verify", "--json", name) for name in ("v.json", "flat"))
+    assert view.code == flat.code == 0
+    assert view.out.replace(b"v.json/", b"flat/") == flat.out
+    for code in (b"case-collision", b"mixed-fields", b"empty-payload"):
+        assert b'"code":"%s"' % code in flat.out

@@ -20,8 +20,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from itertools import accumulate, islice, pairwise
-from operator import add
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, U64, Buffer, Column, Mask, Scratch, numpy
@@ -172,27 +171,34 @@ class Index:
     def batch(self, first: int = 0, end: int | None = None) -> SampleBatch:
         """Return the samples ``first`` to ``end - 1`` as the columns that a scan would return."""
         end = self.samples if end is None else min(end, self.samples)
-        key_at = [0 if first == 0 else int(self.key_ends[first - 1]), *self.key_ends[first:end].tolist()]
         low = 0 if first == 0 else int(self.member_ends[first - 1])
         firsts = [0, *(self.member_ends[first:end] - low).tolist()]
         high = low + firsts[-1]
-        offsets = self.member_offsets[low:high].tolist()
-        starts = [offset - 512 for offset in offsets]
-        for row, at in zip(self.starts[first:end].tolist(), firsts):
-            starts[at] = row
+        offsets = self.member_offsets[low:high]
+        starts = offsets - numpy.uint64(512)
+        starts[firsts[:-1]] = self.starts[first:end]
         marks = self.marks[first:end].tolist()
         return SampleBatch(
             first,
-            [self.keys[a:b] for a, b in pairwise(key_at)],
+            self._keys(first, end),
             firsts,
-            [self.fields[number] for number in self.member_fields[low:high].tolist()],
-            starts,
-            offsets,
+            list(map(self.fields.__getitem__, self.member_fields[low:high].tolist())),
+            starts.tolist(),
+            offsets.tolist(),
             self.member_sizes[low:high].tolist(),
             [0] * (high - low),
             marks,
             self.exact,
         )
+
+    def _keys(self, first: int, end: int) -> list[bytes]:
+        begin, ends = int(self.key_ends[first - 1]) if first else 0, self.key_ends.view("i8")[first:end]
+        count, width = end - first, int(ends[0]) - begin if end > first else 0
+        if width and numpy.array_equal(ends, begin + width * numpy.arange(1, count + 1)):
+            found: list[bytes] = numpy.frombuffer(self.keys, f"V{width}", count, begin).tolist()
+            return found
+        keys = self.keys
+        return [keys[a:b] for a, b in pairwise([begin, *ends.tolist()])]
 
     def gaps(self) -> tuple[U64, U64]:
         """Return (begins, ends) of the ranges that belong to no sample: before the first sample, between two samples,
@@ -480,15 +486,16 @@ class IndexBuilder:
         keys, firsts, offsets, sizes = batch.keys, batch.firsts, batch.offsets, batch.sizes
         if begins is None:
             begins = list(map(batch.starts.__getitem__, firsts[:-1]))
-        lasts = [end - 1 for end in islice(firsts, 1, None)]
-        ends = map(add, map(offsets.__getitem__, lasts), map(sizes.__getitem__, lasts))
+        ends = firsts[1:]
         keys_before, members_before = len(self._columns["keys"]), len(self._columns["member_fields"])
         columns = {name: column.held for name, column in self._columns.items()}
         columns["key_ends"].fromlist(list(accumulate(map(len, keys), initial=keys_before))[1:])
         columns["keys"].frombytes(b"".join(keys))
         columns["starts"].fromlist(begins)
-        columns["lengths"].fromlist([(end + 511 & -512) - begin for end, begin in zip(ends, begins)])
-        columns["member_ends"].fromlist([last + members_before + 1 for last in lasts])
+        columns["lengths"].fromlist(
+            [(offsets[end - 1] + sizes[end - 1] + 511 & -512) - begin for end, begin in zip(ends, begins)]
+        )
+        columns["member_ends"].fromlist([end + members_before for end in ends])
         columns["marks"].fromlist(batch.marks)
         self._add_fields(batch, columns["member_fields"])
         columns["member_offsets"].fromlist(offsets)
@@ -549,9 +556,43 @@ class IndexBuilder:
         self._settle()
         return digest_of({"fields": b"\0".join(self._field_ids), **self._columns})
 
+    def index(self, address: str, size: int, ignored: dict[str, int], form: Form = CANONICAL) -> Index:
+        """Return the index of the shard at ``address`` without making a file. Add no samples after this. Raises
+        DataError."""
+        raw = {**self._head(base_name(address), size, form, ignored), **self.columns()}
+        found = Index({**raw, "keys": bytes(raw["keys"])}, address)
+        found.numbers = self.values
+        return found
+
     def to_bytes(self, **about: Any) -> bytes:
         """Return the whole index file; see :meth:`pieces`."""
         return b"".join(self.pieces(**about))
+
+    def _head(
+        self, shard: str, size: int, form: Form, ignored: dict[str, int], version: str = ""
+    ) -> dict[str, Any]:
+        for field in self._field_ids:
+            if b"\0" in field:
+                raise DataError(
+                    "an index cannot hold a field with a NUL in its name",
+                    code="unsafe-name",
+                    shard=shard,
+                    member=to_text(field),
+                    hint="save the other samples with `wds repair -o OUT`",
+                )
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "shard": shard,
+            "size": size,
+            "samples": self.samples,
+            "members": self.members,
+            "mtime": form.mtime,
+            "long_names": form.long_names,
+            "ignored": dict(sorted(ignored.items())),
+            **({"etag": version} if version else {}),
+            "digest": self.digest(),
+        }
 
     def pieces(
         self,
@@ -568,31 +609,12 @@ class IndexBuilder:
         import msgpack
         from xxhash import xxh3_64
 
-        for field in self._field_ids:
-            if b"\0" in field:
-                raise DataError(
-                    "an index cannot hold a field with a NUL in its name",
-                    code="unsafe-name",
-                    shard=shard,
-                    member=to_text(field),
-                    hint="save the other samples with `wds repair -o OUT`",
-                )
-        digest = self.digest()
+        head = self._head(shard, size, form, ignored or {}, version)
         whole = {
-            "format": FORMAT,
-            "version": VERSION,
-            "shard": shard,
-            "size": size,
-            "samples": self.samples,
-            "members": self.members,
-            "mtime": form.mtime,
-            "long_names": form.long_names,
-            "ignored": dict(sorted((ignored or {}).items())),
-            **({"etag": version} if version else {}),
-            "digest": digest,
+            **head,
             "fields": b"\0".join(self._field_ids),
             **self._columns,
-            **pack_numbers(self.values, digest),
+            **pack_numbers(self.values, head["digest"]),
         }
         packer = msgpack.Packer(unicode_errors="surrogateescape")
         seal = xxh3_64()

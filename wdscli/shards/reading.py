@@ -27,7 +27,7 @@ from wdscli.selection.reading import Payloads, expecting
 from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
-from wdscli.storage import Source, base_name, is_local, is_stream, open_source
+from wdscli.storage import Source, is_local, is_stream, open_source
 from wdscli.storage.addresses import local_path
 from wdscli.storage.kinds import is_other_version, parse_note, stored_version, tells_bytes
 from wdscli.storage.opening import open_pinned, read_noted
@@ -340,10 +340,7 @@ def index_of_base(address: str, source: Source, form: Form, *, by_headers: bool 
     if index is not None:
         return index
     builder, ignored = scan_index(source, form)
-    size = source.size or 0
-    return parse_index(
-        builder.to_bytes(shard=base_name(address), size=size, form=form, ignored=ignored), address
-    )
+    return builder.index(address, source.size or 0, ignored, form)
 
 
 def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[SampleBatch]:

@@ -175,10 +175,12 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
     digests: U64 = numpy.frombuffer(b"".join(packed), dtype=numpy.uint64)
     packed.clear()
     ordered = numpy.sort(digests)
-    repeated = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     del ordered
     if not len(repeated):
         return
+    # This imports numpy.ma, which takes as long as checking some thousand samples.
+    repeated = numpy.unique(repeated)
     # Find the first shard with each repeated key. Shards come in order.
     first_in: I64 = numpy.full(len(repeated), -1, dtype=numpy.int64)
     begin = 0

@@ -37,11 +37,11 @@ from wdscli.samples import (
     why_unsafe,
 )
 from wdscli.samples.grouping import hidden
-from wdscli.shards.index import IndexBuilder, parse_index
+from wdscli.shards.index import IndexBuilder
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.reading import digested, index_batches
 from wdscli.shards.view_shards import by_headers
-from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source
+from wdscli.storage import Source, exists, is_local, is_stream, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
@@ -50,6 +50,7 @@ from wdscli.storage.retry import cached_in
 from wdscli.tar import CANONICAL, DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Form, Window, scan
 from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import scan_salvaging
+from wdscli.tar.scan import Columns
 from wdscli.verify.beside import (
     Listing,
     check_checksum,
@@ -157,8 +158,22 @@ class HeaderPass:
 
     def add(self, window: Window) -> None:
         """Check the members of one window."""
-        names, starts, _, sizes, flags = window.columns
-        self.members += len(names)
+        self.members += len(window.columns.names)
+        self._check_members(window.columns)
+        if self.judge is not None:
+            self.judge.members(window)
+        self._add_batch(self._grouper.add(window))
+
+    def add_samples(self, batch: SampleBatch) -> None:
+        """Check samples. Their names come from a scan, and there are no profiles."""
+        self.members += len(batch.fields)
+        # The first letter of a file's name is no dot, so a name with safe parts is safe.
+        if 0 in batch.sizes or may_be_unsafe(batch.keys) or may_be_unsafe([*{*batch.fields}]):
+            self._check_members(batch.columns())
+        self._add_batch(batch)
+
+    def _check_members(self, columns: Columns) -> None:
+        names, starts, _, sizes, flags = columns
         if may_be_unsafe(names):
             for name, start in zip(names, starts):
                 if reason := why_unsafe(name):
@@ -167,9 +182,6 @@ class HeaderPass:
             for name, start, size, flag in zip(names, starts, sizes, flags):
                 if not size and flag & KIND_MASK == REGULAR:
                     self.ledger.add("empty-payload", "the member has no bytes", offset=start, member=name)
-        if self.judge is not None:
-            self.judge.members(window)
-        self._add_batch(self._grouper.add(window))
 
     def finish(self) -> None:
         """Check the last sample."""
@@ -377,8 +389,8 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
             check_listed(task.listing, headers.samples, builder, ledger)
     if foreign is not None and builder is not None and is_whole:
         size = source.size or 0
-        data = builder.to_bytes(shard=base_name(task.address), size=size, ignored=headers.ignored)
-        check_foreign(foreign, parse_index(data, task.address), source.stored.size or size, ledger)
+        found = builder.index(task.address, size, headers.ignored)
+        check_foreign(foreign, found, source.stored.size or size, ledger)
 
 
 def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> None:
@@ -394,22 +406,32 @@ def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> N
         if not lost:
             ledger.add_error(error)
 
+    payloads = decoder is not None or "hf" in checks.profiles
+    if isinstance(source, ViewSource) and not payloads and not checks.profiles:
+        _take_layout(source, headers)
+        return
     tick, position = tick_of_task(), 0
     # The checksum of a local shard needs a second pass over all bytes, which counts its own progress.
     counts = source.stored is source and not (is_local(task.address) and checks.checksums)
-    payloads = decoder is not None or "hf" in checks.profiles
-    windows: Iterator[Window] = scan_salvaging(source, add_error, form=form, payloads=payloads)
-    if isinstance(source, ViewSource) and not payloads and not checks.profiles:
-        # The headers of the bases were scanned for the layout, and the shard's headers are made from them.
-        batches = index_batches(source.layout.index)
-        windows = (Window(source, b"", 0, batch.columns()) for batch in batches)
-    for window in windows:
+    for window in scan_salvaging(source, add_error, form=form, payloads=payloads):
         headers.add(window)
         if counts and window.columns.starts:
             tick(window.columns.starts[-1] - position)
             position = window.columns.starts[-1]
         if decoder is not None:
             decoder.check(window)
+
+
+def _take_layout(source: ViewSource, headers: HeaderPass) -> None:
+    """Pass the samples of a view's shard to the header pass. The headers of the bases were scanned for the layout, and
+    the shard's headers are made from them."""
+    layout, tick = source.layout, tick_of_task()
+    for batch in index_batches(layout.index):
+        if layout.is_plain:
+            headers.add_samples(batch)
+        else:
+            headers.add(Window(source, b"", 0, batch.columns()))
+        tick(batch.end(len(batch.keys) - 1) - batch.start(0))
 
 
 def _fill(result: ShardResult, headers: HeaderPass, source: Source, *, is_kept: bool) -> None:

@@ -20,7 +20,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.samples import Ignored
 from wdscli.samples.reading import Expected
 from wdscli.selection.values import Numbers
-from wdscli.shards.index import Index, IndexBuilder, parse_index
+from wdscli.shards.index import Index, IndexBuilder
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
@@ -349,7 +349,7 @@ class Catalog:
                 index = find_index(address, source, beside=beside)
                 if index is None and source.seekable:
                     builder, ignored = scan_index(source)
-                    index = self._scanned[number] = _as_index(builder, ignored, source.size or 0, address)
+                    index = self._scanned[number] = builder.index(address, source.size or 0, ignored)
                     index.seen = source.version
                 return index
         except (DataError, StorageError) as error:
@@ -551,8 +551,4 @@ def _salvaged(address: str, open_shard: Callable[[str], Source]) -> Index:
                 builder.add_batch(batch)
     except StorageError:
         builder, size = IndexBuilder(), 0
-    return _as_index(builder, ignored.counts, size, address)
-
-
-def _as_index(builder: IndexBuilder, ignored: dict[str, int], size: int, address: str) -> Index:
-    return parse_index(builder.to_bytes(shard=base_name(address), size=size, ignored=ignored), address)
+    return builder.index(address, size, ignored.counts)
