@@ -13,15 +13,18 @@ the same place in the table are checked together, because a manifest may have 10
     {"name": A, "other?": B}        an object; ``other`` may be missing, and names without a table are ignored
     {...: A}                        an object with any names
 
+An object may be :class:`Packed`, because a manifest with 300,000 entries would need 200 MB of dictionaries.
+
 This module does not know any format.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import marshal
+from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
 _WORDS = {
     str: "text",
@@ -35,6 +38,38 @@ _WORDS = {
 _END = 1 << 63
 _SHOWN = 60
 """The most characters of a wrong value in a message."""
+_PACKED_TOGETHER = 1 << 10
+"""How many packed objects are unpacked for one check."""
+Item = TypeVar("Item")
+
+
+class Packed(bytes):
+    """An object that :func:`packed` has packed. Bytes from a file must never become a Packed."""
+
+    __slots__ = ()
+
+
+def packed(value: dict[str, Any]) -> Packed:
+    return Packed(marshal.dumps(value))
+
+
+def unpacked(value: Any) -> Any:
+    """Return a value, unpacked if it is packed."""
+    return marshal.loads(value) if type(value) is Packed else value
+
+
+class Records(Sequence[Item]):
+    """The records that ``make`` returns for a list of objects, packed or not. Each access makes the record again."""
+
+    def __init__(self, entries: list[Any], make: Callable[[Any], Item]) -> None:
+        self._entries = entries
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._make(unpacked(self._entries[at]))
 
 
 def check(value: Any, table: Any) -> None:
@@ -58,6 +93,9 @@ def _fit(values: Sequence[Any], table: Any) -> bool:
             return True
         return len(values) > 1 and all(_fit([value], table) for value in values)
     kinds = set(map(type, values))
+    if type(table) is dict and Packed in kinds:
+        blocks = range(0, len(values), _PACKED_TOGETHER)
+        return all(_fit([*map(unpacked, values[at : at + _PACKED_TOGETHER])], table) for at in blocks)
     if table is int:
         table = range(_END)
     if type(table) is range:
@@ -84,6 +122,7 @@ def _fit(values: Sequence[Any], table: Any) -> bool:
 
 def _wrong(value: Any, table: Any) -> str:
     """Return the path of the first wrong value inside a value that does not fit, and why it is wrong."""
+    value = unpacked(value)
     kind = type(value)
     if type(table) is tuple and kind in (dict, list):
         # The table of the value's kind names the wrong field inside it.

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from wdscli.model import FieldTotals, ShardInfo
 from wdscli.shards import Manifest, ShardWriter, open_set, read_manifest
 from wdscli.shards.inputs import fingerprint_of, manifest_beside
 from wdscli.shards.manifest import fingerprint, parse_manifest
+from wdscli.shards.view import Rule, Run, View, ViewShard
+from wdscli.tar import Form
 
 SHARDS = (
     ShardInfo(
@@ -41,6 +44,31 @@ def write(folder: Path, count: int = 5) -> Manifest:
 class TestDocument:
     def test_it_reads_back_as_it_was_written(self) -> None:
         assert parse_manifest(MANIFEST.to_json(), "m") == MANIFEST
+        # Objects like entries of the long lists.
+        made = {"operation": "x", "options": {"a": [{"url": "u"}, {"digest": "d"}]}}
+        assert parse_manifest(replace(MANIFEST, made=made).to_json(), "m").made == made
+
+    def test_a_view_of_many_shards_needs_little_memory(self) -> None:
+        count, bases, shards = 2000, list[ShardInfo](), list[ViewShard]()
+        for number in range(count):
+            for folder in ("photos", "captions"):
+                name, digest = f"{folder}/train-{number:06d}.tar", f"{number:016x}"
+                bases.append(ShardInfo(name, 10**4, 10**4, 10**9 + number, digest, f"xxh3_128:{2 * digest}"))
+            runs = tuple((Run(2 * number + place, 0, 10**4),) for place in (0, 1))
+            shards.append(ViewShard(f"{number:032x}", runs))
+        view = View(bases, shards, Rule((None, None), ("error", "error")), Form())
+        infos = tuple(
+            ShardInfo(f"train-{n:06d}.tar", 10**4, 2 * 10**4, 2 * 10**9 + n, "") for n in range(count)
+        )
+        text = Manifest("big", infos, view=view).to_json()
+        tracemalloc.start()
+        found = parse_manifest(text, "m").view
+        kept, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert found is not None
+        assert (list(found.bases), list(found.shards)) == (bases, shards)
+        assert kept < 2 * len(text)
+        assert peak < 3 * len(text)
 
     def test_it_is_a_wids_document(self) -> None:
         document = json.loads(MANIFEST.to_json())

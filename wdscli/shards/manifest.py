@@ -15,11 +15,12 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
-from wdscli.schema import check
+from wdscli.schema import Packed, Records, check, packed, unpacked
 from wdscli.shards.view import View, from_json, to_json
 from wdscli.shown import shown
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
@@ -43,6 +44,9 @@ _SHARD = {
 }
 _RUN = [range(-1, 1 << 32), range(1 << 32), range(1 << 32)]
 _STORED = [int, int, str]
+_VIEW_SHARD = {"digest": str, "runs?": [[_RUN, ...], ...], "rows?": _STORED, "keys?": _STORED}
+_OF_SHARD = {name.removesuffix("?") for name in _SHARD}
+_OF_VIEW_SHARD = {name.removesuffix("?") for name in _VIEW_SHARD}
 _MANIFEST = {
     "bases?": [_SHARD, ...],
     "view?": {
@@ -51,7 +55,7 @@ _MANIFEST = {
         "rule": dict,
         "ancestors?": [{"name": str, "fingerprint": (str, None), "parents": [range(1 << 32), ...]}, ...],
         "parents?": [range(1 << 32), ...],
-        "shards": [{"digest": str, "runs?": [[_RUN, ...], ...], "rows?": _STORED, "keys?": _STORED}, ...],
+        "shards": [_VIEW_SHARD, ...],
     },
     "shardlist": [_SHARD, ...],
     "wdscli?": (
@@ -227,16 +231,18 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         if isinstance(text, bytes):
             # A view of 100,000 shards has 60 MB of text, so keep only one copy in memory.
             text = text.decode(json.detect_encoding(text), "surrogatepass")
-        document = json.loads(text)
+        document = json.loads(text, object_hook=_pack)
         del text
         check(document, _MANIFEST)
         ours = document.get("wdscli") or {}
         has_index = bool(ours.get("index"))
-        shards = _shards(document.pop("shardlist"), has_index)
+        shards = (*Records(document["shardlist"], partial(_shard, has_index)),)
         labels = ours.get("classes")
         classes = None if labels is None else tuple(map(str, labels))
-        view = _view(document, shards) if "view" in document else None
-        manifest = Manifest(str(document.get("name", "")), shards, ours.get("made") or {}, classes, view)
+        bases = Records(document.get("bases") or [], partial(_shard, False))
+        view = from_json(document["view"], bases, shards) if "view" in document else None
+        made = json.loads(json.dumps(ours.get("made") or {}, default=unpacked))
+        manifest = Manifest(str(document.get("name", "")), shards, made, classes, view)
         contradiction = _contradiction(ours, manifest)
     except (ValueError, RecursionError) as error:
         raise DataError(
@@ -255,8 +261,10 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
     return manifest
 
 
-def _view(document: Mapping[str, Any], shards: Sequence[ShardInfo]) -> View:
-    return from_json(document["view"], _shards(document.get("bases") or [], False), shards)
+def _pack(value: dict[str, Any]) -> dict[str, Any] | Packed:
+    """Pack the entries of a manifest's long lists."""
+    names = _OF_SHARD if "url" in value else _OF_VIEW_SHARD if "digest" in value else ()
+    return packed(value) if names and value.keys() <= names else value
 
 
 def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
@@ -286,17 +294,10 @@ def parse_shard(entry: Any, has_index: bool) -> ShardInfo:
     """Parse one shard of a manifest. Facts that a plain wids document lacks are -1, empty or None. Raises
     ValueError."""
     check(entry, _SHARD)
-    return _shard(entry, has_index)
+    return _shard(has_index, entry)
 
 
-def _shards(entries: list[Any], has_index: bool) -> tuple[ShardInfo, ...]:
-    """Parse the shards of a list, and free its entries one by one."""
-    for at, entry in enumerate(entries):
-        entries[at] = _shard(entry, has_index)
-    return tuple(entries)
-
-
-def _shard(entry: Mapping[str, Any], has_index: bool) -> ShardInfo:
+def _shard(has_index: bool, entry: Mapping[str, Any]) -> ShardInfo:
     if not entry["url"]:
         raise ValueError("a shard has no name")
     return ShardInfo(

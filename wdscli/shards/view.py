@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.model import ShardInfo
-from wdscli.schema import check
+from wdscli.schema import Records, check
 from wdscli.selection.choice import FieldRule
 from wdscli.selection.layers import OnConflict, Shape, lay_out
 from wdscli.storage import base_name, is_stream
@@ -133,8 +133,8 @@ class View(NamedTuple):
     which the view was made, directly or indirectly, each after its own parents. ``parents`` are the numbers of the
     direct ancestors."""
 
-    bases: tuple[ShardInfo, ...]
-    shards: tuple[ViewShard, ...]
+    bases: Sequence[ShardInfo]
+    shards: Sequence[ViewShard]
     rule: Rule
     form: Form
     ancestors: tuple[Ancestor, ...] = ()
@@ -199,18 +199,12 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
     rule = Rule.from_plain(document["rule"])
     if len(document["shards"]) != len(shards):
         raise ValueError("the view describes another number of shards")
-    found: list[Any] = document["shards"]
-    for at, (plain, info) in enumerate(zip(found, shards, strict=True)):
-        runs = plain.get("runs")
-        stored = {name: Stored(*plain[name]) for name in ("rows", "keys") if name in plain}
-        shard = ViewShard(
-            plain["digest"], runs and tuple(tuple(Run(*run) for run in some) for some in runs), **stored
-        )
+    found, counts = Records(document["shards"], _shard_of), [base.samples for base in bases]
+    for shard, info in zip(found, shards):
         if (shard.runs is None) == (shard.rows is None) or len(shard.runs or [0] * rule.sets) != rule.sets:
             raise ValueError(f"{info.name} has samples of another number of sets")
         for some in shard.runs or ():
-            _check_runs(some, bases, info)
-        found[at] = shard
+            _check_runs(some, counts, info)
     ancestors = tuple(
         Ancestor(one["name"], one["fingerprint"], tuple(one["parents"]))
         for one in document.get("ancestors", ())
@@ -221,13 +215,21 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
     ):
         raise ValueError("a set comes before the sets that it was made from")
     form = Form(document["mtime"], document["long_names"])
-    return View(tuple(bases), tuple(found), rule, form, ancestors, parents)
+    return View(bases, found, rule, form, ancestors, parents)
 
 
-def _check_runs(runs: Sequence[Run], bases: Sequence[ShardInfo], info: ShardInfo) -> None:
-    """Raise ValueError for runs that are not in the bases."""
+def _shard_of(plain: Mapping[str, Any]) -> ViewShard:
+    runs = plain.get("runs")
+    stored = {name: Stored(*plain[name]) for name in ("rows", "keys") if name in plain}
+    return ViewShard(
+        plain["digest"], runs and tuple(tuple(Run(*run) for run in some) for some in runs), **stored
+    )
+
+
+def _check_runs(runs: Sequence[Run], counts: Sequence[int], info: ShardInfo) -> None:
+    """Raise ValueError for runs that are not in the bases. ``counts`` has the number of samples of each base."""
     for base, first, samples in runs:
-        if base != MISSING and not (base < len(bases) and 0 < samples <= bases[base].samples - first):
+        if base != MISSING and not (base < len(counts) and 0 < samples <= counts[base] - first):
             raise ValueError(f"{info.name} takes samples that no base has")
     if sum(run.samples for run in runs) != info.samples:
         raise ValueError(f"{info.name} takes another number of samples than it has")
