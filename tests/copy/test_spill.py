@@ -29,6 +29,8 @@ from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.run.execute import ReorderReport, run_plan
+from wdscli.storage import ahead
+from wdscli.storage.ranges import RemoteSource
 
 Fix = Callable[..., None]
 
@@ -407,15 +409,35 @@ class TestObjectStores:
         shuffle(Request(names, f"s3://{place}/out-%d.tar", strategy="spill", cuts=Cuts(shards=1), jobs=1), 5)
         assert samples_of(s3.get(place, "out-0.tar"))[0] == samples_of(by_gather["out-000000.tar"])[0]
 
+    @pytest.mark.parametrize("piece", [700, 1 << 26])
+    def test_long_ranges_are_read_into_place(
+        self, s3: S3, tmp_path: Path, sized: Fix, monkeypatch: pytest.MonkeyPatch, piece: int
+    ) -> None:
+        place = s3.bucket(f"long{piece}")
+        data = tar_of([member for one in numbered(60) for member in one])
+        s3.client.put_object(Bucket=place, Key="in.tar", Body=data)
+        by_gather = shuffled([f"s3://{place}/in.tar"], tmp_path / "gather", strategy="gather")
+        sized(30_000, 20_000, True)
+        monkeypatch.setattr(spill, "LONG_RANGE_BYTES", 1)
+        monkeypatch.setattr(ahead, "FILL_BYTES", piece)
+        names = []
+        original = RemoteSource.start_fill
+        monkeypatch.setattr(
+            RemoteSource, "start_fill", lambda self, *args: names.append(self.name) or original(self, *args)
+        )
+        tmp = f"s3://{place}/t"
+        assert shuffled([f"s3://{place}/in.tar"], tmp_path / "spill", tmp=tmp) == by_gather
+        assert names.count(f"s3://{place}/in.tar") >= len(data) // min(piece, 30_000)
+
     def test_a_bucket_is_fetched_by_few_requests(
         self, s3: S3, tmp_path: Path, sized: Fix, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         names = write_shards(tmp_path / "in", [numbered(60, "a"), numbered(60, "b")])
         place = s3.bucket("requests")
         reads = []
-        original = spill._Objects._fetched
+        original = spill._Objects._chunk_at
         monkeypatch.setattr(
-            spill._Objects, "_fetched", lambda *args: reads.append(args[1:]) or original(*args)
+            spill._Objects, "_chunk_at", lambda *args: reads.append(args[1:]) or original(*args)
         )
         sized(1 << 30, 100_000, True, rows=60)
         shuffled(names, tmp_path / "a", tmp=f"s3://{place}", cuts=Cuts(shards=2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from wdscli.plan.inputs import Input
 from wdscli.plan.survey import REMOTE_SHARD_BYTES, SurveyTask, bytes_of
 from wdscli.selection import Selection
 from wdscli.storage import Source, ahead, expand, open_source, opening
-from wdscli.storage.ahead import Ahead, Line, joined, together
+from wdscli.storage.ahead import Ahead, Line, fill_all, joined, together
 from wdscli.storage.ranges import RemoteSource
 from wdscli.tar import CANONICAL
 
@@ -50,6 +50,38 @@ class Store:
     def result(self, answer: Future[bytes], begin: int, end: int) -> bytes:
         assert self.answers[answer] == (begin, end)
         return DATA[begin:end]
+
+
+class Slow(Source):
+    """Fills a buffer when it is waited for, and counts the fills in flight."""
+
+    def __init__(self, flying: list[int]) -> None:
+        super().__init__("slow", size=len(DATA), seekable=True)
+        self._flying = flying
+
+    def start_fill(self, offset: int, view: memoryview) -> Callable[[], int]:
+        self._flying.append(self._flying[-1] + 1)
+
+        def wait() -> int:
+            self._flying.append(self._flying[-1] - 1)
+            data = DATA[offset : offset + len(view)]
+            view[: len(data)] = data
+            return len(data)
+
+        return wait
+
+
+def test_buffers_are_filled_by_a_few_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "FILL_BYTES", 1000)
+    flying = [0]
+    views = [memoryview(bytearray(size)) for size in (25_000, 10, 0, 999)]
+    fill_all((Slow(flying), 100 * number, view) for number, view in enumerate(views))
+    assert [bytes(view) for view in views] == [
+        DATA[100 * at : 100 * at + len(view)] for at, view in enumerate(views)
+    ]
+    assert (max(flying), flying[-1], len(flying)) == (ahead.FILLS_AT_ONCE, 0, 1 + 2 * 27)
+    with pytest.raises(InputError, match="cannot read slow, from byte 300000: it was replaced"):
+        fill_all([(Slow(flying), len(DATA) - 1500, memoryview(bytearray(5000)))])
 
 
 ranges = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 300)).map(lambda one: (one[0], sum(one))))

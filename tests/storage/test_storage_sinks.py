@@ -542,6 +542,34 @@ class TestS3:
         assert s3.get(bucket, "out.tar") == b"x" * 12_000_000
         assert s3.pending(bucket) == []
 
+    @pytest.mark.parametrize("is_lent", [False, True])
+    def test_later_parts_are_larger(
+        self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, is_lent: bool
+    ) -> None:
+        sizes = []
+
+        async def noted(fs: Any, method: str, *args: Any, **options: Any) -> Any:
+            if method == "upload_part" and options["Bucket"] == bucket:
+                sizes.append(len(options["Body"]) >> 20)
+            return await call_s3(fs, method, *args, **options)
+
+        monkeypatch.setattr(S3FileSystem, "_call_s3", noted)
+        data = random.Random(1).randbytes(43 << 20)
+        buffer = bytearray(7 << 20)
+        with open_sink(f"s3://{bucket}/out.tar") as sink:
+            for first in range(0, len(data), len(buffer)):
+                piece = data[first : first + len(buffer)]
+                if is_lent:
+                    sink.write_lent(
+                        memoryview(piece)[at : at + 100_000] for at in range(0, len(piece), 100_000)
+                    )
+                else:
+                    buffer[: len(piece)] = piece
+                    sink.write(memoryview(buffer)[: len(piece)])
+            assert sink.written == len(data)
+        assert s3.get(bucket, "out.tar") == data
+        assert sorted(sizes) == [3, 5, 5, 5, 5, 10, 10]
+
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
     def test_an_exception_aborts(self, s3: S3, bucket: str, error: type[BaseException]) -> None:
         with pytest.raises(error), self._begin(bucket):
@@ -642,7 +670,7 @@ class TestS3:
         put(f"s3://{bucket}/out.tar", b"x" * size)
         assert sum(len(body) for body, _ in sent) == size
         for body, checksum in sent:
-            assert checksum == base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+            assert checksum == base64.b64encode(zlib.crc32(b"".join(body.pieces)).to_bytes(4, "big")).decode()
         sent.clear()
         monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
         forget_s3()

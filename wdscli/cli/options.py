@@ -364,7 +364,8 @@ class TaskOptions(NamedTuple):
     +--engine URL  Run on other machines: dask://HOST:PORT, or another installed engine. Default: this machine.
     +--strategy  How to copy samples: gather reads them directly from the inputs; spill uses scratch space; auto
         chooses the faster of the two (-v prints the reason). The output is the same.
-    +--memory SIZE  Use at most SIZE bytes of memory in all processes together: 500MB, 1GiB.
+    +--memory SIZE  Use at most SIZE bytes of memory in all processes together: 500MB, 1GiB. With --engine, each task of
+        a worker may use as much.
     +--tmp DIR  Folder or URL for temporary files. Default: TMPDIR.
     +plan_file: --plan FILE  Write a plan instead of shards. `wds run` runs the plan, here or on other machines.
     """)

@@ -74,7 +74,9 @@ class Maker:
         planned = [contents.shards[number] for number in numbers]
         size = sum(shard.size_bytes for shard in planned)
         held = sum(0 if rows.order is None else rows.order.nbytes for rows in contents.row_lists)
-        limits, spilled = limits_for(request.memory, request.jobs, held), None
+        # The memory of an engine's worker is for one task.
+        jobs = request.jobs if request.engine is None else 1
+        limits, spilled = limits_for(request.memory, jobs, held), None
         is_spill = self.plan.choice.strategy == "spill"
         if is_spill:
             check_scratch(request)

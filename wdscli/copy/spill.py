@@ -24,13 +24,12 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
-from itertools import pairwise
+from itertools import accumulate, chain, compress, pairwise
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.errors import DataError, OutputError, WdsError
-from wdscli.executors import run_tasks, tick_of_task
+from wdscli.executors import run_tasks, tick_of_task, workers_of
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, Inputs, edges_of, fill, pieces_of
 from wdscli.plan.plan import ReorderPlan
@@ -39,6 +38,7 @@ from wdscli.plan.strategy import Limits
 from wdscli.plan.table import MISSING_SHARD, Ordered, PlanTable, blocks_of, in_turn
 from wdscli.progress import Progress
 from wdscli.storage import Source, open_sink, open_source, remove, scheme
+from wdscli.storage.ahead import REQUEST_BYTES, fill_all
 from wdscli.storage.local import reason, write_all
 from wdscli.storage.opening import open_pinned
 from wdscli.tar import GLOBAL
@@ -71,6 +71,14 @@ PART_BITS = 44
 """How many bits of a place are for the byte offset in the part. The bits above them are the part's number."""
 LARGE_SAMPLE_BYTES = 1 << 20
 """A larger sample is read separately, in pieces."""
+LARGE_STORED_BYTES = 1 << 24
+"""The same if scratch space is on an object store, where each piece costs a request."""
+LONG_RANGE_BYTES = REQUEST_BYTES
+"""A range of at least this many bytes is read into memory directly, and not ahead."""
+CLIENT_BYTES = 144 << 20
+"""The memory that the client of an object store takes."""
+SENDING_BYTES = 128 << 20
+"""The memory that uploads of output shards take."""
 LOADED = -1
 """The input number of a sample that was loaded into memory."""
 WRITE_BYTES = 1 << 20
@@ -81,13 +89,15 @@ ROWS_AT_ONCE = 1 << 14
 
 class SpillSizes(NamedTuple):
     """The sizes of chunks and buckets, in bytes; ``chunk_rows`` is in samples. ``loaded`` says whether a chunk is
-    loaded into memory. ``hold`` is the size of the largest bucket that is loaded as a whole."""
+    loaded into memory, except samples larger than ``large``. ``hold`` is the size of the largest bucket that is loaded
+    as a whole."""
 
     chunk: int
     chunk_rows: int
     bucket: int
     loaded: bool
     hold: int = 0
+    large: int = LARGE_SAMPLE_BYTES
 
 
 def spill(
@@ -105,7 +115,8 @@ def spill(
     check_room(scratch, total)
     space = scratch.space()
     # Joined samples are spilled part by part. Each part is a row.
-    layout = SpillLayout(in_turn(lists), shards, space, sizes_for(plan, space, limits, total), len(lists))
+    sizes = sizes_for(plan, space, limits, total, workers_of(executor))
+    layout = SpillLayout(in_turn(lists), shards, space, sizes, len(lists))
     layout.tasks_run_once = space.is_local and plan.request.engine is None
     progress.start("spilling", total, "bytes")
     for _ in run_tasks(
@@ -126,22 +137,30 @@ def check_room(scratch: Scratch, needed: int) -> None:
         )
 
 
-def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int) -> SpillSizes:
+def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int, workers: int) -> SpillSizes:
     """Return the sizes for a plan. Remote samples and small samples are loaded into memory. Large local samples are
-    copied from file to file through the page cache."""
+    copied from file to file through the page cache. On an object store, each bucket costs a request for each chunk, so
+    both are as large as memory allows."""
     rows = max(1, plan.samples * len(plan.contents.row_lists))
     small = total < SMALL_SAMPLE_BYTES * rows and limits.task >= WORTH_LOADING_BYTES
     loaded = small or not space.is_local or not all(one.is_near for one in plan.contents.inputs)
     cache = max(LEAST_BUCKET_BYTES, min(limits.cache, total // FEWEST_BUCKETS))
     # Make so many chunks that all processes are busy until the end.
-    chunk = max(LEAST_BUCKET_BYTES, min(limits.cache, total // (4 * limits.jobs)))
-    return SpillSizes(
+    chunk = max(LEAST_BUCKET_BYTES, min(limits.cache, total // (4 * workers)))
+    sizes = SpillSizes(
         chunk=limits.task if loaded else chunk,
         chunk_rows=max(1 << 12, min(limits.task // BYTES_PER_ROW, ROWS_PER_CHUNK)),
-        bucket=cache if space.is_local else limits.task,
+        bucket=cache,
         loaded=loaded,
         hold=limits.task if small else 0,
     )
+    if space.is_local:
+        return sizes
+    # A task may use three times limits.task. A chunk is sent from the memory that it was loaded into.
+    room = max(limits.task, 3 * limits.task - CLIENT_BYTES if limits.given else limits.cache)
+    chunks = max(workers, -(-total // room))
+    bucket = max(limits.task, room - SENDING_BYTES)
+    return sizes._replace(chunk=-(-total // chunks) or 1, bucket=bucket, large=LARGE_STORED_BYTES)
 
 
 class SpillLayout:
@@ -163,10 +182,9 @@ class SpillLayout:
         self._is_wanted: Mask = numpy.zeros(ordered.total, dtype=bool)
         for shard in shards:
             self._is_wanted[shard.first * width : shard.end * width] = True
-        bounds: I64 = numpy.asarray(list(self._bucket_bounds()), dtype=numpy.int64)
-        if not space.is_local:
-            # With buckets of one shard each, a task reads whole stretches and not many ranges of them.
-            bounds = numpy.append(bounds, [shard.first * width for shard in shards])
+        # With buckets of one shard each, a task reads whole stretches and not many ranges of them.
+        firsts = {0} if space.is_local else {0, *(shard.first * width for shard in shards)}
+        bounds: I64 = numpy.asarray(list(self._bucket_bounds(sorted(firsts))), dtype=numpy.int64)
         # A bucket never begins inside a sample.
         self._bounds: I64 = numpy.unique(bounds // width * width)
         self._filled = [0] * len(self._bounds)
@@ -176,13 +194,18 @@ class SpillLayout:
         """Whether a task may remove its parts: not if tasks are retried."""
         self._places: U64 = numpy.full(ordered.total, ELSEWHERE, dtype=numpy.uint64)
 
-    def _bucket_bounds(self) -> Iterator[int]:
-        """Yield the first row of each bucket in the output order. A sample belongs to the bucket that contains its
-        first byte."""
-        for part in blocks_of(self._ordered.total, ROWS_PER_BUCKET):
+    def _bucket_bounds(self, firsts: Sequence[int]) -> Iterator[int]:
+        """Yield the first row of each bucket in the output order. A bucket begins at each row of ``firsts``, and the
+        buckets between have equal sizes. A sample belongs to the bucket that contains its first byte."""
+        parts = (
+            blocks_of(end, ROWS_PER_BUCKET, first) for first, end in pairwise([*firsts, self._ordered.total])
+        )
+        for part in chain.from_iterable(parts):
             lengths = self._ordered.column("length", part.start, part.stop)
-            bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(self._sizes.bucket)
+            size = int(lengths.sum())
+            step = -(-size // max(-(-size // self._sizes.bucket), 1)) or 1
             yield part.start
+            bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(step)
             yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + part.start)).tolist()
 
     def tasks(self, inputs: Sequence[Input]) -> Iterator[ScatterTask]:
@@ -201,7 +224,8 @@ class SpillLayout:
                 shift = (part << PART_BITS) + begin - int(offsets[first])
                 self._places[positions[order[first:end]]] = offsets[first:end] + numpy.uint64(shift)
             used = {shard: inputs[shard] for shard in numpy.unique(samples.shards).tolist()}
-            yield ScatterTask(used, samples, order, self._space, stretches, self._sizes.loaded)
+            large = self._sizes.large if self._sizes.loaded else 0
+            yield ScatterTask(used, samples, order, self._space, stretches, large)
 
     def _added_to(self, buckets: I64, ends: U64) -> list[Stretch]:
         """Return the stretches that a chunk adds to the files of its buckets. The chunk's samples are sorted by
@@ -226,7 +250,7 @@ class SpillLayout:
                 block, samples = block[wanted], samples.take(numpy.flatnonzero(wanted))
             lengths = samples.lengths
             # A large sample is not loaded into memory, even if its chunk is.
-            counted = numpy.where(lengths > LARGE_SAMPLE_BYTES, 0, lengths) if self._sizes.loaded else lengths
+            counted = numpy.where(lengths > self._sizes.large, 0, lengths) if self._sizes.loaded else lengths
             chunk = (numpy.cumsum(counted) - counted) // numpy.uint64(self._sizes.chunk)
             bounds = (numpy.flatnonzero(numpy.diff(chunk)) + 1).tolist()
             for first, end in pairwise([0, *bounds, len(block)]):
@@ -261,6 +285,7 @@ class SpillLayout:
             tuple(bounds.tolist()),
             tuple(own),
             self._sizes.hold,
+            self._sizes.large,
             tuple(self._chunk_bytes),
         )
 
@@ -286,14 +311,14 @@ class Stretch(NamedTuple):
 
 class ScatterTask(NamedTuple):
     """The task for one chunk: the samples in input order, the order in which they are written, and their places.
-    ``loads`` says whether all samples except large samples are loaded first."""
+    Samples of at most ``loads`` bytes are loaded first."""
 
     inputs: dict[int, Input]
     samples: PlanTable
     order: I64
     space: Scattered
     stretches: Sequence[Stretch]
-    loads: bool
+    loads: int
 
 
 def scatter(task: ScatterTask) -> int:
@@ -307,7 +332,7 @@ def scatter(task: ScatterTask) -> int:
                 _write_to_file(address, stretch.begin, chunk, rows)
             else:
                 with open_sink(address, force=True) as sink:
-                    chunk.write(rows, sink.write)
+                    chunk.write(rows, sink.write_lent)
         inputs.confirm()
     return int(task.samples.lengths.sum())
 
@@ -317,7 +342,7 @@ def _write_to_file(path: str, begin: int, chunk: _Chunk, rows: I64) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.lseek(descriptor, begin, os.SEEK_SET)
-            chunk.write(rows, partial(write_all, descriptor), descriptor)
+            chunk.write(rows, lambda parts: write_all(descriptor, b"".join(parts)), descriptor)
         finally:
             os.close(descriptor)
     except WdsError:
@@ -336,7 +361,7 @@ class _Chunk:
         self._in_kernel = hasattr(os, "copy_file_range")
         self._files, self._starts, self._loaded = self._load()
 
-    def write(self, rows: I64, write: Callable[[bytes], object], descriptor: int = -1) -> None:
+    def write(self, rows: I64, write: Callable[[list[memoryview]], object], descriptor: int = -1) -> None:
         """Write some samples in this order, by calls of ``write``. If ``descriptor``, the output file, is given, the
         kernel copies large samples."""
         parts: list[memoryview] = []
@@ -344,7 +369,7 @@ class _Chunk:
 
         def flush() -> None:
             if parts:
-                write(b"".join(parts))
+                write(parts)
                 self._tick(held)
                 parts.clear()
 
@@ -363,7 +388,7 @@ class _Chunk:
         flush()
 
     def _copy(
-        self, file: int, start: int, length: int, write: Callable[[bytes], object], descriptor: int
+        self, file: int, start: int, length: int, write: Callable[[list[memoryview]], object], descriptor: int
     ) -> None:
         """Copy a range of an input. If the file system cannot copy it, use ``write``."""
         end = start + length
@@ -381,7 +406,7 @@ class _Chunk:
                     break
                 start += done
             for piece in pieces_of(source, start, end - start):
-                write(piece)
+                write([memoryview(piece)])
         except DataError as error:
             raise self._changed(file, start) from error
 
@@ -391,7 +416,7 @@ class _Chunk:
         samples = self._task.samples
         files = samples.shards.astype(numpy.int64)
         starts = samples.starts.copy()
-        rows = numpy.flatnonzero(samples.lengths <= LARGE_SAMPLE_BYTES)
+        rows = numpy.flatnonzero(samples.lengths <= self._task.loads)
         if not self._task.loads or not len(rows):
             self._announce(files, starts)
             return files, starts, memoryview(b"")
@@ -399,8 +424,16 @@ class _Chunk:
         # An empty array is not filled with zeros first, as a bytearray would be.
         space: Any = numpy.empty(size, dtype=numpy.uint8)
         loaded = memoryview(space)
-        self._inputs.expect(files[rows], starts[rows], samples.lengths[rows])
-        for file, start, at, end in ranges:
+        is_direct = [
+            end - at >= LONG_RANGE_BYTES and self._inputs[file].fd is None for file, _, at, end in ranges
+        ]
+        others: I64 = numpy.array(ranges, dtype=numpy.int64)[~numpy.array(is_direct)]
+        self._inputs.expect(others[:, 0], others[:, 1], others[:, 3] - others[:, 2])
+        fill_all(
+            (self._inputs[file], start, loaded[at:end])
+            for file, start, at, end in compress(ranges, is_direct)
+        )
+        for file, start, at, end in others.tolist():
             self._read(file, start, loaded[at:end])
         files[rows], starts[rows] = LOADED, places
         return files, starts, loaded
@@ -470,6 +503,8 @@ class Spilled(NamedTuple):
     buckets: tuple[int, ...] = ()
     own: tuple[tuple[int, int], ...] = ()
     hold: int = 0
+    large: int = 0
+    """On an object store, a larger sample is read separately."""
     chunk_bytes: tuple[int, ...] = ()
     """The sizes of the chunks on an object store."""
 
@@ -527,7 +562,7 @@ class Reading:
             remove(path)
         places, lengths = spilled.places[row:end], self._rows.part(row, end).lengths
         self.held = self._loaded(spilled, places, lengths) if spilled.space.is_local else None
-        stretches = [] if self.held is not None else stretches_of(places, lengths)
+        stretches = [] if self.held is not None else stretches_of(places, lengths, spilled.large)
         if not spilled.space.is_local:
             source = self._open_part(SPILLED)
             assert isinstance(source, _Objects)
@@ -559,9 +594,10 @@ class Reading:
         return view if os.preadv(descriptor, [view], self.held_from) == len(view) else None
 
 
-def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
-    """Return the stretches that contain samples, except large samples. Neighbouring stretches are joined."""
-    small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= LARGE_SAMPLE_BYTES)
+def stretches_of(places: U64, lengths: U64, large: int) -> list[tuple[int, int]]:
+    """Return the stretches that contain samples, except samples larger than ``large``. Neighbouring stretches are
+    joined."""
+    small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= large)
     places, lengths = places[small], lengths[small]
     if not len(places):
         return []
@@ -575,35 +611,43 @@ def stretches_of(places: U64, lengths: U64) -> list[tuple[int, int]]:
 
 
 class _Objects(Source):
-    """The chunks on an object store, as if they were one range of bytes. When the first byte of a stretch is read, the
-    whole stretch is downloaded, and kept until the next bucket."""
+    """The chunks on an object store, as if they were one range of bytes. Announced stretches are downloaded together,
+    and kept until the next bucket."""
 
-    __slots__ = ("_begins", "_held", "_open", "_sizes", "_space", "_stretches")
+    __slots__ = ("_begins", "_held", "_memory", "_open", "_sizes", "_space")
 
     def __init__(self, space: Scattered, sizes: Sequence[int]) -> None:
         super().__init__(space.prefix, size=None, seekable=True)
         self._space, self._sizes = space, sizes
         self._open: dict[int, Source] = {}
+        self._memory = memoryview(b"")
         self.expect([])
 
     def expect(
         self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
     ) -> None:
-        """Announce the next ranges, in rising order. Earlier downloads are dropped."""
-        self._stretches = list(ranges)
-        self._begins = [begin for begin, _ in self._stretches]
-        self._held: dict[int, bytes] = {}
+        """Download the next ranges, which are in rising order. Earlier downloads are dropped."""
+        stretches = list(ranges)
+        self._begins = [begin for begin, _ in stretches]
+        self._held: list[memoryview] = []
+        places = [0, *accumulate(end - begin for begin, end in stretches)]
+        if len(self._memory) < places[-1]:
+            self._memory = memoryview(b"")
+            fresh: Any = numpy.empty(places[-1], dtype=numpy.uint8)
+            self._memory = memoryview(fresh)
+        self._held = [self._memory[first:end] for first, end in pairwise(places)]
+        fill_all((*self._chunk_at(begin), view) for begin, view in zip(self._begins, self._held))
 
     def read_at(self, offset: int, length: int) -> bytes:
         at = bisect_right(self._begins, offset) - 1
-        if at < 0 or offset + length > self._stretches[at][1]:
-            return self._fetched(offset, length)
-        begin, end = self._stretches[at]
-        if at not in self._held:
-            self._held[at] = self._fetched(begin, end - begin)
-        return self._held[at][offset - begin : offset - begin + length]
+        first = offset - self._begins[at] if at >= 0 else 0
+        if at < 0 or first + length > len(self._held[at]):
+            source, inner = self._chunk_at(offset)
+            return source.read_at(inner, length)
+        return bytes(self._held[at][first : first + length])
 
-    def _fetched(self, offset: int, length: int) -> bytes:
+    def _chunk_at(self, offset: int) -> tuple[Source, int]:
+        """Return the chunk that contains a byte, and the byte's offset there."""
         number = offset >> PART_BITS
         source = self._open.get(number)
         if source is None:
@@ -614,7 +658,7 @@ class _Objects(Source):
                 if scheme(address) == "s3"
                 else open_source(address, decompress=False)
             )
-        return source.read_at(offset - (number << PART_BITS), length)
+        return source, offset - (number << PART_BITS)
 
     def close(self) -> None:
         for source in self._open.values():

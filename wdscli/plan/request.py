@@ -77,7 +77,8 @@ class Request(NamedTuple):
     """The selection as it was typed, for the manifest."""
     strategy: Strategy = "auto"
     memory: int | None = None
-    """The most bytes of memory for all processes together. None means the memory that the machine can spare."""
+    """The most bytes of memory for all processes together, or with ``engine`` for one task. None means the memory that
+    the machine can spare."""
     engine: str | None = None
     """The engine for tasks: ``dask://HOST:PORT`` or another engine's URL. None means ``jobs`` processes on this
     machine."""

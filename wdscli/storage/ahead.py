@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -23,13 +23,16 @@ from contextvars import ContextVar
 from itertools import accumulate, pairwise
 from weakref import WeakSet
 
-from wdscli.storage.ends import LARGE_BYTES
+from wdscli.storage.ends import LARGE_BYTES, Source, replaced
 from wdscli.storage.retry import ReceivedBytes
 
 REQUEST_BYTES = LARGE_BYTES
 """The size limit of one request."""
 READ_AHEAD_BYTES = 64 << 20
 """The default limit for bytes in flight or in memory, for all objects that a process reads."""
+FILL_BYTES = 8 * LARGE_BYTES
+"""The size limit of a request by :func:`fill_all`."""
+FILLS_AT_ONCE = 8
 LEAST_SHARE_BYTES = 1 << 20
 """The smallest share of the read-ahead limit for one object."""
 FIRST_GAP_BYTES = 1 << 20
@@ -141,6 +144,26 @@ def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD
         else:
             found.append((begin, end))
     return found
+
+
+def fill_all(parts: Iterable[tuple[Source, int, memoryview]]) -> None:
+    """Fill buffers from sources, each from a byte offset. Several requests are in flight. They put the bytes into the
+    buffers, so that no other memory is needed. Raises InputError."""
+    flying: deque[tuple[Source, int, memoryview, Callable[[], int]]] = deque()
+
+    def land() -> None:
+        source, offset, view, wait = flying.popleft()
+        if (done := wait()) < len(view):
+            raise replaced(source.name, offset + done)
+
+    for source, offset, whole in parts:
+        for first in range(0, len(whole), FILL_BYTES):
+            if len(flying) == FILLS_AT_ONCE:
+                land()
+            view = whole[first : first + FILL_BYTES]
+            flying.append((source, offset + first, view, source.start_fill(offset + first, view)))
+    while flying:
+        land()
 
 
 def _requests(ranges: Iterable[Range], step: int, known: list[Range]) -> Iterator[Range]:

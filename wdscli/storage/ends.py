@@ -85,6 +85,11 @@ class Source:
         view[: len(data)] = data
         return len(data)
 
+    def start_fill(self, offset: int, view: memoryview) -> Callable[[], int]:
+        """Start to read into a buffer. Return a function that waits for the bytes and returns their number. A remote
+        source makes one request. A smaller number means the end."""
+        return lambda: Source.read_into(self, offset, view)
+
     def read_some(self, offset: int, length: int) -> bytes:
         """Return at most ``length`` bytes from ``offset``, as soon as some bytes are available. The result is empty
         only at the end."""
@@ -215,6 +220,11 @@ class Sink:
             if self._gathered >= SMALL_BYTES:
                 self.flush()
         return size
+
+    def write_lent(self, views: Iterable[memoryview]) -> None:
+        """Write buffers that the caller does not change before :meth:`commit`. If possible, they are not copied."""
+        for view in views:
+            self.write(view)
 
     def flush(self) -> None:
         """Write the small pieces collected so far."""

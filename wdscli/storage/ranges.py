@@ -65,12 +65,13 @@ HEAD_BYTES = SMALL_BYTES
 THREADS = 16
 """The most reads at the same time from a store with a blocking client."""
 
-Start = Callable[[int, int], "Future[Block]"]
-"""A function that starts one request, for a range from its first byte to the byte after its last."""
+Start = Callable[[int, int, memoryview | None], "Future[Block]"]
+"""A function that starts one request, for a range from its first byte to the byte after its last. The bytes are put
+into a buffer, if it is given."""
 
 
 class RemoteSource(Source):
-    """Reads ranges of an object with a known size. ``start(begin, end)`` starts one request. Its future raises
+    """Reads ranges of an object with a known size. ``start`` starts one request. Its future raises
     :class:`Replaced` if the answer has another version. If answers have no version, ``current_version()`` requests the
     current version. The first read fetches ``first`` bytes."""
 
@@ -132,6 +133,11 @@ class RemoteSource(Source):
             return super().read_into(offset, view)
         return size
 
+    def start_fill(self, offset: int, view: memoryview) -> Callable[[], int]:
+        end = offset + len(view)
+        answer = self._fetch(offset, end, view)
+        return lambda: len(self._came(answer, offset, end))
+
     def begin(self, size: Callable[[], int], answer: Future[Block] | None = None) -> None:
         """Read the first bytes of an object. After that, ``size`` is known. ``answer`` is the future of this request,
         if it was already started. Raises the errors of the request."""
@@ -147,10 +153,10 @@ class RemoteSource(Source):
     def _direct(self, begin: int, end: int) -> Block:
         return self._came(self._fetch(begin, end), begin, end)
 
-    def _fetch(self, begin: int, end: int) -> Future[Block]:
+    def _fetch(self, begin: int, end: int, into: memoryview | None = None) -> Future[Block]:
         """Start a range request. Every range request for every remote address begins here."""
         with explained(self.name):
-            return self._start(begin, end)
+            return self._start(begin, end, into)
 
     def _came(self, answer: Future[Block], begin: int, end: int) -> Block:
         """Return all bytes of a range. Raises InputError."""
@@ -247,7 +253,7 @@ def _open_web(address: str, file: WebFile, first: int, patience: Network) -> Sou
     start = starter(file.loop, file.fetch, patience, lambda: file.total, address)
     source = RemoteSource(address, file.total, start, first=first)
     if file.total:
-        source.begin(lambda: file.total or 0, start(0, first))
+        source.begin(lambda: file.total or 0, start(0, first, None))
     source.version = file.version
     return source
 
@@ -259,7 +265,9 @@ def starter(
     last error."""
     from asyncio import run_coroutine_threadsafe
 
-    return lambda begin, end: run_coroutine_threadsafe(fetched(fetch, begin, end, patience, size, name), loop)
+    return lambda begin, end, into: run_coroutine_threadsafe(
+        fetched(fetch, begin, end, patience, size, name, into), loop
+    )
 
 
 def _open_s3(address: str, store: S3Store, path: str, first: int, patience: Network) -> RemoteSource | None:

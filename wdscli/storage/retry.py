@@ -379,13 +379,15 @@ async def fetched(
     patience: Network,
     size: Callable[[], int | None] = lambda: None,
     name: str = "",
+    into: memoryview | None = None,
 ) -> ReceivedBytes:
     """Return the bytes ``begin`` to ``end - 1``, or up to the ``size`` that an answer has reported. If a request ends
-    early, another request continues at that byte. Raises Replaced, GaveUp, and the errors of ``fetch``."""
+    early, another request continues at that byte. The bytes are put into the buffer ``into``, if it is given. Raises
+    Replaced, GaveUp, and the errors of ``fetch``."""
     import asyncio
 
     attempts = Attempts(patience, name)
-    landing = _Landing(begin, end, attempts)
+    landing = _Landing(begin, end, attempts, into)
     while True:
         before = landing.at
         try:
@@ -408,8 +410,8 @@ class _Landing:
     """The received bytes of a range. ``at`` is the offset after the last received byte, and ``came_at`` is the time
     when this byte arrived."""
 
-    def __init__(self, begin: int, end: int, attempts: Attempts) -> None:
-        self.at, self._end = begin, end
+    def __init__(self, begin: int, end: int, attempts: Attempts, into: memoryview | None) -> None:
+        self.at, self._end, self._into = begin, end, into
         self.came_at = time.monotonic()
         self._attempts = attempts
         self.pieces: list[memoryview] = []
@@ -417,9 +419,13 @@ class _Landing:
     def keep(self, data: Buffer) -> None:
         self.at += len(data)
         self.came_at = self._attempts.since = time.monotonic()
-        self.pieces.append(memoryview(data))
         if self.at > self._end:
             raise OSError(f"the server sent {self.at - self._end} bytes more than were requested")
+        piece = memoryview(data)
+        if self._into is not None:
+            self._into[: len(data)] = piece
+            piece, self._into = self._into[: len(data)], self._into[len(data) :]
+        self.pieces.append(piece)
 
 
 async def _unless_silent(
