@@ -7,12 +7,14 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from loader_cases import Cls, Numbers, World, everything, make_ragged, make_set
 from shard_cases import numbered, write_shards
@@ -235,6 +237,29 @@ class TestRemote:
         assert len(list(wds.WebDataset(web.url(manifest), shuffle="blocks", seed=3))) == 1000
         assert max(samples for samples, _ in counts) <= 40
         assert all(soon for _, soon in counts[:-1])
+
+    def test_all_next_blocks_are_requested_if_most_are_in_one_shard(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Samples of 500 KB are blocks here, and the memory is enough for twice the blocks."""
+        monkeypatch.setenv("WDSCLI_READ_AHEAD", str(16 * 501_024))
+        with web_server("ranges") as server:
+            server.validators = ("strong",)
+            write_shards(tmp_path, [numbered(10, f"s{shard}-", [500_000]) for shard in range(5)])
+            index([str(tmp_path)])
+            for path in (*tmp_path.glob("*.tar"), *tmp_path.glob(".wds/*"), *tmp_path.glob("*.json")):
+                server.files[str(path.relative_to(tmp_path))] = path.read_bytes()
+            [manifest] = [name for name in server.files if name.endswith(".json")]
+            pool = Pool(Catalog(server.url(manifest)), reads_gaps=False)
+            pool.fetch(numpy.arange(5), numpy.full(5, 1))  # opens the shards
+            server.ranges.clear()
+            pool.expect(numpy.array([0, 0, 0, 0, 0, 1, 2, 3]), numpy.array([0, 2, 4, 6, 8, 3, 3, 3]))
+            pool.fetch(numpy.array([4]), numpy.array([3]))
+            end = time.monotonic() + 10
+            while len(server.ranges) < 9 and time.monotonic() < end:
+                time.sleep(0.01)
+            assert len(server.ranges) == 9
+            pool.close()
 
     @pytest.mark.parametrize("wrapped", ["with_epoch", "mix", "slice"])
     def test_through_views_and_mixes(self, web: Web, wrapped: str) -> None:

@@ -40,6 +40,7 @@ from wdscli.loader.read.rows import (
 from wdscli.loader.read.rows import Raw as Raw
 from wdscli.samples.reading import keep_heap
 from wdscli.storage import Source, is_local
+from wdscli.storage.ahead import together
 from wdscli.storage.local import is_cold
 from wdscli.storage.retry import network
 from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock
@@ -471,15 +472,17 @@ class Shared:
         """Start the requests for which there is memory."""
         for shard, places, *_ in requests.fitting():
             if shard in sources:
-                self._expect(shard, sources[shard], places, requests.gap_bytes)
+                self._expect(shard, sources[shard], places, requests)
             else:
-                self._open_soon(shard, places, requests.gap_bytes)
+                self._open_soon(shard, places, requests)
 
-    def _expect(self, shard: int, source: Source, places: list[int], gap_bytes: int | None) -> None:
+    def _expect(self, shard: int, source: Source, places: list[int], requests: FetchRequests) -> None:
         """Start the requests for samples of a shard. Without ``reads_gaps``, bytes of other samples are dropped,
-        because each sample is fetched once."""
-        table = self._catalog.table_to_read(shard)
-        expect_samples(table, source, self._fields, places, gap_bytes, keep=self._reads_gaps)
+        because each sample is fetched once. Then a shard with many requests gets a large part of the memory, so that
+        all of its requests start now."""
+        table, keep = self._catalog.table_to_read(shard), self._reads_gaps
+        with together(0 if keep else requests.held_bytes):
+            expect_samples(table, source, self._fields, places, requests.gap_bytes, keep=keep)
 
     def _take(self, shards: list[int], sources: dict[int, Source]) -> None:
         """Take a source for each shard. Other threads cannot use the sources until :meth:`_give_back`. Raises
@@ -509,12 +512,12 @@ class Shared:
         table = self._catalog.table_to_read(shard)
         return self._catalog.open_as(table, shard) or _opened(self._catalog, shard)
 
-    def _open_soon(self, shard: int, places: list[int], gap_bytes: int | None) -> None:
+    def _open_soon(self, shard: int, places: list[int], requests: FetchRequests) -> None:
         """In another thread, open a shard and start its requests, while this thread reads other shards."""
 
         def begin(source: Source | None) -> Source:
             source = source or self._open(shard)
-            self._expect(shard, source, places, gap_bytes)
+            self._expect(shard, source, places, requests)
             return source
 
         with self._lock:

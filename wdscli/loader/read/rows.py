@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, numpy
@@ -192,17 +192,21 @@ def _payloads(part: Part, row: int) -> Iterator[bytes]:
 def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:
     """Return the ranges to read for some samples, as pairs (first byte, end) in rising order. Ranges with a gap of at
     most ``GAP_BYTES`` between them are joined."""
+    begins, ends = _spans(table, names, places)
     found: list[tuple[int, int]] = []
-    for begin, end in _spans(table, names, places):
-        if found and begin - found[-1][1] <= GAP_BYTES and end - found[-1][0] <= READ_BYTES:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((begin, end))
+    gaps = ((begins[1:] - ends[:-1] > GAP_BYTES).nonzero()[0] + 1).tolist()
+    for first, stop in pairwise([0, *gaps, len(begins)]):
+        while first < stop:
+            fitting = int(ends[first:stop].searchsorted(begins[first] + READ_BYTES, "right"))
+            following = first + max(1, fitting)
+            found.append((int(begins[first]), int(ends[first:following].max())))
+            first = following
     return found
 
 
-def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Iterable[tuple[int, int]]:
-    """Return the range of each sample, or of each member if only some fields are wanted, in rising order."""
+def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> tuple[I64, I64]:
+    """Return the first bytes and the ends of the samples, or of the members if only some fields are wanted, in rising
+    order."""
     if None not in names:
         rows = numpy.array(places)
         last = table.member_ends[rows] - 1
@@ -210,12 +214,14 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> Ite
         # An index may be wrong. If a range is impossible, the ranges of single members are used, and reading finds the
         # error.
         if (begins >= 0).all() and (begins < ends).all() and (ends <= table.size).all():
-            return zip(begins.tolist(), ends.tolist())
+            return begins, ends
     wanted: list[Expected] = [
         member for place in places for number, member in table.members(place) if names[number] is not None
     ]
     wanted.sort(key=lambda member: member.offset)
-    return [(member.first, member.offset + member.size) for member in wanted]
+    pairs = [(member.first, member.offset + member.size) for member in wanted]
+    found: I64 = numpy.array(pairs, dtype=numpy.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 class Held(Source):
@@ -288,7 +294,8 @@ class FetchRequests:
     def __init__(self, requests: list[FetchRequest], room: int, gap_bytes: int | None) -> None:
         self.gap_bytes = gap_bytes
         self._requests, self._room = requests, room
-        self._is_crowded = sum(one.size_bytes for one in requests) > room
+        size_bytes = sum(one.size_bytes for one in requests)
+        self.held_bytes, self._is_crowded = min(size_bytes, room), size_bytes > room
         self._begun: dict[int, int] = {}
         self._next = 0
 
@@ -369,7 +376,8 @@ def warn_if_expensive(samples: int, address: str) -> None:
 def by_shard(shards: I64, places: I64) -> dict[int, list[int]]:
     """Group places by their shards. In the result, shards and places are in rising order."""
     order = numpy.lexsort((places, shards))
-    found: dict[int, list[int]] = {}
-    for shard, place in zip(shards[order].tolist(), places[order].tolist()):
-        found.setdefault(shard, []).append(place)
-    return found
+    shards, places = shards[order], places[order]
+    firsts = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist()]
+    if not len(shards):
+        return {}
+    return {int(shards[first]): places[first:end].tolist() for first, end in pairwise([*firsts, len(shards)])}
