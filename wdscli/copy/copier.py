@@ -62,7 +62,7 @@ from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
 from wdscli.selection.values import Numbers
 from wdscli.shards.index import SampleArrays
-from wdscli.shards.layout import ViewSource
+from wdscli.shards.layout import VIEWS_PER_READ, ViewSource
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage.addresses import view_of
@@ -76,8 +76,6 @@ READ_AHEAD_BYTES = 1 << 24
 """How many bytes the kernel is requested to read in advance from a device."""
 ROWS_PER_CHUNK = 1 << 14
 """How many rows are Python lists in memory at the same time."""
-VIEWS_PER_READ = 512
-"""How many places of the buffer one call fills. The kernel would allow twice as many."""
 SHAPES_REMEMBERED = 1 << 12
 """How many lists of fields are cached. A set has few different lists."""
 _ZEROS = [bytes(size) for size in range(512)]

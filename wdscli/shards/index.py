@@ -27,10 +27,11 @@ from wdscli.arrays import I64, U64, Buffer, Column, Mask, Scratch, numpy
 from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
+from wdscli.samples.reading import Expected
 from wdscli.schema import check
 from wdscli.selection.values import Numbers, pack_numbers, unpack_numbers
 from wdscli.storage import base_name, sibling
-from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form
+from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, padded
 from wdscli.tar.writer import Places
 
 
@@ -94,6 +95,15 @@ class Index:
     def key(self, row: int) -> bytes:
         """Return the key of one sample."""
         return self.keys[int(self.key_ends[row - 1]) if row else 0 : int(self.key_ends[row])]
+
+    def member(self, number: int) -> Expected:
+        """Return a member with the place of its headers."""
+        row = int(numpy.searchsorted(self.member_ends, number, "right"))
+        head = int(self.starts[row])
+        if number and (not row or number > int(self.member_ends[row - 1])):
+            head = int(self.member_offsets[number - 1]) + padded(int(self.member_sizes[number - 1]))
+        name = self.key(row) + b"." + self.fields[int(self.member_fields[number])]
+        return Expected(head, int(self.member_offsets[number]), name, int(self.member_sizes[number]))
 
     @classmethod
     def of(
@@ -484,18 +494,22 @@ class IndexBuilder:
 
     def _add(self, batch: SampleBatch, begins: list[int] | None = None) -> None:
         keys, firsts, offsets, sizes = batch.keys, batch.firsts, batch.offsets, batch.sizes
-        if begins is None:
-            begins = list(map(batch.starts.__getitem__, firsts[:-1]))
-        ends = firsts[1:]
+        width = firsts[1] if keys else 1
+        if firsts == [*range(0, len(offsets) + 1, width)]:
+            tails, last_sizes = offsets[width - 1 :: width], sizes[width - 1 :: width]
+            begins = begins or batch.starts[::width]
+        else:
+            tails, last_sizes = ([column[end - 1] for end in firsts[1:]] for column in (offsets, sizes))
+            begins = begins or [batch.starts[first] for first in firsts[:-1]]
         keys_before, members_before = len(self._columns["keys"]), len(self._columns["member_fields"])
         columns = {name: column.held for name, column in self._columns.items()}
         columns["key_ends"].fromlist(list(accumulate(map(len, keys), initial=keys_before))[1:])
         columns["keys"].frombytes(b"".join(keys))
         columns["starts"].fromlist(begins)
         columns["lengths"].fromlist(
-            [(offsets[end - 1] + sizes[end - 1] + 511 & -512) - begin for end, begin in zip(ends, begins)]
+            [(at + size + 511 & -512) - begin for at, size, begin in zip(tails, last_sizes, begins)]
         )
-        columns["member_ends"].fromlist([end + members_before for end in ends])
+        columns["member_ends"].fromlist([end + members_before for end in firsts[1:]])
         columns["marks"].fromlist(batch.marks)
         self._add_fields(batch, columns["member_fields"])
         columns["member_offsets"].fromlist(offsets)
@@ -569,8 +583,15 @@ class IndexBuilder:
         return b"".join(self.pieces(**about))
 
     def _head(
-        self, shard: str, size: int, form: Form, ignored: dict[str, int], version: str = ""
+        self,
+        shard: str,
+        size: int,
+        form: Form = CANONICAL,
+        ignored: dict[str, int] | None = None,
+        version: str = "",
     ) -> dict[str, Any]:
+        """Return the facts about the shard for its index. ``size`` is the shard's size in bytes, and ``shard`` is its
+        file name. ``version`` is its version, if the store has versions. Raises DataError for a field with a NUL."""
         for field in self._field_ids:
             if b"\0" in field:
                 raise DataError(
@@ -589,27 +610,18 @@ class IndexBuilder:
             "members": self.members,
             "mtime": form.mtime,
             "long_names": form.long_names,
-            "ignored": dict(sorted(ignored.items())),
+            "ignored": dict(sorted((ignored or {}).items())),
             **({"etag": version} if version else {}),
             "digest": self.digest(),
         }
 
-    def pieces(
-        self,
-        *,
-        shard: str,
-        size: int,
-        form: Form = CANONICAL,
-        ignored: dict[str, int] | None = None,
-        version: str = "",
-    ) -> Iterator[Buffer]:
-        """Yield the index file in pieces, because it is large for many small samples. ``size`` is the shard's size in
-        bytes, and ``shard`` is its file name. ``version`` is its version, if the store has versions. Raises DataError
-        for a field with a NUL."""
+    def pieces(self, **about: Any) -> Iterator[Buffer]:
+        """Yield the index file in pieces, because it is large for many small samples. The arguments are those of
+        :meth:`_head`. Raises DataError."""
         import msgpack
         from xxhash import xxh3_64
 
-        head = self._head(shard, size, form, ignored or {}, version)
+        head = self._head(**about)
         whole = {
             **head,
             "fields": b"\0".join(self._field_ids),

@@ -24,7 +24,7 @@ from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, joined
 from wdscli.shards.index import Index, SampleArrays, joined_keys, steps
 from wdscli.storage import Source
-from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header, padded
+from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 FEW_MEMBERS = 1 << 10
@@ -161,7 +161,7 @@ class Layout:
         of all layers."""
         for layer in self.layers:
             if number < layer.index.members:
-                return layer.base, _expected(layer.index, number)
+                return layer.base, layer.index.member(number)
             number -= layer.index.members
         raise IndexError(number)
 
@@ -285,16 +285,6 @@ def _column(layers: Sequence[Layer], values: Callable[[Layer], Any]) -> I64:
         else:
             found[layer.members] = some
     return found
-
-
-def _expected(index: Index, member: int) -> Expected:
-    """Return a member of a base, with the place of its headers."""
-    row = int(numpy.searchsorted(index.member_ends, member, "right"))
-    head = int(index.starts[row])
-    if member and (not row or member > int(index.member_ends[row - 1])):
-        head = int(index.member_offsets[member - 1]) + padded(int(index.member_sizes[member - 1]))
-    name = index.key(row) + b"." + index.fields[int(index.member_fields[member])]
-    return Expected(head, int(index.member_offsets[member]), name, int(index.member_sizes[member]))
 
 
 def _origins(

@@ -230,7 +230,7 @@ def why_stale(index: Index, address: str, place: str, source: Source) -> str | N
     if _is_of_version(index, version):
         return None
     for row in {0, index.samples // 2, index.samples - 1} if index.samples else ():
-        if not _says_the_same(index, row, source):
+        if not is_there(source, *index.member(int(index.member_ends[row - 1]) if row else 0)):
             return f"sample {row} of the shard is not where the index says"
     if not _leaves_none_out(index, source):
         return "a sample of the shard is not in the index"
@@ -250,14 +250,6 @@ def has_these_payloads(index: Index, address: str, source: Source) -> bool:
 def _is_of_version(index: Index, version: str) -> bool:
     """Return whether a version proves that the shard still has the bytes described by the index."""
     return version in (index.version, index.noted) and tells_bytes(version)
-
-
-def _says_the_same(index: Index, row: int, source: ByteSource) -> bool:
-    """Return whether a scan of one sample's first header gives the name, place and size in the index."""
-    member = int(index.member_ends[row - 1]) if row else 0
-    name = index.key(row) + b"." + index.fields[int(index.member_fields[member])]
-    offset, size = int(index.member_offsets[member]), int(index.member_sizes[member])
-    return is_there(source, int(index.starts[row]), offset, name, size)
 
 
 def _leaves_none_out(index: Index, source: Source) -> bool:
