@@ -185,6 +185,11 @@ BY = [
         "no sample has json.widht to sort by",
         "did you mean width?",
     ),
+    (
+        ["sort", "--by", "json.width / json.height"],
+        "no sample has json.width / json.height to sort by",
+        "no expression: --by json.width",
+    ),
     (["split", "--by", "clss"], None, ""),
     (["split", "--by", "clss", "--missing", "rest"], "no sample has clss for --by", "did you mean cls?"),
     (

@@ -63,7 +63,7 @@ def lack_hint(text: str) -> str:
     """Return the hint for a sort key that no sample has."""
     if "," in text:
         return "give each sort key its own option: --by cls --by key"
-    if "(" in text:
+    if set("(/*+<>") & set(text):
         return "--by takes a field or a place in JSON, no expression: --by json.width"
     return "list the fields: wds ls --by member; sort anyway: --missing last"
 
