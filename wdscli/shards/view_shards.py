@@ -229,30 +229,31 @@ def opened(address: str, *, trusted: bool | None = None, manifest: Manifest | No
     return kept[1]
 
 
+def _find(address: str) -> tuple[OpenView, int] | None:
+    """Return the view and the number of the shard at ``VIEW.json/NAME``, or None if there is no such shard."""
+    place = view_of(address)
+    view = None if place is None else opened(place[0])
+    number = None if view is None or place is None else view.places.get(place[1])
+    return None if view is None or number is None else (view, number)
+
+
 def shard_of(address: str) -> tuple[OpenView, int]:
     """Return the view and the number of the shard at ``VIEW.json/NAME``. Raises InputError for a name that the view
     does not have."""
-    place = view_of(address)
-    assert place is not None
-    view = opened(place[0])
-    number = view.places.get(place[1])
-    if number is None:
-        raise InputError(
-            f"cannot read {address}: the view has no shard {place[1]}", hint=f"wds ls {place[0]}"
-        )
-    return view, number
+    found = _find(address)
+    if found is None:
+        view, name = view_of(address) or (address, "")
+        raise InputError(f"cannot read {address}: the view has no shard {name}", hint=f"wds ls {view}")
+    return found
 
 
 def whole_base(address: str) -> tuple[str, ShardInfo] | None:
     """If the shard at ``VIEW.json/NAME`` is an unchanged base, return the base's address and its entry in the view.
     Otherwise return None."""
-    place = view_of(address)
-    if place is None:
+    found = _find(address)
+    if found is None:
         return None
-    view = opened(place[0])
-    number = view.places.get(place[1])
-    if number is None:
-        return None
+    view, number = found
     shard, info = view.view.shards[number], view.manifest.shards[number]
     runs = shard.runs or ()
     if not view.view.rule.is_plain or shard.keys or len(runs) != 1 or len(runs[0]) != 1 or not info.headers:
@@ -273,12 +274,8 @@ def open_view_shard(address: str) -> Source:
 
 def size_of(address: str) -> int | None:
     """Return the size of a view's shard in bytes. Only the view is read. Return None if the view has no such shard."""
-    place = view_of(address)
-    if place is None:
-        return None
-    view = opened(place[0])
-    number = view.places.get(place[1])
-    return None if number is None else view.manifest.shards[number].size_bytes
+    found = _find(address)
+    return None if found is None else found[0].manifest.shards[found[1]].size_bytes
 
 
 def forget() -> None:
