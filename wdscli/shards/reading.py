@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from wdscli.errors import DataError, InputError, UsageError, WdsError
@@ -406,6 +407,7 @@ def values_of(
     return whole.array
 
 
+@lru_cache(256)
 def value_name(expression: str, table: str | None = None) -> str:
     """Return the normal form of one value. With a table, the name of a column is also allowed. Raises UsageError."""
     try:

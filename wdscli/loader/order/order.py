@@ -72,7 +72,8 @@ def key(*parts: int) -> int:
 
 def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
     """For each different number, yield the number and the indexes of the rows that have this number."""
-    for number in numpy.unique(numbers).tolist():
+    ordered = numpy.sort(numbers)  # numpy.unique takes up to ten times as long
+    for number in ordered[numpy.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]].tolist():
         yield number, (numbers == number).nonzero()[0]
 
 
