@@ -37,7 +37,7 @@ from wdscli.plan.scratch import HINT, Scattered, Scratch
 from wdscli.plan.strategy import Limits
 from wdscli.plan.table import MISSING_SHARD, Ordered, PlanTable, blocks_of, in_turn
 from wdscli.progress import Progress
-from wdscli.storage import Source, open_sink, open_source, remove, scheme
+from wdscli.storage import Source, open_sink, open_source, remove
 from wdscli.storage.ahead import REQUEST_BYTES, fill_all
 from wdscli.storage.local import reason, write_all
 from wdscli.storage.opening import open_pinned
@@ -75,9 +75,11 @@ LARGE_STORED_BYTES = 1 << 24
 """The same if scratch space is on an object store, where each piece costs a request."""
 LONG_RANGE_BYTES = REQUEST_BYTES
 """A range of at least this many bytes is read into memory directly, and not ahead."""
+MOST_STORED_BYTES = 256 << 20
+"""The size limit of a chunk on an object store without ``--memory``."""
 CLIENT_BYTES = 144 << 20
 """The memory that the client of an object store takes."""
-SENDING_BYTES = 128 << 20
+SENDING_BYTES = 96 << 20
 """The memory that uploads of output shards take."""
 LOADED = -1
 """The input number of a sample that was loaded into memory."""
@@ -157,10 +159,15 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int, w
     if space.is_local:
         return sizes
     # A task may use three times limits.task. A chunk is sent from the memory that it was loaded into.
-    room = max(limits.task, 3 * limits.task - CLIENT_BYTES if limits.given else limits.cache)
-    chunks = max(workers, -(-total // room))
+    room = 3 * limits.task - CLIENT_BYTES if limits.given else min(limits.cache, MOST_STORED_BYTES)
+    chunk = _even_part(total, max(limits.task, room), workers)
     bucket = max(limits.task, room - SENDING_BYTES)
-    return sizes._replace(chunk=-(-total // chunks) or 1, bucket=bucket, large=LARGE_STORED_BYTES)
+    return sizes._replace(chunk=chunk, bucket=bucket, large=LARGE_STORED_BYTES)
+
+
+def _even_part(total: int, most: int, count: int = 1) -> int:
+    """Return the size of parts that are equal, at most ``most`` and at least ``count``."""
+    return -(-total // max(count, -(-total // most))) or 1
 
 
 class SpillLayout:
@@ -197,13 +204,10 @@ class SpillLayout:
     def _bucket_bounds(self, firsts: Sequence[int]) -> Iterator[int]:
         """Yield the first row of each bucket in the output order. A bucket begins at each row of ``firsts``, and the
         buckets between have equal sizes. A sample belongs to the bucket that contains its first byte."""
-        parts = (
-            blocks_of(end, ROWS_PER_BUCKET, first) for first, end in pairwise([*firsts, self._ordered.total])
-        )
-        for part in chain.from_iterable(parts):
+        spans = pairwise([*firsts, self._ordered.total])
+        for part in chain.from_iterable(blocks_of(end, ROWS_PER_BUCKET, first) for first, end in spans):
             lengths = self._ordered.column("length", part.start, part.stop)
-            size = int(lengths.sum())
-            step = -(-size // max(-(-size // self._sizes.bucket), 1)) or 1
+            step = _even_part(int(lengths.sum()), self._sizes.bucket)
             yield part.start
             bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(step)
             yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + part.start)).tolist()
@@ -405,6 +409,8 @@ class _Chunk:
                 if not done:
                     break
                 start += done
+            if source.fd is None:
+                source.expect([(start, end)])
             for piece in pieces_of(source, start, end - start):
                 write([memoryview(piece)])
         except DataError as error:
@@ -651,13 +657,9 @@ class _Objects(Source):
         number = offset >> PART_BITS
         source = self._open.get(number)
         if source is None:
-            address = self._space.part(number)
             # The first answer from S3 sets the version of an object of known size.
-            source = self._open[number] = (
-                open_pinned(address, self._sizes[number], "")
-                if scheme(address) == "s3"
-                else open_source(address, decompress=False)
-            )
+            address, size = self._space.part(number), self._sizes[number]
+            source = self._open[number] = open_pinned(address, size, "")
         return source, offset - (number << PART_BITS)
 
     def close(self) -> None:

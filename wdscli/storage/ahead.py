@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from itertools import accumulate, pairwise
 from weakref import WeakSet
 
-from wdscli.storage.ends import LARGE_BYTES, Source, replaced
+from wdscli.storage.ends import LARGE_BYTES, Source
 from wdscli.storage.retry import ReceivedBytes
 
 REQUEST_BYTES = LARGE_BYTES
@@ -149,21 +149,14 @@ def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD
 def fill_all(parts: Iterable[tuple[Source, int, memoryview]]) -> None:
     """Fill buffers from sources, each from a byte offset. Several requests are in flight. They put the bytes into the
     buffers, so that no other memory is needed. Raises InputError."""
-    flying: deque[tuple[Source, int, memoryview, Callable[[], int]]] = deque()
-
-    def land() -> None:
-        source, offset, view, wait = flying.popleft()
-        if (done := wait()) < len(view):
-            raise replaced(source.name, offset + done)
-
-    for source, offset, whole in parts:
-        for first in range(0, len(whole), FILL_BYTES):
+    flying: deque[Callable[[], object]] = deque()
+    for source, offset, view in parts:
+        for first in range(0, len(view), FILL_BYTES):
             if len(flying) == FILLS_AT_ONCE:
-                land()
-            view = whole[first : first + FILL_BYTES]
-            flying.append((source, offset + first, view, source.start_fill(offset + first, view)))
-    while flying:
-        land()
+                flying.popleft()()
+            flying.append(source.start_fill(offset + first, view[first : first + FILL_BYTES]))
+    for wait in flying:
+        wait()
 
 
 def _requests(ranges: Iterable[Range], step: int, known: list[Range]) -> Iterator[Range]:

@@ -85,10 +85,15 @@ class Source:
         view[: len(data)] = data
         return len(data)
 
-    def start_fill(self, offset: int, view: memoryview) -> Callable[[], int]:
-        """Start to read into a buffer. Return a function that waits for the bytes and returns their number. A remote
-        source makes one request. A smaller number means the end."""
-        return lambda: Source.read_into(self, offset, view)
+    def start_fill(self, offset: int, view: memoryview) -> Callable[[], object]:
+        """Start to fill a buffer. Return a function that waits until it is full. A remote source makes one request.
+        Raises InputError, also at the end."""
+
+        def wait() -> None:
+            if Source.read_into(self, offset, view) < len(view):
+                raise replaced(self.name, offset)
+
+        return wait
 
     def read_some(self, offset: int, length: int) -> bytes:
         """Return at most ``length`` bytes from ``offset``, as soon as some bytes are available. The result is empty

@@ -133,10 +133,9 @@ class RemoteSource(Source):
             return super().read_into(offset, view)
         return size
 
-    def start_fill(self, offset: int, view: memoryview) -> Callable[[], int]:
+    def start_fill(self, offset: int, view: memoryview) -> Callable[[], object]:
         end = offset + len(view)
-        answer = self._fetch(offset, end, view)
-        return lambda: len(self._came(answer, offset, end))
+        return partial(self._came, self._fetch(offset, end, view), offset, end)
 
     def begin(self, size: Callable[[], int], answer: Future[Block] | None = None) -> None:
         """Read the first bytes of an object. After that, ``size`` is known. ``answer`` is the future of this request,

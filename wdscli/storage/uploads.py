@@ -61,6 +61,8 @@ _FIRST_PARTS = 4
 # S3 allows 10,000 parts. The first 5,000 have 168 GB, and all have 545 GB.
 _USUAL_PARTS = 5_000
 _LARGE_PART_BYTES = 72 << 20
+_LENT_AT_ONCE = 4
+"""The most parts in flight that take no memory of their own. They have the larger size."""
 SEND_BYTES = 1 << 18
 """The most bytes that are given to a connection together."""
 COPY_BYTES = 256 << 20
@@ -147,6 +149,7 @@ class S3Sink(Sink):
         self._object = _S3Object(store, path, network())
         self._condition = {} if force else {"IfNoneMatch": "*"}
         self._pieces: list[memoryview] = []
+        self._lends = False
         self._held = 0
         self._upload: Future[Any] | None = None
         self._parts: list[Future[Any]] = []
@@ -179,18 +182,15 @@ class S3Sink(Sink):
 
     def write_lent(self, views: Iterable[memoryview]) -> None:
         self.flush()
-        try:
-            for view in views:
-                self.written += len(view)
-                self._add(view)
-        except BaseException:
-            self.discard()
-            raise
+        self._lends = True
+        for view in views:
+            self.written += len(view)
+            self._take(view.toreadonly())
 
     def _put(self, data: Data) -> None:
-        self._add(memoryview(data if isinstance(data, bytes) else bytes(data)))
-
-    def _add(self, view: memoryview) -> None:
+        view = memoryview(data)
+        # A read-only buffer does not change.
+        view = view if view.readonly else memoryview(bytes(view))
         while view:
             room = self._part_bytes() - self._held
             self._pieces.append(view[:room])
@@ -202,9 +202,9 @@ class S3Sink(Sink):
 
     def _part_bytes(self) -> int:
         number = len(self._parts)
-        if number < _FIRST_PARTS:
-            return PART_BYTES
-        return 2 * PART_BYTES if number < _USUAL_PARTS else _LARGE_PART_BYTES
+        if self._lends or number >= _USUAL_PARTS:
+            return _LARGE_PART_BYTES
+        return PART_BYTES if number < _FIRST_PARTS else 2 * PART_BYTES
 
     def _send(self) -> None:
         """Start to send the collected bytes as one part. Raises the error of an earlier part."""
@@ -221,7 +221,7 @@ class S3Sink(Sink):
 
     def _make_room(self) -> None:
         """Wait until another part may be in flight."""
-        at_once = max(1, UNDER_WAY_BYTES // self._part_bytes())
+        at_once = _LENT_AT_ONCE if self._lends else max(1, UNDER_WAY_BYTES // self._part_bytes())
         if len(self._under_way) >= at_once:
             wait(self._under_way, return_when=FIRST_COMPLETED)
         for part in self._under_way:
@@ -485,10 +485,7 @@ async def _aborted(fs: Any, patience: Network, of: dict[str, str], upload: Futur
 def _md5_of(body: _Body) -> str:
     from hashlib import md5
 
-    found = md5(usedforsecurity=False)
-    for piece in body.pieces:
-        found.update(piece)
-    return found.hexdigest()
+    return md5(b"".join(body.pieces), usedforsecurity=False).hexdigest()
 
 
 def _etag_of(parts: list[str]) -> str:
