@@ -211,7 +211,8 @@ class Sink:
         self._open = True
 
     def write(self, data: Data, /) -> int:
-        """Write all of ``data``. The caller may reuse its buffer. Raises OutputError, or BrokenPipeError for ``-``."""
+        """Write all of ``data``. The caller may reuse a buffer that is not read-only. Raises OutputError, or
+        BrokenPipeError for ``-``."""
         if not self._open:
             raise OutputError(f"cannot write {self.name}: it is closed")
         size = len(data)
@@ -227,7 +228,8 @@ class Sink:
         return size
 
     def write_lent(self, views: Iterable[memoryview]) -> None:
-        """Write buffers that the caller does not change before :meth:`commit`. If possible, they are not copied."""
+        """Write buffers that the caller does not change before :meth:`commit`. If possible, they are not copied. The
+        object's ``stored_version`` may then be empty."""
         for view in views:
             self.write(view)
 
