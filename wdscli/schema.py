@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import marshal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -70,6 +70,9 @@ class Records(Sequence[Item]):
 
     def __getitem__(self, at: Any) -> Any:
         return self._make(unpacked(self._entries[at]))
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(self._make, map(unpacked, self._entries))
 
 
 def check(value: Any, table: Any) -> None:
