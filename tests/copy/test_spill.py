@@ -12,6 +12,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
+from wdscli.plan.strategy import MAIN_BYTES, limits_for
 from wdscli.run.execute import ReorderReport, run_plan
 from wdscli.storage import ahead
 from wdscli.storage.ranges import RemoteSource
@@ -428,6 +430,19 @@ class TestObjectStores:
         tmp = f"s3://{place}/t"
         assert shuffled([f"s3://{place}/in.tar"], tmp_path / "spill", tmp=tmp) == by_gather
         assert names.count(f"s3://{place}/in.tar") >= len(data) // min(piece, 30_000)
+
+    @pytest.mark.parametrize("workers", [1, 4])
+    def test_chunks_and_buckets_fill_the_memory(self, workers: int) -> None:
+        contents = SimpleNamespace(row_lists=[None], inputs=[])
+        plan: Any = SimpleNamespace(samples=1000, contents=contents)
+        space, memory = scratch.Scattered("s3://bucket/t", is_local=False), 512 << 20
+        for total in (10, 100 << 20, 4 << 30):
+            sizes = spill.sizes_for(plan, space, limits_for(memory, 1), total, workers)
+            assert sizes.bucket + spill.SENDING_BYTES + spill.CLIENT_BYTES + MAIN_BYTES <= memory
+            assert sizes.chunk + spill.CLIENT_BYTES + MAIN_BYTES <= memory
+            # Each worker has a chunk, and all chunks are equal.
+            assert -(-total // sizes.chunk) == (workers if total < 1 << 30 else 14)
+        assert sizes.bucket > memory // 3
 
     def test_a_bucket_is_fetched_by_few_requests(
         self, s3: S3, tmp_path: Path, sized: Fix, monkeypatch: pytest.MonkeyPatch

@@ -18,10 +18,12 @@ from dask_cluster import Cluster, dask_cluster, wait_for
 from shard_cases import Ran, assert_true_set, content, numbered, tar_of, wds, write_shards
 from storage_servers import S3, s3_server, web_server
 
+from wdscli.copy import maker
 from wdscli.errors import WdsError
 from wdscli.ops.shuffle import shuffle as by_function
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
+from wdscli.plan.strategy import Limits
 
 pytest.importorskip("distributed")
 
@@ -154,6 +156,18 @@ class TestSameBytes:
             done = wds("dsort", json.dumps(job), *where, cwd=tmp_path)
             assert done.code == 0, done.err
         assert content(tmp_path / "serial") == content(tmp_path / "dask") != {}
+
+    def test_memory_is_for_one_task(
+        self, cluster: Cluster, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[Limits] = []
+        original = maker.limits_for
+        monkeypatch.setattr(maker, "limits_for", lambda *args: seen.append(original(*args)) or seen[-1])
+        for url in (cluster.url, None):
+            output = f"{tmp_path}/{bool(url)}-%d.tar"
+            by_function(Request([str(tmp_path / "in")], output, memory=1 << 29, engine=url, jobs=3))
+        assert [one.jobs for one in seen] == [1, 3]
+        assert seen[0].task > 2 * seen[1].task
 
     def test_the_library(self, cluster: Cluster, inputs: list[str], tmp_path: Path) -> None:
         shuffle("-j", 1, cwd=tmp_path, out="serial")
