@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdscli.errors import OutputError
@@ -122,3 +123,49 @@ class Scratch:
         piece = Piece(self._file.fileno(), self._end, len(data))
         self._end += piece.length
         return piece
+
+
+def steps(ends: U64 | I64) -> I64:
+    """Return the difference between each end and the end before; the first end is compared with 0. This is faster than
+    numpy.diff."""
+    found: I64 = ends.astype(numpy.int64)
+    found[1:] = found[1:] - found[:-1]
+    return found
+
+
+def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> bytes:
+    """Join keys. Each key is a slice, from ``begins`` to ``ends``, of the text with the number in ``owners``. If keys
+    have different lengths, neighbouring slices are taken together."""
+    width = int(ends[0] - begins[0]) if len(ends) else 0
+    if width > 0 and (ends - begins == width).all():
+        before: I64 = numpy.array([*accumulate(map(len, texts), initial=0)])
+        text = b"".join(texts)
+        every = numpy.ndarray((len(text) - width + 1,), f"V{width}", text, strides=(1,))
+        return bytes(every[begins + before[owners]])
+    apart: Mask = (owners[1:] != owners[:-1]) | (begins[1:] != ends[:-1])
+    firsts: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)[: len(owners)]
+    lasts: I64 = numpy.append(firsts[1:], len(owners))[: len(firsts)] - 1
+    pieces = zip(owners[firsts].tolist(), begins[firsts].tolist(), ends[lasts].tolist())
+    return b"".join([texts[owner][begin:end] for owner, begin, end in pieces])
+
+
+def msgpack_pieces(whole: Mapping[str, Any], packer: Any, more: int = 0) -> Iterator[Buffer]:
+    """Yield the pieces of a msgpack map: its head, then its names and values, which may be columns. The head counts
+    ``more`` entries, which the caller adds."""
+    yield packer.pack_map_header(len(whole) + more)
+    for name, value in whole.items():
+        yield packer.pack(name)
+        if isinstance(value, Column):
+            yield _msgpack_head(value.size_bytes)
+            yield from value.pieces()
+        else:
+            yield packer.pack(value)
+
+
+def _msgpack_head(length: int) -> bytes:
+    """Return msgpack's head of a byte string: bin 8, bin 16 or bin 32."""
+    if length < 1 << 8:
+        return b"\xc4" + length.to_bytes(1, "big")
+    if length < 1 << 16:
+        return b"\xc5" + length.to_bytes(2, "big")
+    return b"\xc6" + length.to_bytes(4, "big")

@@ -450,9 +450,9 @@ class TestObjectStores:
         names = write_shards(tmp_path / "in", [numbered(60, "a"), numbered(60, "b")])
         place = s3.bucket("requests")
         reads = []
-        original = spill._Objects._chunk_at
+        original = scratch.Objects._chunk_at
         monkeypatch.setattr(
-            spill._Objects, "_chunk_at", lambda *args: reads.append(args[1:]) or original(*args)
+            scratch.Objects, "_chunk_at", lambda *args: reads.append(args[1:]) or original(*args)
         )
         sized(1 << 30, 100_000, True, rows=60)
         shuffled(names, tmp_path / "a", tmp=f"s3://{place}", cuts=Cuts(shards=2))

@@ -21,10 +21,9 @@ This module does not know the order of the output samples.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from itertools import accumulate, chain, compress, pairwise
+from itertools import chain, compress, pairwise
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, U64, Mask, numpy
@@ -33,14 +32,13 @@ from wdscli.executors import run_tasks, tick_of_task, workers_of
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, Inputs, edges_of, fill, pieces_of
 from wdscli.plan.plan import ReorderPlan
-from wdscli.plan.scratch import HINT, Scattered, Scratch
+from wdscli.plan.scratch import HINT, PART_BITS, Objects, Scattered, Scratch
 from wdscli.plan.strategy import Limits
 from wdscli.plan.table import MISSING_SHARD, Ordered, PlanTable, blocks_of, in_turn
 from wdscli.progress import Progress
 from wdscli.storage import Source, open_sink, open_source, remove
 from wdscli.storage.ahead import REQUEST_BYTES, fill_all
 from wdscli.storage.local import reason, write_all
-from wdscli.storage.opening import open_pinned
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
 
@@ -67,8 +65,6 @@ SPILLED = 1 << 32
 """Among the inputs of a task, numbers of at least this value are parts of scratch space. No shard has such a number."""
 ELSEWHERE = (1 << 64) - 1
 """The place of a sample that was not spilled. Such a sample is read from its input."""
-PART_BITS = 44
-"""How many bits of a place are for the byte offset in the part. The bits above them are the part's number."""
 LARGE_SAMPLE_BYTES = 1 << 20
 """A larger sample is read separately, in pieces."""
 LARGE_STORED_BYTES = 1 << 24
@@ -518,7 +514,7 @@ class Spilled(NamedTuple):
         """Open the bytes under a number from :meth:`Reading.places`. Raises InputError."""
         if self.space.is_local:
             return open_source(self.space.part(number - SPILLED), decompress=False)
-        return _Objects(self.space, self.chunk_bytes)
+        return Objects(self.space, self.chunk_bytes)
 
 
 class Reading:
@@ -571,7 +567,7 @@ class Reading:
         stretches = [] if self.held is not None else stretches_of(places, lengths, spilled.large)
         if not spilled.space.is_local:
             source = self._open_part(SPILLED)
-            assert isinstance(source, _Objects)
+            assert isinstance(source, Objects)
             source.expect(stretches)
         elif hasattr(os, "posix_fadvise"):
             for begin, stop in stretches:
@@ -614,55 +610,3 @@ def stretches_of(places: U64, lengths: U64, large: int) -> list[tuple[int, int]]
     firsts = numpy.concatenate(([0], apart))
     lasts = numpy.concatenate((apart, [len(begins)])) - 1
     return list(zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True))
-
-
-class _Objects(Source):
-    """The chunks on an object store, as if they were one range of bytes. Announced stretches are downloaded together,
-    and kept until the next bucket."""
-
-    __slots__ = ("_begins", "_held", "_memory", "_open", "_sizes", "_space")
-
-    def __init__(self, space: Scattered, sizes: Sequence[int]) -> None:
-        super().__init__(space.prefix, size=None, seekable=True)
-        self._space, self._sizes = space, sizes
-        self._open: dict[int, Source] = {}
-        self._memory = memoryview(b"")
-        self.expect([])
-
-    def expect(
-        self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
-    ) -> None:
-        """Download the next ranges, which are in rising order. Earlier downloads are dropped."""
-        stretches = list(ranges)
-        self._begins = [begin for begin, _ in stretches]
-        self._held: list[memoryview] = []
-        places = [0, *accumulate(end - begin for begin, end in stretches)]
-        if len(self._memory) < places[-1]:
-            self._memory = memoryview(b"")
-            fresh: Any = numpy.empty(places[-1], dtype=numpy.uint8)
-            self._memory = memoryview(fresh)
-        self._held = [self._memory[first:end] for first, end in pairwise(places)]
-        fill_all((*self._chunk_at(begin), view) for begin, view in zip(self._begins, self._held))
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        at = bisect_right(self._begins, offset) - 1
-        first = offset - self._begins[at] if at >= 0 else 0
-        if at < 0 or first + length > len(self._held[at]):
-            source, inner = self._chunk_at(offset)
-            return source.read_at(inner, length)
-        return bytes(self._held[at][first : first + length])
-
-    def _chunk_at(self, offset: int) -> tuple[Source, int]:
-        """Return the chunk that contains a byte, and the byte's offset there."""
-        number = offset >> PART_BITS
-        source = self._open.get(number)
-        if source is None:
-            # The first answer from S3 sets the version of an object of known size.
-            address, size = self._space.part(number), self._sizes[number]
-            source = self._open[number] = open_pinned(address, size, "")
-        return source, offset - (number << PART_BITS)
-
-    def close(self) -> None:
-        for source in self._open.values():
-            source.close()
-        self._open.clear()

@@ -20,10 +20,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, U64, Buffer, Column, Mask, Scratch, numpy
+from wdscli.arrays import (
+    I64,
+    U64,
+    Buffer,
+    Column,
+    Scratch,
+    joined_keys,
+    msgpack_pieces,
+    numpy,
+    steps,
+)
 from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
@@ -227,30 +237,6 @@ class Index:
             size = int(self.member_sizes[self.member_fields == number].sum())
             found[to_text(field)] = FieldTotals(int(counts[number]), size)
         return found
-
-
-def steps(ends: U64 | I64) -> I64:
-    """Return the difference between each end and the end before; the first end is compared with 0. This is faster than
-    numpy.diff."""
-    found: I64 = ends.astype(numpy.int64)
-    found[1:] = found[1:] - found[:-1]
-    return found
-
-
-def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> bytes:
-    """Join keys. Each key is a slice, from ``begins`` to ``ends``, of the text with the number in ``owners``. If keys
-    have different lengths, neighbouring slices are taken together."""
-    width = int(ends[0] - begins[0]) if len(ends) else 0
-    if width > 0 and (ends - begins == width).all():
-        before: I64 = numpy.array([*accumulate(map(len, texts), initial=0)])
-        text = b"".join(texts)
-        every = numpy.ndarray((len(text) - width + 1,), f"V{width}", text, strides=(1,))
-        return bytes(every[begins + before[owners]])
-    apart: Mask = (owners[1:] != owners[:-1]) | (begins[1:] != ends[:-1])
-    firsts: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)[: len(owners)]
-    lasts: I64 = numpy.append(firsts[1:], len(owners))[: len(firsts)] - 1
-    pieces = zip(owners[firsts].tolist(), begins[firsts].tolist(), ends[lasts].tolist())
-    return b"".join([texts[owner][begin:end] for owner, begin, end in pieces])
 
 
 def parse_index(data: bytes, name: str) -> Index:
@@ -630,32 +616,10 @@ class IndexBuilder:
         }
         packer = msgpack.Packer(unicode_errors="surrogateescape")
         seal = xxh3_64()
-        for piece in _pieces_of(whole, packer):
+        for piece in chain(msgpack_pieces(whole, packer, more=1), (SEAL,)):
             seal.update(piece)
             yield piece
         yield seal.digest()
-
-
-def _pieces_of(whole: Mapping[str, Any], packer: Any) -> Iterator[Buffer]:
-    """Yield a map's head, its names and values, and the head of the seal. The seal itself comes last."""
-    yield packer.pack_map_header(len(whole) + 1)
-    for name, value in whole.items():
-        yield packer.pack(name)
-        if isinstance(value, Column):
-            yield _bin_head(value.size_bytes)
-            yield from value.pieces()
-        else:
-            yield packer.pack(value)
-    yield SEAL
-
-
-def _bin_head(length: int) -> bytes:
-    """Return msgpack's head of a byte string: bin 8, bin 16 or bin 32."""
-    if length < 1 << 8:
-        return b"\xc4" + length.to_bytes(1, "big")
-    if length < 1 << 16:
-        return b"\xc5" + length.to_bytes(2, "big")
-    return b"\xc6" + length.to_bytes(4, "big")
 
 
 def digest_of(columns: Mapping[str, Buffer | Column]) -> str:

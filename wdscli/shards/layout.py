@@ -17,12 +17,12 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from wdscli.arrays import I64, Mask, numpy
+from wdscli.arrays import I64, Mask, joined_keys, numpy, steps
 from wdscli.errors import DataError
 from wdscli.samples.reading import Expected
 from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, joined
-from wdscli.shards.index import Index, SampleArrays, joined_keys, steps
+from wdscli.shards.index import Index, SampleArrays
 from wdscli.storage import Source
 from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
