@@ -72,4 +72,4 @@ def test_sort_announces_the_fields_that_it_sorts_by(
     forget(*shards)
     asked = announced_ranges(monkeypatch)
     sort(Request(shards, f"{tmp_path}/out-%06d.tar", jobs=1), by=["cls"])
-    assert len(asked) >= 2 * SAMPLES
+    assert sum(length < 5_000 for _, length in asked) >= 2 * SAMPLES

@@ -68,7 +68,7 @@ def expecting(
     rule = selection.key_rule
     for batch in batches:
         payloads.batch, rows = batch, list[int]()
-        if fields and (source.fd is None or is_cold(source.fd, batch.starts[-1])):
+        if fields and (source.fd is None or is_cold(source.fd, batch.starts[len(batch.starts) // 3])):
             rows = [row for row, key in enumerate(batch.keys) if rule is None or rule.selects(key)]
         if len(rows) > 1:
             source.expect(payloads.ranges(rows, fields))

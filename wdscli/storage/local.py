@@ -61,7 +61,8 @@ class LocalSource(Source):
         # If the gaps are small, the kernel reads in advance anyway.
         gaps = some[-1][1] - some[0][0] - sum(end - begin for begin, end in some) if some else 0
         are_scattered = len(some) > 1 and gaps >= (len(some) - 1) * SCATTERED_BYTES
-        probes = {0, len(some) // 2, len(some) - 1} if are_scattered else ()
+        # The check of an index reads the headers of the first, middle and last sample.
+        probes = {len(some) // 3, len(some) * 2 // 3} if are_scattered else ()
         if any(is_cold(self._fd, some[at][0]) for at in probes):
             announce((self._fd, begin, end - begin) for begin, end in some)
 
