@@ -1,4 +1,5 @@
-"""This module loads numpy when the first array is made. It has types of arrays, and columns in temporary files.
+"""This module loads numpy when the first array is made. It has types of arrays, columns in temporary files, and the
+operations on arrays that indexes need.
 
 Modules that need numpy only sometimes use ``numpy`` from here instead of the package. Loading numpy takes longer than a
 small command runs, so it is loaded at the first use of an attribute. A :class:`Column` keeps its last numbers in memory

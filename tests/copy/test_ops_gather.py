@@ -26,18 +26,18 @@ def test_ranges_are_asked_for_ahead_where_they_lie_on_a_device(
     expected = shuffled_by_the_book([samples_of(name) for name in names], 0)
     monkeypatch.setattr(gathering, "COPY_BUFFER_BYTES", 1 << 17)
     monkeypatch.setattr(gathering, "READ_AHEAD_BYTES", 1 << 19)
-    asked = announced_ranges(monkeypatch)
+    announced = announced_ranges(monkeypatch)
     plan = make_plan(Request(names, f"{tmp_path}/out-%06d.tar", cuts=Cuts(shards=2), jobs=1), ShuffledOrder())
     if cold and any(not let_go_of(name) for name in names):
         pytest.skip("this file system keeps its files in memory")
     run_plan(plan)
     found = [one for path in outputs(tmp_path) for one in samples_of(path)]
     assert found == expected
-    assert sum(length for _, length in asked) <= plan.size_bytes, "none twice"
+    assert sum(length for _, length in announced) <= plan.size_bytes, "none twice"
     if cold:
-        assert len(asked) > 20, asked
+        assert len(announced) > 20, announced
     else:
-        assert asked == []
+        assert announced == []
 
 
 def test_a_sample_in_chunks_and_in_large_buffers_gives_the_same_bytes(

@@ -19,6 +19,7 @@ from wdscli.plan.scratch import Scratch
 from wdscli.plan.strategy import Choice, Disc, choose, disc_of, mean_run
 from wdscli.plan.table import Ordered, PlanTable, row_type
 from wdscli.storage.ahead import Line
+from wdscli.storage.local import LocalSource
 
 GIB = 1 << 30
 
@@ -134,7 +135,11 @@ class TestAuto:
         assert disc_of(inputs, samples) is None, "the file is in memory"
         if not let_go_of(str(path)):
             pytest.skip("this file system keeps its files in memory")
+        monkeypatch.setattr(strategy, "LONG_RUN_BYTES", 30_000)
+        lengths, read_at = list[int](), LocalSource.read_at
+        monkeypatch.setattr(LocalSource, "read_at", lambda *args: lengths.append(args[2]) or read_at(*args))
         found = disc_of(inputs, samples)
+        assert max(lengths[:-1]) == 30_000, "however large a sample is"
         assert found is not None
         assert min(found) > 0
         assert disc_of(inputs, samples) is None, "now these samples are in memory"

@@ -38,16 +38,16 @@ def test_scattered_ranges_are_announced_once(tmp_path: Path, monkeypatch: pytest
     scattered = [(at, at + 5_000) for at in range(0, 4 << 20, 1 << 17)]
     forget(str(path))
     with open_source(str(path)) as source:
-        asked = announced_ranges(monkeypatch)
+        announced = announced_ranges(monkeypatch)
         source.expect([(0, 4 << 20)])
         source.expect([(at, at + 1_000) for at in range(0, 100_000, 2_000)])
-        assert asked == [], "the kernel reads ahead by itself"
+        assert announced == [], "the kernel reads in advance by itself"
         source.expect(reversed(scattered))
-        assert asked == [(begin, 5_000) for begin, _ in scattered]
-        asked.clear()
+        assert announced == [(begin, 5_000) for begin, _ in scattered]
+        announced.clear()
         source.read_at(0, 4 << 20)
         source.expect(scattered)
-        assert asked == [], "all bytes are in memory"
+        assert announced == [], "all bytes are in memory"
 
 
 @pytest.mark.parametrize("is_cold", [True, False])
@@ -57,10 +57,10 @@ def test_the_loader_announces_large_samples(
     pool = Pool(Catalog(shards))
     pool.one(0, 0), pool.one(1, 0)
     forget(*shards) if is_cold else [Path(name).read_bytes() for name in shards]
-    asked = announced_ranges(monkeypatch)
+    announced = announced_ranges(monkeypatch)
     rows = numpy.arange(SAMPLES)
     pool.expect(rows % 2, rows[::-1].copy())
-    assert len(asked) == (SAMPLES if is_cold else 0)
+    assert len(announced) == (SAMPLES if is_cold else 0)
     found = pool.fetch(rows % 2, rows[::-1].copy())
     pool.close()
     assert len(found) == SAMPLES
@@ -70,6 +70,6 @@ def test_sort_announces_the_fields_that_it_sorts_by(
     shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget(*shards)
-    asked = announced_ranges(monkeypatch)
+    announced = announced_ranges(monkeypatch)
     sort(Request(shards, f"{tmp_path}/out-%06d.tar", jobs=1), by=["cls"])
-    assert sum(length < 5_000 for _, length in asked) >= 2 * SAMPLES
+    assert sum(length < 5_000 for _, length in announced) >= 2 * SAMPLES

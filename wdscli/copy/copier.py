@@ -209,7 +209,7 @@ class Copier:
     def _copy_chunk(self, chunk: Chunk) -> None:
         """Copy the samples of a chunk, one buffer after the other."""
         self.chunk = chunk
-        self.asked = self.expected = at = 0
+        self.announced = self.expected = at = 0
         while at < len(chunk.marks):
             end = bisect_right(chunk.ends, chunk.ends[at] + COPY_BUFFER_BYTES, at) - 1
             if any(chunk.marks[at:end]):
@@ -226,7 +226,7 @@ class Copier:
         chunk, first, end = self.chunk, samples.start * self.width, samples.stop * self.width
         self.samples = samples
         self.runs: I64 = first + numpy.flatnonzero(chunk.rows.lengths[first:end])
-        self._ask_ahead(samples.start)
+        self._announce(samples.start)
         self._expect(samples.start)
         self._read_rows(first, end)
         view, before = self.buffer[: chunk.row_ends[end] - chunk.row_ends[first]], self.shard.position
@@ -238,18 +238,18 @@ class Copier:
         self.shard.flush()
         self.tick(self.shard.position - before)
 
-    def _ask_ahead(self, first: int) -> None:
+    def _announce(self, first: int) -> None:
         """If files are not in memory, let the kernel read the next ranges in advance. A join does not do this, because
         it reads each input in order."""
-        chunk, low = self.chunk, max(first, self.asked)
+        chunk, low = self.chunk, max(first, self.announced)
         is_near = low < len(chunk.marks) and chunk.ends[low] - chunk.ends[first] <= READ_AHEAD_BYTES // 2
         if self.reading.held is not None or not is_near or self.width > 1:
             return
         end = bisect_right(chunk.ends, chunk.ends[first] + READ_AHEAD_BYTES, low + 1) - 1
         # Some of the samples may be in memory, because their neighbours were read.
         if any(self._is_cold(sample) for sample in {low, (low + end) // 2, max(low, end - 1)}):
-            self.asked = end
-            announce(self._local_ranges(low, end))
+            self.announced = end
+            announce(self._ranges(low, end))
 
     def _is_cold(self, sample: int) -> bool:
         chunk, descriptor = self.chunk, self.inputs[self.chunk.files[sample]].fd
@@ -257,14 +257,11 @@ class Copier:
         middle = chunk.begins[sample] + (chunk.ends[sample + 1] - chunk.ends[sample]) // 2
         return descriptor is not None and is_cold(descriptor, middle)
 
-    def _local_ranges(self, low: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the ranges of local files that have the samples ``low`` to ``end - 1``: (descriptor, first byte,
-        length)."""
+    def _ranges(self, low: int, end: int) -> Iterator[tuple[int | None, int, int]]:
+        """Yield the ranges of inputs that have the samples ``low`` to ``end - 1``: (descriptor, first byte, length)."""
         chunk = self.chunk
         for high in chunk.ranges(low, end):
-            descriptor = self.inputs[chunk.files[low]].fd
-            if descriptor is not None:
-                yield descriptor, chunk.begins[low], chunk.ends[high] - chunk.ends[low]
+            yield self.inputs[chunk.files[low]].fd, chunk.begins[low], chunk.ends[high] - chunk.ends[low]
             low = high
 
     def _expect(self, first: int) -> None:

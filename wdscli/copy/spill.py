@@ -38,7 +38,7 @@ from wdscli.plan.table import MISSING_SHARD, Ordered, PlanTable, blocks_of, in_t
 from wdscli.progress import Progress
 from wdscli.storage import Source, open_sink, open_source, remove
 from wdscli.storage.ahead import REQUEST_BYTES, fill_all
-from wdscli.storage.local import reason, write_all
+from wdscli.storage.local import announce, reason, write_all
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
 
@@ -442,12 +442,10 @@ class _Chunk:
 
     def _announce(self, files: I64, starts: U64) -> None:
         """Announce all ranges to the kernel, in the order of the inputs, so that it can read them in advance."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        for file, start, length in _runs(files, starts, self._task.samples.lengths):
-            descriptor = self._inputs[file].fd
-            if descriptor is not None:
-                os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+        runs = _runs(files, starts, self._task.samples.lengths)
+        announce(
+            ((self._inputs[file].fd, start, length) for file, start, length in runs), are_scattered=False
+        )
 
     def _read(self, file: int, start: int, view: memoryview) -> None:
         done = fill(view, self._inputs[file], start)
@@ -569,12 +567,12 @@ class Reading:
             source = self._open_part(SPILLED)
             assert isinstance(source, Objects)
             source.expect(stretches)
-        elif hasattr(os, "posix_fadvise"):
-            for begin, stop in stretches:
-                descriptor = self._open_part(SPILLED + (begin >> PART_BITS)).fd
-                if descriptor is not None:
-                    begin_at = begin & (1 << PART_BITS) - 1
-                    os.posix_fadvise(descriptor, begin_at, stop - begin, os.POSIX_FADV_WILLNEED)
+        else:
+            parts = (
+                (begin >> PART_BITS, begin & (1 << PART_BITS) - 1, stop - begin) for begin, stop in stretches
+            )
+            ranges = ((self._open_part(SPILLED + part).fd, first, length) for part, first, length in parts)
+            announce(ranges, are_scattered=False)
 
     def _loaded(self, spilled: Spilled, places: U64, lengths: U64) -> memoryview | None:
         """Load the whole bucket, if it is small enough."""

@@ -18,7 +18,6 @@ This module does not know how either strategy works, what the memory is for, or 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from math import ceil
@@ -183,18 +182,24 @@ class Disc(NamedTuple):
 
 
 def disc_of(inputs: Sequence[Input], ordered: Ordered) -> Disc | None:
-    """Read some samples to measure the disc. Return None if most of the inputs are in memory already."""
+    """Read some samples to measure the disc. Return None if most of the inputs are in memory already. Raises
+    InputError."""
     middle = ordered.total // 2
     rows = ordered.part(middle, middle + MEASURED_ROWS)
     with Inputs(dict(enumerate(inputs))) as files, Inputs(dict(enumerate(inputs))) as others:
-        places = zip(rows.shards.tolist(), rows.starts.tolist(), rows.lengths.tolist())
-        ranges = [(files[shard].fd, start, length) for shard, start, length in places if length]
-        cold = [(fd, *rest) for fd, *rest in ranges if fd is not None and is_cold(fd, rest[0] + rest[1] // 2)]
+        lengths = rows.lengths.clip(max=LONG_RUN_BYTES)  # one sample may be larger than memory
+        places = zip(rows.shards.tolist(), rows.starts.tolist(), lengths.tolist())
+        ranges = [(files[shard], start, length) for shard, start, length in places if length]
+        cold = [
+            (source, start, length)
+            for source, start, length in ranges
+            if source.fd is not None and is_cold(source.fd, start + length // 2)
+        ]
         if len(cold) * 2 < MEASURED_ROWS:
             return None
         begin = time.perf_counter()
-        announce(cold)
-        size = sum(len(os.pread(fd, length, start)) for fd, start, length in cold)
+        announce((source.fd, start, length) for source, start, length in cold)
+        size = sum(len(source.read_at(start, length)) for source, start, length in cold)
         scattered = size / (time.perf_counter() - begin)
         shard, start = int(rows.shards[-1]), int(rows.starts[-1])
         begin = time.perf_counter()

@@ -64,7 +64,9 @@ def checksum_of(source: Source, algorithm: str, tick: Callable[[int], object] | 
     """Return the checksum ``algorithm:hex`` of all bytes of a source, or None for the algorithm ``none``. ``tick`` is
     called with the number of bytes after each read."""
     digest = new_digest(algorithm)
-    return None if digest is None else f"{algorithm}:{digested(digest, source, tick)}"
+    if digest is not None:
+        digested(digest, source, tick)
+    return written(algorithm, digest)
 
 
 def digested(digest: Digest, source: Source, tick: Callable[[int], object] | None = None) -> str:

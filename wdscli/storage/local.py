@@ -305,16 +305,18 @@ def write_all(descriptor: int, data: Data) -> None:
             done += os.write(descriptor, rest[done:])
 
 
-def announce(ranges: Iterable[tuple[int, int, int]]) -> None:
-    """Let the kernel read some ranges (descriptor, first byte, length) in advance. The device then has many requests at
-    a time, and can choose among them.
+def announce(ranges: Iterable[tuple[int | None, int, int]], *, are_scattered: bool = True) -> None:
+    """Let the kernel read some ranges (descriptor or None, first byte, length) in advance. The device then has many
+    requests at a time, and can choose among them. Without a descriptor, or if the system has no such call, do nothing.
 
-    From now on, the kernel reads nothing behind the ranges of these files. Otherwise, it may read some MiB more for
-    each range.
+    If the ranges are scattered, the kernel reads nothing behind the ranges of these files from now on. Otherwise, it
+    may read some MiB more for each range.
     """
     random = set[int]()
-    for descriptor, begin, length in ranges:
-        if descriptor not in random:
+    for descriptor, begin, length in ranges if hasattr(os, "posix_fadvise") else ():
+        if descriptor is None:
+            continue
+        if are_scattered and descriptor not in random:
             random.add(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_WILLNEED)
