@@ -22,6 +22,8 @@ from itertools import islice
 from threading import Thread
 from typing import Any, NamedTuple
 
+from wdscli.errors import WdsError
+
 SHELLS = ("bash", "zsh", "fish")
 PROGRAMS = ("wds", "wdscli")
 FILES = "!files"
@@ -372,7 +374,6 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
 
 def names_in(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return fields and keys of the first samples in local shards."""
-    from wdscli.errors import WdsError
     from wdscli.model import to_text
     from wdscli.samples import iter_batches
     from wdscli.storage import open_source
@@ -388,7 +389,6 @@ def names_in(given: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _local_shards(given: Sequence[str]) -> Iterator[str]:
-    from wdscli.errors import WdsError
     from wdscli.shards.inputs import open_set
     from wdscli.storage import is_local
 
@@ -405,7 +405,6 @@ def places_in(given: Sequence[str], before: str) -> list[str]:
     ``json.width`` for ``json``."""
     import json
 
-    from wdscli.errors import WdsError
     from wdscli.samples import iter_samples
     from wdscli.storage import open_source
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 import typer
 
 from wdscli.cli.former import MORE, NOW
+from wdscli.errors import UsageError
 from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -229,7 +230,6 @@ class SelectionOptions(NamedTuple):
     def parse(self, *, own_seed: bool = False) -> "Selection":
         """Return the library's selection. ``own_seed`` is true if the command uses the seed not only for --sample.
         Raises UsageError for options that have no effect together."""
-        from wdscli.errors import UsageError
         from wdscli.selection import Selection
 
         if self.seed is not None and self.sample is None and not own_seed:
@@ -241,7 +241,6 @@ def decode_limit(size: int | None, needed: str | None) -> int:
     """Return the limit of decoding in bytes, from --max-decoded or the environment. ``needed`` is the missing option
     that --max-decoded needs, or None. Raises UsageError."""
     from wdscli.codecs.handlers import MAX_DECODED_BYTES
-    from wdscli.errors import UsageError
 
     if size is None:
         text = os.environ.get("WDSCLI_MAX_DECODED", "").strip()
@@ -272,7 +271,6 @@ class CellOptions(NamedTuple):
         """Return how to read a source of this kind. The kind None means that there is no table. Raises UsageError for
         options that do not apply."""
         from wdscli.create.delimited import UTF8, Reading, checked_encoding
-        from wdscli.errors import UsageError
 
         is_table = kind == "table"
         for name, given, fits in (

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import OutputError, UsageError, printable
 from wdscli.shown import shown
+from wdscli.units import human_number, human_size, human_time
 
 if TYPE_CHECKING:
     from wdscli.cli.options import CommonOptions, GeneralOptions
@@ -181,8 +182,6 @@ class Out:
         if dry_run:
             self.summary(message)
             return
-        from wdscli.units import human_size
-
         took, seconds = self.took(), time.monotonic() - self._began
         # A rate that is measured in less than a tenth of a second means nothing.
         rate = f", {human_size(size_bytes / seconds)}/s" if size_bytes and seconds >= 0.1 else ""
@@ -190,8 +189,6 @@ class Out:
 
     def took(self) -> str:
         """Return the time since this object was made, as text."""
-        from wdscli.units import human_time
-
         seconds = time.monotonic() - self._began
         return f"{seconds:.2f} s" if seconds < 1 else human_time(seconds)
 
@@ -309,8 +306,6 @@ class Bar:
 
     def _facts(self) -> str:
         """Return the amount done, the rate, and the time left at this rate."""
-        from wdscli.units import human_number, human_size, human_time
-
         count = human_size if self._unit == "bytes" else human_number
         seconds = max(time.monotonic() - self._started, 1e-6)
         rate = self._done / seconds
@@ -475,7 +470,6 @@ def note_costs() -> None:
             import resource
 
             from wdscli.storage.retry import take_traffic
-            from wdscli.units import human_size, human_time
 
             used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
             busy = human_time(sum(one.ru_utime + one.ru_stime for one in used))

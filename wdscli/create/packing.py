@@ -36,7 +36,7 @@ from wdscli.plan.planfile import check_shown
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.storage import is_local, local_path
+from wdscli.storage import is_local, local_path, open_source
 from wdscli.storage.opening import at_once
 from wdscli.tar import build_header, core, padding
 
@@ -378,8 +378,6 @@ def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | 
     ``buffer``."""
     done = 0
     if isinstance(place, Remote):
-        from wdscli.storage import open_source
-
         with open_source(place.address, decompress=False) as source:
             while data := source.read_some(done, min(len(buffer), size + 1 - done)):
                 done += len(data)

@@ -28,7 +28,10 @@ from wdscli.errors import DataError, InputError, InputNotFoundError, OutputError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.selection.choice import OnError
-from wdscli.storage import is_local, open_source
+from wdscli.storage import is_local, is_stream, local_path, open_source
+from wdscli.storage.addresses import listed_address
+from wdscli.storage.local import write_all
+from wdscli.storage.opening import at_once
 from wdscli.storage.streams import stream_of
 
 Row = TypeVar("Row")
@@ -52,8 +55,6 @@ class Named(NamedTuple):
     def resolved(self, trusted: bool) -> str:
         """Return the address relative to the current folder. Raises InputError if the list or table must not name
         it."""
-        from wdscli.storage.addresses import listed_address
-
         return listed_address(self.where, self.address, trusted=trusted, is_cell=self.is_cell)
 
 
@@ -146,9 +147,6 @@ class Payloads:
         raise failure
 
     def _ask(self, addresses: Iterable[Named]) -> None:
-        from wdscli.storage import is_local, is_stream
-        from wdscli.storage.opening import at_once
-
         far = []
         for one in addresses:
             with suppress(WdsError):
@@ -162,8 +160,6 @@ class Payloads:
         because their size is unknown. Raises InputError."""
         if named.address == "-":
             raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
-        from wdscli.storage import is_local, local_path, open_source
-
         address = named.resolved(self._trusts)
         if self.outputs is not None and is_local(address):
             self.outputs.refuse(os.fsencode(local_path(address)))
@@ -193,8 +189,6 @@ class Payloads:
         return self._scratch
 
     def _append(self, file: IO[bytes], data: bytes) -> None:
-        from wdscli.storage.local import write_all
-
         try:
             write_all(file.fileno(), data)
         except OSError as error:
@@ -212,8 +206,6 @@ class Payloads:
 
 def _size_at(address: str) -> int | InputError | None:
     """Return the size of a payload, None for a stream, or the error as a value."""
-    from wdscli.storage import open_source
-
     try:
         with open_source(address, decompress=False) as source:
             return source.size if source.seekable else None

@@ -24,7 +24,7 @@ from wdscli.create.delimited import PLAIN, UTF8, Delimited, Reading, is_number, 
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.shards.tables import METADATA
 from wdscli.storage import addresses_of, base_name, is_local, is_stream, list_folder, local_path, open_source
-from wdscli.storage.addresses import natural
+from wdscli.storage.addresses import is_web, natural
 from wdscli.storage.opening import COMPRESSED_SUFFIX
 from wdscli.storage.patterns import BRACES, expand_braces, has_glob, matching
 from wdscli.storage.streams import stream_of
@@ -72,7 +72,6 @@ def _expand(address: str) -> list[str]:
             return sorted(found, key=natural)
         raise InputNotFoundError(f"no table matches {address}")
     if not here and not kind_of(address):
-        from wdscli.storage.addresses import is_web
         from wdscli.storage.remote import is_remote_folder
 
         if address.endswith("/") or (not is_web(address) and is_remote_folder(address)):

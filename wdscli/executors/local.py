@@ -20,11 +20,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from queue import Empty, SimpleQueue
-from threading import Semaphore, Thread
+from threading import Semaphore, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
@@ -188,8 +188,6 @@ class LaterResults:
 
     def wait(self, timeout_seconds: float | None = None, *, any_of_them: bool = False) -> None:
         """Wait until all commits have ended, or only one."""
-        from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, wait
-
         futures = [future for future, _ in self._under_way]
         ended = wait(futures, timeout_seconds, FIRST_COMPLETED if any_of_them else ALL_COMPLETED).done
         self._under_way = [one for one in self._under_way if one[0] not in ended]
@@ -382,8 +380,6 @@ class RemoteTraceback(Exception):
 def defer_signals() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until after the block, so that a process started in the block is not forgotten. Only the
     main thread handles signals."""
-    from threading import current_thread, main_thread
-
     came: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
     handlers = {number: signal.getsignal(number) for number in numbers}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, wait
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -216,8 +217,6 @@ class _Meter:
 
 
 def _submitted(executor: Executor, function: Callable[..., Any], *args: Any) -> Future[Any]:
-    from concurrent.futures import BrokenExecutor
-
     try:
         return executor.submit(function, *args)
     except BrokenExecutor:
@@ -225,8 +224,6 @@ def _submitted(executor: Executor, function: Callable[..., Any], *args: Any) -> 
 
 
 def _result(executor: Executor, future: Future[Result], meter: _Meter) -> Result:
-    from concurrent.futures import BrokenExecutor, wait
-
     try:
         # Collect progress while waiting.
         while meter.counters is not None and not wait([future], POLL_SECONDS).done:

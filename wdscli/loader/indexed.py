@@ -31,6 +31,8 @@ from contextlib import suppress
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar, cast, overload
 
+from xxhash import xxh3_64_intdigest, xxh3_128
+
 from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError, nearest
 from wdscli.loader.checks import Urls, want_whole, wanted_fields
@@ -154,8 +156,6 @@ def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
     """Return the layout of a view. The shards of its set have ``counts`` samples."""
     if ordinals.is_all(int(counts.sum())):
         return Layout(counts, None, fingerprint)
-    from xxhash import xxh3_128
-
     every = ordinals.every()
     order = every.argsort(kind="stable")
     shards = counts.cumsum().searchsorted(every, "right")
@@ -190,8 +190,6 @@ class KeyIndex:
         self._numbers: Any = order.astype(numpy.uint32 if len(hashes) < 1 << 32 else numpy.int64)
 
     def _hashed(self, shard: int) -> U64:
-        from xxhash import xxh3_64_intdigest
-
         try:
             keys = _keys(self._catalog, shard)
         except (DataError, StorageError):
@@ -203,8 +201,6 @@ class KeyIndex:
     def find(self, key: str) -> list[int]:
         """Return the numbers of the samples with this key, in rising order. In a valid set, at most one sample has the
         key."""
-        from xxhash import xxh3_64_intdigest
-
         raw = to_bytes(key)
         hashed = numpy.uint64(xxh3_64_intdigest(raw, self._seed))
         first, end = (int(self._hashes.searchsorted(hashed, side)) for side in ("left", "right"))
@@ -235,7 +231,6 @@ def similar(key: str, keys: Iterator[str]) -> list[str]:
 
 
 if TYPE_CHECKING:
-    from wdscli.loader.indexed import KeyIndex
     from wdscli.loader.stages.flow import giving
     from wdscli.plan.join import JoinKind
 
@@ -416,8 +411,6 @@ class IndexedDataset(PerSample[Item]):
         """Return the number of the first sample with this key. Raises KeyError."""
         found = self._find(key)
         if found is None:
-            from wdscli.loader.indexed import similar
-
             like: list[str] = []
             with suppress(WdsError):  # a shard that does not have the key may be unreadable
                 like = similar(key, self.keys())
@@ -426,8 +419,6 @@ class IndexedDataset(PerSample[Item]):
 
     def _find(self, key: str) -> int | None:
         if not self._key_index:
-            from wdscli.loader.indexed import KeyIndex
-
             self._key_index.append(KeyIndex(self.catalog, lenient=not self._policy.raises))
         shown = map(self.ordinals.find, self._key_index[0].find(key))
         return min((number for number in shown if number is not None), default=None)

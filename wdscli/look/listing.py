@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, new_batch
-from wdscli.samples.grouping import SampleAt
+from wdscli.samples.grouping import Salvager, SampleAt
 from wdscli.selection import Selection, iter_selected
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import MissingName
@@ -231,8 +231,6 @@ class SetReader:
 
     def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
         """Yield the undamaged samples, and count the damaged samples."""
-        from wdscli.samples.grouping import Salvager
-
         form, known = self._form or CANONICAL, self._known.get(source.name, -1)
         salvager = Salvager(source, self._trouble, self._damaged, form=form, ignored=self._ignored, see=see)
         return salvager.batches(known)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from xxhash import xxh3_128
+
 from wdscli.arrays import numpy
 from wdscli.create import grouping
 from wdscli.create.files import Files, Inline, KeyRule, Remote, Skipped, Stored, numbers_of
@@ -497,8 +499,6 @@ def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
 def _mark(plan: CreatePlan, options: str) -> PlanMark:
     """Return the fingerprint of a plan. It covers the options, the names and sizes of all files in order, the values,
     and the shards. File contents are unknown here, so a resumed run also compares the times of files."""
-    from xxhash import xxh3_128
-
     files, rows = plan.samples.files, xxh3_128(plan.values.encode())
     for first in range(0, len(plan.samples.order), ROWS_TOGETHER):
         some = plan.samples.order[first : first + ROWS_TOGETHER]
@@ -513,8 +513,6 @@ def _mark(plan: CreatePlan, options: str) -> PlanMark:
 def _stamp(plan: CreatePlan) -> str:
     """Return the digest for ``--if-changed``. It covers names, sizes and times of local files, versions of remote
     files, and values."""
-    from xxhash import xxh3_128
-
     files, request, options = plan.samples.files, plan.request, plan.options
     order = plan.samples.order
     places = map(files.place, order)

@@ -17,6 +17,7 @@ This module does not know what the values are for, nor whether the payloads have
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from array import array
@@ -161,8 +162,6 @@ class FieldValue(Value):
     def of(self, sample: SampleAt) -> bytes | None:
         stored = stored_at(sample, self.field, self.path)
         if stored is not None:
-            import json
-
             number = stored.at(sample.batch.index + sample.row)
             return None if number is None else json.dumps(number).encode()
         if self.field not in sample.fields:
@@ -224,8 +223,6 @@ def field_or_pattern(text: str, option: str) -> FieldValue | KeyValue:
 
 def _at_path(payload: bytes, path: Path) -> bytes | None:
     """Text as it is; any other value as compact JSON. Raises ValueError, RecursionError."""
-    import json
-
     try:
         value: Any = at_path(json.loads(payload), path)
     except Absent:

@@ -404,8 +404,6 @@ class Unfinished(NamedTuple):
 
     def is_running(self) -> bool:
         """Return whether the run still holds its lock. Return False on object stores, which have no locks."""
-        import fcntl
-
         folder = folder_of(self.address)
         if not (self.lock.endswith(LOCK) and is_local(folder)):
             return False

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import InputError, InputNotFoundError, OutputError, OutputIsFolderError, UsageError
@@ -151,7 +152,6 @@ def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Fut
 def begun(work: Callable[[], Answer]) -> Future[Answer]:
     """Start ``work`` in a new thread, and return its future."""
     from concurrent.futures import Future
-    from contextvars import copy_context
     from threading import Thread
 
     answer: Future[Answer] = Future()
@@ -464,8 +464,6 @@ def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iter
     if all(map(is_local, addresses)):
         yield from map(function, addresses)
         return
-    from contextvars import copy_context
-
     from wdscli.threads import DaemonPool
 
     # Pass on the folder of relative paths and the network options, because threads do not inherit them.

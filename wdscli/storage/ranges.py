@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from asyncio import get_running_loop, run_coroutine_threadsafe
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from functools import cache, partial
@@ -262,8 +263,6 @@ def starter(
 ) -> Start:
     """Return a function that starts requests in the thread of an event loop. A request ends with its bytes, or with its
     last error."""
-    from asyncio import run_coroutine_threadsafe
-
     return lambda begin, end, into: run_coroutine_threadsafe(
         fetched(fetch, begin, end, patience, size, name, into), loop
     )
@@ -289,8 +288,6 @@ def _open_s3(address: str, store: S3Store, path: str, first: int, patience: Netw
 
 
 def _range_starter(address: str, store: Store, path: str, patience: Network, pin: Any) -> Start:
-    from asyncio import get_running_loop
-
     from fsspec.asyn import get_loop
     from fsspec.spec import AbstractFileSystem
 

@@ -16,6 +16,7 @@ and cannot remove one object by a plain DELETE. So a run that writes would need 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -427,16 +428,12 @@ class _S3Object:
 
 
 def _begun(fs: Any, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-    from asyncio import run_coroutine_threadsafe
-
-    return run_coroutine_threadsafe(work, fs.loop)
+    return asyncio.run_coroutine_threadsafe(work, fs.loop)
 
 
 def _is_inside(fs: Any) -> bool:
     """Return whether this is fsspec's thread, which cannot wait for itself. A sink may be garbage-collected in this
     thread."""
-    import asyncio
-
     try:
         return asyncio.get_running_loop() is fs.loop
     except RuntimeError:
@@ -449,8 +446,6 @@ async def _answered(
 ) -> Any:
     """Return the answer to a request. Raises GaveUp, and the errors of s3fs. Each retry adds the method to
     ``again``."""
-    import asyncio
-
     size = len(options.get("Body", b""))
     sending_seconds = size / _SLOWEST_BYTES_PER_SECOND
     seconds = patience.timeout_seconds + sending_seconds
@@ -477,8 +472,6 @@ def _check_stored(options: dict[str, Any], answer: Any) -> None:
 
 
 async def _aborted(fs: Any, patience: Network, of: dict[str, str], upload: Future[Any]) -> None:
-    import asyncio
-
     answer = await asyncio.wait_for(asyncio.wrap_future(upload), patience.timeout_seconds)
     await _answered(fs, patience, [], "abort_multipart_upload", {**of, "UploadId": answer["UploadId"]})
 

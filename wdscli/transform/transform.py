@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from wdscli.codecs.handlers import INSTALL_IMAGES, MAX_DECODED_BYTES, extension, needed
-from wdscli.codecs.images import Recoding, ResizeMode
+from wdscli.codecs.images import Recoding, ResizeMode, opened_image
 from wdscli.codecs.kinds import PictureFormat, find
 from wdscli.errors import UsageError, WdsError
 from wdscli.model import to_bytes, to_text
@@ -162,8 +162,6 @@ def _resized(recoding: Recoding, form: PictureFormat | None, samples: Sequence[T
 
 def _picture(recoding: Recoding, form: PictureFormat | None, name: str, payload: bytes) -> tuple[str, bytes]:
     """Return a field's new name and payload. A field that is no picture stays unchanged."""
-    from wdscli.codecs.images import opened_image
-
     kind = extension(name)
     old, new = find(kind).pillow, find(form or kind).pillow
     if not old:

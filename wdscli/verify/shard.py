@@ -24,6 +24,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
+from wdscli.codecs.handlers import held_extension, inflate
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import tick_of_task
 from wdscli.model import to_text
@@ -578,7 +579,6 @@ class Decoder:
         return self._known[field]
 
     def _find(self, field: str) -> Decode | None:
-        from wdscli.codecs.handlers import held_extension
         from wdscli.codecs.images import open_image
         from wdscli.codecs.kinds import find
         from wdscli.codecs.values import basichandlers
@@ -605,8 +605,6 @@ class Decoder:
 
 def _inflated(inner: Decode | None, limit: int, payload: bytes) -> object:
     """Decompress a gzip payload and decode it with ``inner``, if given."""
-    from wdscli.codecs.handlers import inflate
-
     data = inflate(payload, limit)
     return None if inner is None else inner(data)
 

@@ -37,7 +37,7 @@ from wdscli.cli.output import (
     write_file,
 )
 from wdscli.errors import UsageError, printable
-from wdscli.look.listing import Listing, LsReport, Page
+from wdscli.look.listing import Listing, LsReport, Page, with_parts
 from wdscli.look.listing import ls as open_listing
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import split_name
@@ -442,7 +442,6 @@ def _show_samples(
     out: Out, shards: Sequence[str], selection: SelectionOptions, on_error: str, trusts: bool
 ) -> None:
     """Print samples with their contents, and small pictures on a terminal."""
-    from wdscli.look.listing import with_parts
     from wdscli.look.picking import SampleReader
     from wdscli.look.unpack import show
     from wdscli.plan.request import Request

@@ -11,6 +11,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache, cached_property, partial
 from itertools import chain, islice, pairwise
@@ -152,8 +153,6 @@ class Fetcher:
         return self._threads if are_local and self._sources.keys() >= different else 1
 
     def _threaded(self, shares: list[I64]) -> list[Raw]:
-        from concurrent.futures import wait
-
         futures = [self._helpers.submit(self._in_turn, share) for share in shares[1:]]
         try:
             found = self._in_turn(shares[0])
@@ -189,8 +188,6 @@ class Fetcher:
 
     @cached_property
     def _helpers(self) -> ThreadPoolExecutor:
-        from concurrent.futures import ThreadPoolExecutor
-
         return ThreadPoolExecutor(self._threads - 1, thread_name_prefix="wdscli-copy")
 
     def source(self, shard: int) -> Source:
