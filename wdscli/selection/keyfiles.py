@@ -13,6 +13,7 @@ import json
 import os
 import re
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -29,8 +30,8 @@ _TABLE = re.compile(r"\.(csv|tsv|jsonl|ndjson)$")
 
 
 def key_lines(address: str) -> Iterator[bytes]:
-    """Yield the keys of a file in order. In a list, blank lines and a carriage return at the end of a line are ignored.
-    Raises InputError for a broken table, and UsageError if a package is missing."""
+    """Yield the keys of a file in order. In a list, blank lines, carriage returns at the ends of lines and a byte order
+    mark are ignored. Raises InputError for a broken table, and UsageError if a package is missing."""
     if is_local(address) and _begins_as_parquet(address):
         yield from _parquet_keys(local_path(address), address)
         return
@@ -43,7 +44,7 @@ def key_lines(address: str) -> Iterator[bytes]:
     if keys is not None:
         yield from keys
         return
-    lines = (line.removesuffix(b"\r") for line in data.split(b"\n"))
+    lines = (line.removesuffix(b"\r") for line in data.removeprefix(BOM_UTF8).split(b"\n"))
     yield from (key for key in lines if key.strip())
 
 
@@ -99,7 +100,7 @@ def _table_keys(data: bytes, kind: str, address: str) -> list[bytes] | None:
 def _table_rows(data: bytes, kind: str) -> Iterator[dict[str, Any]] | None:
     """The rows of a table; None if the file is a list despite its name. Raises ValueError, RecursionError, now or from
     the iterator."""
-    encoding = "utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8"
+    encoding = "utf-8-sig" if data.startswith(BOM_UTF8) else "utf-8"
     is_lines = kind in ("jsonl", "ndjson")
     file = io.TextIOWrapper(io.BytesIO(data), encoding, "surrogateescape", newline="\n" if is_lines else "")
     if not is_lines:

@@ -25,11 +25,11 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U8, U64, Mask, numpy
-from wdscli.errors import InputNotFoundError, UsageError
+from wdscli.errors import InputError, InputNotFoundError, UsageError
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
 from wdscli.selection.keyfiles import key_lines
-from wdscli.storage import base_name, is_stream
+from wdscli.storage import base_name, is_stream, open_source
 from wdscli.verify.findings import Ledger
 
 FEW_DIGESTS = 1 << 17
@@ -205,9 +205,9 @@ PRESENT = "present-key"
 class Absence:
     """The search in one shard for the keys of a list."""
 
-    def __init__(self, address: str, ledger: Ledger) -> None:
-        self._keys = listed_keys(address)
-        self._message = f"{base_name(address)} lists this key"
+    def __init__(self, absent: KeyList, ledger: Ledger) -> None:
+        self._keys = listed_keys(absent)
+        self._message = f"{base_name(absent.address)} lists this key"
         self._ledger = ledger
         self._digest = sha256()
 
@@ -226,26 +226,51 @@ class Absence:
         return self._digest.hexdigest()
 
 
+class KeyList(NamedTuple):
+    """A list of keys: its address, and the SHA-256 of its bytes."""
+
+    address: str
+    sha256: str
+
+    @classmethod
+    def at(cls, address: str) -> KeyList:
+        """Return the list as it is now. Raises InputError, and UsageError for a stream, because other processes cannot
+        read it."""
+        if is_stream(address):
+            raise UsageError("--absent needs a file, because several processes read it", hint="--absent FILE")
+        found = sha256()
+        try:
+            with open_source(address, decompress=False) as source:
+                for piece in source.pieces():
+                    found.update(piece)
+        except InputNotFoundError as error:
+            error.hint = "--absent takes a file with one key per line; for one key: echo KEY > keys.txt"
+            raise
+        return cls(address, found.hexdigest())
+
+
 @lru_cache(1)
-def listed_keys(address: str) -> frozenset[bytes]:
-    """Return the keys of a list. Raises InputError, and UsageError for a stream, because other processes cannot read
-    it."""
-    if is_stream(address):
-        raise UsageError("--absent needs a file, because several processes read it", hint="--absent FILE")
-    try:
-        return frozenset(key_lines(address))
-    except InputNotFoundError as error:
-        error.hint = "--absent takes a file with one key per line; for one key: echo KEY > keys.txt"
-        raise
+def listed_keys(absent: KeyList) -> frozenset[bytes]:
+    """Return the keys of a list. Raises InputError, also if the list has changed."""
+    keys = frozenset(key_lines(absent.address))
+    if KeyList.at(absent.address) != absent:
+        raise InputError(f"{absent.address} has changed since the search began", hint="run the command again")
+    return keys
 
 
-def impossible(keys: frozenset[bytes]) -> str:
-    """Return a warning about an empty list, or about listed keys that no sample can have, such as file names. It is
-    empty if there are none."""
+def suspicious(keys: frozenset[bytes]) -> Iterator[str]:
+    """Yield warnings about an empty list, and about listed keys that are probably mistakes, such as file names."""
     if not keys:
-        return "the list of --absent has no keys, so every set passes"
-    wrong = sorted(key for key in keys if b"." in key.rpartition(b"/")[2])
-    if not wrong:
-        return ""
-    these = "a listed key has" if len(wrong) == 1 else f"{len(wrong)} listed keys have"
-    return f'{these} a dot after the last slash, as no key has: "{to_text(wrong[0])}"; leave out .jpg and the like'
+        yield "the list of --absent has no keys, so every set passes"
+    for says, is_wrong in (
+        ("has a dot after its last slash, as no key has; leave out .jpg and the like", _has_dot),
+        ("begins or ends with a blank", lambda key: key != key.strip()),
+        ("has a zero byte, as no key has; save the list as UTF-8", lambda key: b"\0" in key),
+    ):
+        if wrong := sorted(filter(is_wrong, keys)):
+            more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
+            yield f'the listed key "{to_text(wrong[0])}"{more} {says}'
+
+
+def _has_dot(key: bytes) -> bool:
+    return b"." in key.rpartition(b"/")[2]

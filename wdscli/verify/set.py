@@ -13,7 +13,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
@@ -24,12 +23,12 @@ from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import ShardSet, open_set, without_index
 from wdscli.shards.view_shards import opened
 from wdscli.shown import shown
-from wdscli.storage import exists, is_stream, open_source, read_all
+from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.opening import is_one_request
 from wdscli.verify.beside import Listing, find_listings
-from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, Finding, Ledger, kind_of
+from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, STRUCTURAL, Finding, Ledger, kind_of
 from wdscli.verify.foreign import Foreign, find_foreign
-from wdscli.verify.keys import PRESENT, Across, KeyColumns, impossible, listed_keys, repeats_across
+from wdscli.verify.keys import PRESENT, Across, KeyColumns, KeyList, listed_keys, repeats_across, suspicious
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import (
     Checks,
@@ -73,8 +72,9 @@ class VerifyReport:
     counts: dict[str, int]
     ignored: dict[str, int] = field(default_factory=dict)
     searched: tuple[Searched, ...] = ()
+    absent: KeyList | None = None
+    """The list of keys that had to be absent, and ``absent_keys``, their number."""
     absent_keys: int = 0
-    """The number of keys that had to be absent."""
 
     @property
     def errors(self) -> int:
@@ -91,20 +91,20 @@ class VerifyReport:
         """The number of findings that were only counted, by code."""
         return dict(Counter(self.counts) - Counter(finding.code for finding in self.findings))
 
-    def proof(self, absent: str, root: str | None) -> dict[str, Any]:
-        """Return the document about a search for the keys of the list ``absent``. It names the list, the searched
-        shards, the method, and the keys found. ``root`` is the fingerprint of the set; it is None if no manifest lists
-        the set."""
+    def proof(self, root: str | None) -> dict[str, Any]:
+        """Return the document about a search for the keys of a list. It names the list, the searched shards, the
+        method, and the keys found. ``root`` is the fingerprint of the set; it is None if no manifest lists the set. The
+        search is complete if every shard could be read to its end."""
         first = [one for one in self.findings if one.code == PRESENT]
         return {
             "format": "wdscli-proof-v1",
-            "list": {"sha256": sha256(read_all(absent)).hexdigest(), "keys": self.absent_keys},
+            "list": {"sha256": self.absent and self.absent.sha256, "keys": self.absent_keys},
             "set": root,
             "how": f"keys read from the headers of {len(self.searched)} shards",
             "shards": [one._asdict() for one in self.searched],
             "found": self.counts.get(PRESENT, 0),
             "first": [{"key": one.member, "shard": one.shard, "byte": one.offset} for one in first],
-            "complete": self.is_complete,
+            "complete": len(self.searched) == self.shards and STRUCTURAL.isdisjoint(self.counts),
         }
 
     @property
@@ -135,21 +135,27 @@ def verify(
     absent. At most ``max_findings`` findings of each kind are reported in full; the rest are counted. Raises
     UsageError, InputError if nothing matches, and DataError for a file that is no manifest."""
     keys: frozenset[bytes] = frozenset()
-    if absent is not None:
-        keys = listed_keys(absent)
-        if remark := impossible(keys):
+    searched = None if absent is None else KeyList.at(absent)
+    if searched is not None:
+        keys = listed_keys(searched)
+        for remark in suspicious(keys):
             progress.warn(remark)
     checks = Checks(
         tuple(map(to_bytes, require)),
         parse_profiles(profiles),
         max_decoded if decode else None,
         checksums,
-        absent or "",
+        searched,
         max_findings,
         new_seed(),
     )
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
-    return replace(_checked(shards, checks, jobs, progress), absent_keys=len(keys))
+    view = None if searched is None or shards.manifest is None else shards.manifest.view
+    if view is not None and any(shard.keys for shard in view.shards):
+        progress.warn(
+            f"{shards.manifest_address} gives samples new keys, and --absent searches only the new keys"
+        )
+    return replace(_checked(shards, checks, jobs, progress), absent=searched, absent_keys=len(keys))
 
 
 def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progress) -> VerifyReport:

@@ -63,7 +63,16 @@ from wdscli.verify.beside import (
 )
 from wdscli.verify.findings import STRUCTURAL, Ledger
 from wdscli.verify.foreign import Foreign, check_foreign
-from wdscli.verify.keys import COLLISION, DUPLICATE, INTERLEAVED, Absence, KeyColumns, Repeats, digest
+from wdscli.verify.keys import (
+    COLLISION,
+    DUPLICATE,
+    INTERLEAVED,
+    Absence,
+    KeyColumns,
+    KeyList,
+    Repeats,
+    digest,
+)
 from wdscli.verify.profiles import Fields, Judge, Problem, Type, judge_fields
 
 if TYPE_CHECKING:
@@ -262,14 +271,14 @@ class HeaderPass:
 class Checks(NamedTuple):
     """The options of a check. ``required`` are fields that every sample must have. ``profiles`` are programs that must
     be able to read the shard. Payloads that decode to at most ``max_decoded`` bytes are decoded; None means that no
-    payload is decoded. ``absent`` is the address of a list of keys that must be absent. At most ``limit`` findings of
+    payload is decoded. ``absent`` is a list of keys that must be absent. At most ``limit`` findings of
     each kind are reported in full. ``seed`` is the seed of the keys' digests."""
 
     required: Fields
     profiles: tuple[str, ...]
     max_decoded: int | None
     checksums: bool
-    absent: str
+    absent: KeyList | None
     limit: int
     seed: int
 
@@ -306,7 +315,7 @@ class ShardResult:
     kept: KeyColumns | None = None
     hf_types: dict[bytes, Type] = field(default_factory=dict)
     keys_digest: str = ""
-    """The SHA-256 of its keys, one per line, if some keys had to be absent."""
+    """The SHA-256 of its keys, one per line, if some keys had to be absent and all of it could be read."""
 
 
 def check_shard(task: ShardTask) -> ShardResult:
@@ -334,9 +343,10 @@ def check_shard(task: ShardTask) -> ShardResult:
                 checksum = digest.hexdigest()
             source.confirm()
     except DataError as error:
+        result.keys_digest = ""
         ledger.add_error(error)
     except StorageError as error:
-        version = None
+        version, result.keys_digest = None, ""
         if task.listing is not None and view_of(task.address) is None and not exists(task.address):
             where = task.listing.manifest
             ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")

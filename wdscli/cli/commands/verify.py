@@ -94,14 +94,12 @@ def check(out: Out, shards: Sequence[str], general: GeneralOptions, checks: Chec
     )
     _print_report(out, report, searches=checks.absent is not None)
     if checks.absent is not None and checks.report is not None:
-        _write_proof(report, shards, checks.absent, checks.report, general.trust_addresses)
+        _write_proof(report, shards, checks.report, general.trust_addresses)
     # A shard that could not be read leaves the check incomplete.
     return 4 if not report.is_complete else 1 if report.errors or (checks.strict and report.warnings) else 0
 
 
-def _write_proof(
-    report: VerifyReport, shards: Sequence[str], absent: str, address: str, trusted: bool
-) -> None:
+def _write_proof(report: VerifyReport, shards: Sequence[str], address: str, trusted: bool) -> None:
     """Write the proof of a search. Raises OutputError."""
     import json
 
@@ -110,7 +108,7 @@ def _write_proof(
 
     root = fingerprint_of(open_set(shards, trust_addresses=trusted))
     with open_sink(address, force=True) as sink:
-        sink.write((json.dumps(report.proof(absent, root), indent=2) + "\n").encode())
+        sink.write((json.dumps(report.proof(root), indent=2) + "\n").encode())
 
 
 def _print_report(out: Out, report: VerifyReport, searches: bool) -> None:

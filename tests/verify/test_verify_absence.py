@@ -1,0 +1,113 @@
+"""``verify --absent``: no key of a list is overlooked, and no proof says more than was searched."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shard_cases import Ran, tar_of, wds
+
+from wdscli.verify.set import verify
+
+CHECK_PROOF = Path(__file__).parents[2] / "scripts/examples/check_proof.py"
+NAMES = [f"k{number}.txt" for number in range(10)]
+
+
+@pytest.fixture(autouse=True)
+def a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
+    Path("a/s.tar").write_bytes(tar_of([(name, name.encode()) for name in NAMES]))
+    Path("out.txt").write_text("k5\n")
+
+
+def prove(*given: str, absent: str = "out.txt") -> tuple[Ran, dict[str, object]]:
+    ran = wds("verify", *given, "--absent", absent, "--report", "proof.json")
+    return ran, json.loads(Path("proof.json").read_text())
+
+
+def check(*shards: str, absent: str = "out.txt") -> str:
+    words = [sys.executable, str(CHECK_PROOF), "proof.json", absent, *shards]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ran.returncode == 0) == ("no key of the list is in these shards" in ran.stdout), ran
+    return ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("damage", ["cut", "a key's header", "gone", "another base"])
+def test_a_search_that_did_not_see_all_headers_is_not_complete(damage: str) -> None:
+    assert wds("split", "a", "--keys", "k?", "-o", "v.json").code == 0
+    shard, given = Path("a/s.tar"), "v.json" if damage == "another base" else "a/s.tar"
+    data = bytearray(shard.read_bytes())
+    if damage == "cut":
+        del data[5 << 10 :]
+    elif damage == "a key's header":
+        data[5 << 10] ^= 1
+    else:
+        data = bytearray(tar_of([(name.replace("k5", "k_"), name.encode()) for name in NAMES]))
+    shard.write_bytes(data)
+    if damage == "gone":
+        assert wds("index", "a").code == 0
+        shard.unlink()
+        [given] = map(str, Path("a").glob("*.json"))
+    ran, proof = prove(given)
+    assert (ran.code != 0, proof["found"], proof["complete"]) == (True, 0, False), (ran, proof)
+    assert "not complete" in check("a/s.tar")
+
+
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])
+def test_a_list_from_windows(mark: bytes) -> None:
+    Path("out.txt").write_bytes(mark + b"k5\r\nk6\r\n\r\nk5\r\n")
+    ran, proof = prove("a")
+    assert (ran.code, proof["found"], proof["list"]["keys"]) == (1, 2, 2)  # type: ignore[index]
+    assert "2 keys of the list are there" in check("a/s.tar")
+    assert wds("split", "a", "--not-keys-from", "out.txt", "-o", "v.json").code == 0
+    assert prove("v.json")[0].code == 0
+    check("v.json")
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        (b"k5 \nk6\n", '"k5 " begins or ends with a blank'),
+        ("k5\n".encode("utf-16"), "has a zero byte, as no key has; save the list as UTF-8"),
+        (b"k5.txt\nk6.txt\n", '"k5.txt" (and 1 more) has a dot after its last slash, as no key has'),
+    ],
+)
+def test_keys_that_are_probably_mistakes(listed: bytes, says: str) -> None:
+    Path("out.txt").write_bytes(listed)
+    assert says in prove("a")[0].err
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
+def test_the_script_refuses_a_table(name: str) -> None:
+    Path(name).write_text('{"key": "gone"}\n' if name.endswith("l") else "key\ngone\n")
+    ran, proof = prove("a", absent=name)
+    assert (ran.code, proof["found"]) == (0, 0)
+    assert "the list is a table" in check("a/s.tar", absent=name)
+
+
+def test_a_compressed_shard() -> None:
+    assert wds("cat", "a", "-o", "packed.tar.gz").code == 0
+    Path("out.txt").write_text("gone\n")
+    assert prove("packed.tar.gz")[0].code == 0
+    assert check("packed.tar.gz") == "no key of the list is in these shards\n"
+
+
+def test_new_keys_are_named() -> None:
+    assert wds("split", "a", "--rekey", "n{n}", "-o", "v.json").code == 0
+    ran, _ = prove("v.json")
+    assert (ran.code, "v.json gives samples new keys" in ran.err) == (0, True), ran.err
+    assert "new keys" not in prove("a")[0].err
+
+
+def test_the_proof_is_of_the_list_that_was_searched() -> None:
+    """A list that changes between two searches of one process, or before the proof is written."""
+    Path("out.txt").write_text("gone\n")
+    first = verify(["a"], absent="out.txt")
+    Path("out.txt").write_text("k5\n")
+    second = verify(["a"], absent="out.txt")
+    assert [report.proof(None)["found"] for report in (first, second)] == [0, 1]
+    assert first.proof(None)["list"] != second.proof(None)["list"]
