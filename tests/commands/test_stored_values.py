@@ -4,13 +4,14 @@ import json
 import random
 import re
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.shard_cases import wds
+from tests.support.shard_cases import foreign_tar, wds
 from wdscli.ops.index import index
 from wdscli.selection.reading import Payloads
 from wdscli.shards import ShardWriter
@@ -140,6 +141,25 @@ def test_count(pair, reads, field):
     reads.clear()
     assert wds("ls", stored, "--count", field).out == wanted
     assert not reads
+
+
+@pytest.mark.parametrize("between", [[], [("d/._other.jpg", b"x" * 700)]])
+@pytest.mark.parametrize("tar", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_headers_of_several_blocks_are_kept(tmp_path, monkeypatch, tar, between):
+    """Long names and fractional times, also after a sample's first member and after members of no sample."""
+    monkeypatch.chdir(tmp_path)
+    members = [
+        one
+        for number in range(6)
+        for key in [f"{'long' * 30 * (number % 2)}k{number}"]
+        for one in [(f"{key}.json", b'{"w": %d}' % number), *between, (f"{key}.txt", b"t" * number)]
+    ]
+    for name in ("plain", "stored"):
+        Path(name).mkdir()
+        Path(name, "a.tar").write_bytes(foreign_tar(members, format=tar, mtime=1.5, uname="ann"))
+    index(["stored"], values="json.w")
+    line = ("--where", "json.w > 1", "--preserve", "-o", "-")
+    assert wds("cat", "stored", *line).out == wds("cat", "plain", *line).out
 
 
 def test_a_name_that_no_sample_has(pair):

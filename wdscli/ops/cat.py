@@ -64,11 +64,13 @@ from wdscli.shards.view import is_view
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.patterns import NAME
-from wdscli.tar import FOREIGN, GLOBAL, core, padded
+from wdscli.tar import FOREIGN, GLOBAL, core, padded, scan
 from wdscli.tar.header import with_globals
 from wdscli.tar.reader import Globals
 
 COPY_BUFFER_BYTES = 1 << 22
+HEADERS_BYTES = 1 << 14
+"""How much is read at once to find the header of a member."""
 LARGE_SAMPLE_BYTES = 1 << 20
 """A larger sample is written in pieces."""
 
@@ -443,8 +445,20 @@ def _kept(
     for place, field in selection.plan_of(batch, row, source.name):
         at = batch.firsts[row] + place
         start, offset, size = batch.starts[at], batch.offsets[at], batch.sizes[at]
+        if page.by_index and batch.marks[row] & RAGGED:
+            start = _head(source, start, offset)
         header = source.read_at(start, offset - start)
         yield field, with_globals(header, before) if before else header, size, pieces_of(source, offset, size)
+
+
+def _head(source: Source, start: int, offset: int) -> int:
+    """Return the first header of the member with the payload at ``offset``. An index gives only a ``start`` before it,
+    if other members are between the members of the sample."""
+    for window in scan(source, first=start, chunk=HEADERS_BYTES):
+        heads = dict(zip(window.columns.offsets, window.columns.starts))
+        if offset in heads:
+            return heads[offset]
+    return start
 
 
 class _Copier:

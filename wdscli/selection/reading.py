@@ -19,7 +19,7 @@ from wdscli.selection.choice import Selection, SelectionState
 from wdscli.storage import Source
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import is_cold
-from wdscli.tar import ByteSource, Window, padded
+from wdscli.tar import ByteSource, Window
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
 """A larger payload is not decoded, so that a shard cannot exhaust memory."""
@@ -165,9 +165,6 @@ class Payloads:
 
 
 def expected_member(batch: SampleBatch, row: int, at: int) -> Expected:
-    """Return a member of a batch as an Expected. Its headers begin after the previous member, or at the beginning of
-    the sample."""
-    head = batch.starts[at]
-    if at > batch.firsts[row]:
-        head = batch.offsets[at - 1] + padded(batch.sizes[at - 1])
-    return Expected(head, batch.offsets[at], batch.keys[row] + b"." + batch.fields[at], batch.sizes[at])
+    """Return a member of a batch as an Expected."""
+    name = batch.keys[row] + b"." + batch.fields[at]
+    return Expected(batch.starts[at], batch.offsets[at], name, batch.sizes[at])

@@ -189,15 +189,15 @@ class Index:
         return 64 * self.samples + 20 * self.members + len(self.keys)
 
     def batch(self, first: int = 0, end: int | None = None) -> SampleBatch:
-        """Return the samples ``first`` to ``end - 1`` as the columns that a scan would return."""
+        """Return the samples ``first`` to ``end - 1`` as the columns that a scan would return. If a sample is RAGGED,
+        the members between its members count as headers."""
         end = self.samples if end is None else min(end, self.samples)
         low = 0 if first == 0 else int(self.member_ends[first - 1])
         firsts = [0, *(self.member_ends[first:end] - low).tolist()]
         high = low + firsts[-1]
-        offsets = self.member_offsets[low:high]
-        starts = offsets - numpy.uint64(512)
+        offsets, sizes = (column.view("i8")[low:high] for column in (self.member_offsets, self.member_sizes))
+        starts: I64 = numpy.append(0, offsets + (sizes + 511 & -512))[:-1]
         starts[firsts[:-1]] = self.starts[first:end]
-        marks = self.marks[first:end].tolist()
         return SampleBatch(
             first,
             self._keys(first, end),
@@ -205,9 +205,9 @@ class Index:
             list(map(self.fields.__getitem__, self.member_fields[low:high].tolist())),
             starts.tolist(),
             offsets.tolist(),
-            self.member_sizes[low:high].tolist(),
+            sizes.tolist(),
             [0] * (high - low),
-            marks,
+            self.marks[first:end].tolist(),
             self.exact,
         )
 
