@@ -15,6 +15,7 @@ from tests.support.shard_cases import foreign_tar, wds
 from wdscli.ops.index import index
 from wdscli.selection.reading import Payloads
 from wdscli.shards import ShardWriter
+from wdscli.storage import open_source
 
 VALUES = "json.tokens,json.w,json.w / json.h,len(txt),size.txt,json.deep[0]['a b']"
 
@@ -160,6 +161,20 @@ def test_headers_of_several_blocks_are_kept(tmp_path, monkeypatch, tar, between)
     index(["stored"], values="json.w")
     line = ("--where", "json.w > 1", "--preserve", "-o", "-")
     assert wds("cat", "stored", *line).out == wds("cat", "plain", *line).out
+
+
+def test_values_of_a_joined_view(tmp_path, monkeypatch):
+    """The field of a value comes from one set or from the other."""
+    monkeypatch.chdir(tmp_path)
+    for name, own in (("txt", "k1"), ("seg", "k2")):
+        with ShardWriter(f"{name}/s-%d.tar") as writer:
+            for key in ("k1", "k2"):
+                writer.write(key, {"json": b'{"w": 5}'} if key == own else {name: b"x"})
+        index([name], values="json.w,len(txt)" if name == "txt" else "json.w", force=True)
+    assert wds("merge", "--join", "left", "txt", "seg", "-o", "v.json").code == 0
+    assert wds("ls", "v.json", "--where", "json.w == 5").out == b"k1\tjson,seg\t9\nk2\ttxt,json\t9\n"
+    with open_source("v.json/s-0.tar") as source:
+        assert source.layout.index.numbers.keys() == {"len(txt)"}
 
 
 def test_a_name_that_no_sample_has(pair):

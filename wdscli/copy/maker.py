@@ -24,7 +24,7 @@ from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
 from wdscli.errors import DataError, EngineError, WdsError
 from wdscli.executors import copying_worth, make_executor, useful_jobs
-from wdscli.model import PendingCommit, ShardInfo, to_bytes
+from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, is_of_this_process
 from wdscli.plan.plan import ReorderPlan
@@ -34,8 +34,7 @@ from wdscli.plan.table import Growing, Ordered
 from wdscli.progress import Progress
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule
-from wdscli.selection.values import MISSING, Numbers
-from wdscli.selection.where import Where
+from wdscli.selection.values import MISSING, Numbers, fields_of
 from wdscli.shards.index import Index
 from wdscli.shards.reading import find_index
 from wdscli.storage import is_local, is_stream
@@ -306,6 +305,5 @@ def _is_kept(name: str, rule: FieldRule | None) -> bool:
     """Return whether a field rule leaves all fields in an expression unchanged."""
     if rule is None:
         return True
-    fields = {to_bytes(field) for one in Where(name).named for field in one.fields}
     renamed = {rename.new for rename in rule.renames}
-    return all(rule.plan((field,)) == ((0, field),) and field not in renamed for field in fields)
+    return all(rule.plan((field,)) == ((0, field),) and field not in renamed for field in fields_of(name))

@@ -331,6 +331,12 @@ def value_names(given: str | Sequence[str] | None, option: str = "--values") -> 
     return tuple(found)
 
 
+@lru_cache(256)
+def fields_of(name: str) -> frozenset[bytes]:
+    """Return the fields from which the value with this name is computed."""
+    return frozenset(to_bytes(field) for one in _parsed(name).named for field in one.fields)
+
+
 def _parsed(text: str) -> Where:
     from wdscli.selection.where import Where
 

@@ -21,7 +21,7 @@ from wdscli.arrays import I64, Mask, joined_keys, numpy, steps
 from wdscli.errors import DataError
 from wdscli.samples.reading import Expected
 from wdscli.selection.layers import Shape
-from wdscli.selection.values import Numbers, joined
+from wdscli.selection.values import Numbers, fields_of, joined
 from wdscli.shards.index import Index, SampleArrays
 from wdscli.storage import Source
 from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header
@@ -236,16 +236,19 @@ def laid_out(
 
 def _values(layers: Sequence[Layer], total: int) -> dict[str, Numbers]:
     """Return the stored values of the samples. From each set come the values that all its layers have, if these layers
-    have all samples."""
+    have all samples, and if no other set has a field of the value."""
     found: dict[str, Numbers] = {}
     for number in {layer.of_set for layer in layers}:
         some = [layer for layer in layers if layer.of_set == number]
+        others = {field for layer in layers if layer.of_set != number for field in layer.index.fields}
         samples: I64 = numpy.arange(total)[some[0].samples]
         if len(some) > 1:
             samples = numpy.concatenate([numpy.arange(total)[layer.samples] for layer in some])
         if len(samples) != total:
             continue
         for name in set[str].intersection(*(set(layer.index.numbers) for layer in some)):
+            if not others.isdisjoint(fields_of(name)):
+                continue
             numbers = joined([layer.index.numbers[name] for layer in some])
             array = numpy.empty_like(numbers.array)
             array[samples] = numbers.array
