@@ -462,3 +462,26 @@ def test_crafted_rows_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         views.forget()
         with pytest.raises(DataError, match="does not belong to"):
             ShardReader("v.json/v-000000.tar")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("merge --join left a b", "cat left.json"),  # b lacks samples in the middle
+        ("split a --rename image=jpg --drop cls", "split all.json --rename image=jpg --drop cls"),
+        ("merge b a --on-duplicate skip", "merge b all.json --on-duplicate skip"),
+    ],
+)
+def test_steps_between_do_not_change_a_fingerprint(
+    one: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, keys in (("a", range(20)), ("b", range(8, 14))):
+        with ShardWriter(f"{name}/x-%06d.tar") as writer:
+            for key in keys:
+                writer.write(f"k{key:02}", {"txt" if name == "b" else "jpg": b"x"})
+    found = []
+    for line, output in (("cat a", "all"), ("merge --join left a b", "left"), (one, "1"), (other, "2")):
+        assert main([*line.split(), "-o", f"{output}.json", "--allow-empty"]) == 0
+        found.append(json.loads(Path(f"{output}.json").read_text())["wdscli"]["fingerprint"])
+    assert found[2] == found[3] != found[0]

@@ -57,8 +57,7 @@ ROWS_PER_RUN = 4
 
 
 class _Input:
-    """An input of a plan: a shard with bytes, or a view's shard. ``rule`` is the rule of its view, or None for a base
-    with bytes."""
+    """An input of a plan: a shard with bytes, or a view's shard."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -68,8 +67,10 @@ class _Input:
 
     @property
     def rule(self) -> Rule | None:
-        """Return the rule that makes the fields of its samples from the fields of bases."""
-        return None if self.view is None else self.view.view.rule
+        """Return the rule that makes the fields of its samples from the fields of bases, or None if the fields are
+        those of one base."""
+        rule = None if self.view is None else self.view.view.rule
+        return None if rule is None or (rule.is_plain and rule.sets == 1) else rule
 
     @cached_property
     def samples(self) -> list[tuple[I64, I64]]:
@@ -224,7 +225,7 @@ class _Writer:
                     for base in numpy.unique(inner).tolist()
                 }
                 bases[rows] = [numbers[base] for base in inner.tolist()]
-                at[rows] = theirs[places[rows]]
+                at[rows] = numpy.where(inner == MISSING, MISSING, theirs[places[rows]])
         return found
 
     def _new_keys(self, shard: PlannedShard) -> bytes:
