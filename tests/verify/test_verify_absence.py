@@ -111,3 +111,19 @@ def test_the_proof_is_of_the_list_that_was_searched() -> None:
     second = verify(["a"], absent="out.txt")
     assert [report.proof(None)["found"] for report in (first, second)] == [0, 1]
     assert first.proof(None)["list"] != second.proof(None)["list"]
+
+
+@pytest.mark.parametrize("line", ["split a", "shuffle a --rekey z{n}-{key}", "merge --join left a b"])
+def test_the_proof_of_a_view_is_of_the_shards_made_from_it(line: str) -> None:
+    Path("b").mkdir()
+    Path("b/s.tar").write_bytes(tar_of([("k3.cls", b"1"), ("k5.cls", b"1")]))
+    assert wds(*line.split(), "--not-keys-from", "out.txt", "-o", "v.json").code == 0
+    assert wds("cat", "v.json", "-o", "real/{name}.tar").code == 0
+    (_, real), (ran, proof) = prove("real"), prove("v.json")
+    assert (ran.code, proof["complete"]) == (0, True)
+    keys = [[shard["keys"] for shard in of["shards"]] for of in (proof, real)]  # type: ignore[attr-defined]
+    assert keys[0] == keys[1]
+    shards = sorted(map(str, Path("real").glob("*.tar")))
+    assert check(*shards) == check("v.json") == "no key of the list is in these shards\n"
+    made = json.loads(next(Path("real").glob("*.json")).read_text())["wdscli"]["made"]
+    assert made["inputs"] == [proof["set"]]
