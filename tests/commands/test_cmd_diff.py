@@ -231,6 +231,7 @@ class TestViews:
             ("merge", "--join", "left", "v2.json", "b", "-o", "j2.json"),
             ("merge", "--join", "outer", "b", "v3.json", "-o", "j3.json"),
             ("split", "a", "--rekey", "x{n}", "-o", "renamed.json"),
+            ("shuffle", "renamed.json", "--slice", "2:", "-o", "renamed2.json"),
         ):
             assert wds(*words, "-q").code == 0
         return samples
@@ -238,7 +239,7 @@ class TestViews:
     @pytest.mark.parametrize(
         ("a", "b"),
         [("v1", "v2"), ("v2", "v1"), ("v1", "v3"), ("v2", "v3"), ("v3", "v3"), ("j1", "j2"), ("j2", "j1"),
-         ("j3", "j3"), ("v1", "j1"), ("v1", "renamed"), ("renamed", "renamed")],
+         ("j3", "j3"), ("v1", "j1"), ("v1", "renamed"), ("renamed", "renamed"), ("renamed", "renamed2")],
     )  # fmt: skip
     @pytest.mark.usefixtures("base")
     def test_the_findings_are_those_of_flat_sets(self, run: Command, a: str, b: str) -> None:
@@ -249,7 +250,8 @@ class TestViews:
             assert (views.code, views.out) == (flat.code, flat.out)
 
     @pytest.mark.parametrize(
-        ("a", "b", "reads"), [("v1", "v2", 0), ("v1", "v3", 0), ("j1", "j2", 0), ("v1", "j1", 1)]
+        ("a", "b", "reads"),
+        [("v1", "v2", 0), ("v1", "v3", 0), ("j1", "j2", 0), ("renamed", "renamed2", 0), ("v1", "j1", 1)],
     )
     @pytest.mark.usefixtures("base")
     def test_no_payload_is_read(

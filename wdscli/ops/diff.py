@@ -214,8 +214,8 @@ class _Named:
 
 
 def _named(a: str, b: str, trusted: bool) -> tuple[_Named, _Named] | None:
-    """Return the places that two views name. Return None if one set is no view, if a view gives samples new keys, or if
-    the two views make fields from their bases by different rules."""
+    """Return the places that two views name. Return None if one set is no view, or if the two views make fields from
+    their bases by different rules."""
     if not (is_manifest_name(a) and is_manifest_name(b)):
         return None
     views = []
@@ -223,7 +223,7 @@ def _named(a: str, b: str, trusted: bool) -> tuple[_Named, _Named] | None:
     forget()
     for one in (a, b):
         found = open_set([one], trust_addresses=trusted).manifest
-        if found is None or found.view is None or any(shard.keys for shard in found.view.shards):
+        if found is None or found.view is None:
             return None
         views.append(opened(one))
     if views[0].view.rule.plain() != views[1].view.rule.plain():
@@ -246,8 +246,11 @@ def _same(views: tuple[_Named, _Named]) -> _Match | None:
 def _compare_names(
     views: tuple[_Named, _Named], each: Callable[[Difference], None], ignore_order: bool
 ) -> DiffReport | None:
-    """Compare two views by the places that they name. Return None if samples at different places have the same key, or
-    if too many samples are in only one view. Raises DataError if a base has changed."""
+    """Compare two views by the places that they name. Return None if samples at different places have the same key, if
+    too many samples are in only one view, or if a view gives samples new keys. Raises DataError if a base has
+    changed."""
+    if any(shard.keys for one in views for shard in one.view.view.shards):
+        return None
     match = _same(views)
     if match is None or len(match.only_a) + len(match.only_b) > MOST_KEYS:
         return None
