@@ -1,18 +1,22 @@
-"""A reader of views from wdscli-manifest(5) alone, with ``json``, ``tarfile`` and ``struct``."""
+"""A reader of views from wdscli-manifest(5) alone, with ``json``, ``tarfile`` and ``struct``; and ``xxhash`` for the
+digests and the fingerprint."""
 
 from __future__ import annotations
 
 import json
 import struct
 import tarfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from shard_cases import samples_of, wds
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from wdscli.shards import ShardWriter
 
 Sample = tuple[str, dict[str, bytes]]
+STORED = ("rows", "keys")
 
 
 def base_samples(path: Path) -> list[Sample]:
@@ -28,8 +32,25 @@ def base_samples(path: Path) -> list[Sample]:
     return found
 
 
+def chosen(rule: dict, fields: dict[str, bytes]) -> dict[str, bytes]:  # type: ignore[type-arg]
+    olds = [(new, next((old for old in some if old in fields), None)) for new, some in rule["rename"]]
+    names = {old: new for new, old in olds}
+    sources = {old for _, some in rule["rename"] for old in some}
+    found = {}
+    for field, payload in fields.items():
+        new = names.get(field, field)
+        known = {field} if new in fields or new in sources else {field, new}
+
+        def matches(patterns: list[str], known: set[str] = known) -> bool:
+            return any(fnmatchcase(name, pattern) for name in known for pattern in patterns)
+
+        if (rule["keep"] is None or matches(rule["keep"])) and not matches(rule["drop"]):
+            found[new] = payload
+    return found
+
+
 def read_view(path: Path) -> list[list[Sample]]:
-    """The samples of each shard. ``fields`` of rules are not read."""
+    """The samples of each shard."""
     document = json.loads(path.read_text())
     view, rows = document["view"], path.with_suffix(".rows")
     bases = [base_samples(path.parent / base["url"]) for base in document["bases"]]
@@ -46,6 +67,7 @@ def read_view(path: Path) -> list[list[Sample]]:
                 fields = {} if one is None else one[1]
             else:
                 fields = parts_of(part, sets)
+            fields = fields if rule["fields"] is None else chosen(rule["fields"], fields)
             for field, payload in fields.items():
                 if field in members and policy == "suffix":
                     members[f"{number}.{field}"] = payload
@@ -78,6 +100,40 @@ def read_view(path: Path) -> list[list[Sample]]:
     return shards
 
 
+def fingerprint_of(path: Path) -> str:
+    document = json.loads(path.read_text())
+    view, rows, text = document["view"], path.with_suffix(".rows"), ""
+    form = [view["mtime"], view["long_names"]]
+    rule = xxh3_128_hexdigest(json.dumps([view["rule"], form], sort_keys=True).encode())
+    held = [
+        xxh3_64_intdigest(f"{one['headers']} {one.get('checksum')}".encode()) for one in document["bases"]
+    ]
+    for info, shard in zip(document["shardlist"], view["shards"]):
+        stored = {
+            name: rows.read_bytes()[shard[name][0] :][: shard[name][1]] for name in shard if name in STORED
+        }
+        hashed = stored.get("keys", b"")
+        numbers = struct.unpack(f"<{len(stored.get('rows', b'')) // 4}I", stored.get("rows", b""))
+        for of_set in range(len(shard.get("runs", ())) or len(numbers) // info["nsamples"] // 2):
+            count = info["nsamples"]
+            column = numbers[2 * count * of_set :][: 2 * count]
+            pairs = list(zip(column[:count], column[count:]))
+            for base, first, many in shard["runs"][of_set] if "runs" in shard else ():
+                pairs += [(base, 0xFFFFFFFF if base < 0 else first + at) for at in range(many)]
+            hashed += b"".join(
+                struct.pack("<Q", held[one] if 0 <= one < len(held) else 0) for one, _ in pairs
+            )
+            hashed += b"".join(struct.pack("<I", place) for _, place in pairs)
+        assert xxh3_128_hexdigest(hashed) == shard["digest"]
+        last = (
+            f"{info['headers']} {info.get('checksum', '-')}"
+            if info["headers"]
+            else f"{shard['digest']} {rule}"
+        )
+        text += f"{info['nsamples']} {info['filesize']} {last}\n"
+    return f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -86,6 +142,9 @@ def read_view(path: Path) -> list[list[Sample]]:
         "merge --join left a b -o v.json",
         "merge --join outer b a --on-conflict suffix -o v.json",
         "merge --join left a b c --on-conflict right -o v.json",
+        "split a --keys *[0-7] -o v.json",
+        "split a --rename image=png;jpg --fields im* -o v.json",
+        "merge --join left a b --on-conflict left --rename image=jpg --fields im*,txt,same.x -o v.json",
     ],
 )
 def test_a_reader_from_the_page(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +157,7 @@ def test_a_reader_from_the_page(line: str, tmp_path: Path, monkeypatch: pytest.M
                              if "on-conflict" in line else {field: f"{name} {key}".encode()})  # fmt: skip
     assert wds(*line.split(), "-q").code == 0
     found = read_view(Path("v.json"))
+    assert fingerprint_of(Path("v.json")) == json.loads(Path("v.json").read_text())["wdscli"]["fingerprint"]
     for info, samples in zip(json.loads(Path("v.json").read_text())["shardlist"], found, strict=True):
         ran = wds("cat", f"v.json/{info['url']}", "-o", "one.tar", "--force", "-q")
         assert ran.code == 0, ran.err
