@@ -311,6 +311,23 @@ def test_views_on_a_store(
         assert [_plain(one) for one in data] == [_plain(one) for one in flat]
 
 
+def test_a_view_on_a_store_is_made_from_indexes_alone(s3: S3) -> None:
+    """And a list of its samples reads the beginning of each base once, to see that it is the same."""
+    store = f"s3://{s3.bucket('from-indexes')}"
+    with ShardWriter(f"{store}/a/x-%06d.tar", max_count=2) as writer:
+        for number in range(6):
+            writer.write(f"k{number}", {"jpg": bytes(100_000)})
+
+    def read(*words: str) -> list[str]:
+        views.forget()
+        s3.seen.begin_anew()
+        assert main([*words]) == 0
+        return sorted(one.key for one in s3.seen.settled() if one.verb == "GET" and one.key.endswith(".tar"))
+
+    assert read("split", f"{store}/a/", "-o", f"{store}/v.json") == []
+    assert read("ls", f"{store}/v.json") == [f"a/x-{number:06d}.tar" for number in range(3)]
+
+
 def test_workers_trust_the_bases_that_the_command_trusts(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -440,7 +440,7 @@ class ViewSource(Source):
         self._descriptors: dict[int, int] = {}
         self.is_remote = is_remote
         self.version = f"view:{now.index.digest}"
-        if now.is_base:
+        if now.is_base and not is_remote:
             self.fd = self.base(now.layers[0].base).fd
 
     @property

@@ -8,15 +8,16 @@ their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import InputNotFoundError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.plan.cut import PlannedShard
+from wdscli.plan.inputs import Input
 from wdscli.plan.join import Join, JoinKind
 from wdscli.plan.names import shard_stem
 from wdscli.plan.plan import ReorderPlan, make_plan
@@ -59,9 +60,10 @@ ROWS_PER_RUN = 4
 class _Input:
     """An input of a plan: a shard with bytes, or a view's shard."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        place = view_of(address)
+    def __init__(self, given: Input) -> None:
+        self.address = given.address
+        self.open = partial(open_source, given.address) if given.copy else given.open
+        place = view_of(given.address)
         self.view: OpenView | None = None if place is None else opened(place[0])
         self.number = 0 if self.view is None or place is None else self.view.places[place[1]]
 
@@ -91,7 +93,7 @@ class _Writer:
         self.request = plan.request
         self.contents = contents = plan.contents
         self.folder = folder
-        self.inputs = [_Input(one.address) for one in contents.inputs]
+        self.inputs = [*map(_Input, contents.inputs)]
         self.numbers: dict[str, int] = {}
         self.bases: list[ShardInfo] = []
         self.indexes: Recent[str, Index] = Recent(INDEX_CACHE_BYTES, lambda index: index.memory_bytes)
@@ -109,12 +111,12 @@ class _Writer:
         parts = [_either(rules) for rules in self.rules]
         self.rule = _flat(Rule(tuple(parts), policies, plan.request.selection.field_rule))
 
-    def base(self, address: str, checksum: str | None) -> int:
-        """Return the number of the base at an address."""
+    def base(self, address: str, checksum: str | None, open_base: Callable[[], Source] | None = None) -> int:
+        """Return the number of the base at an address, which ``open_base`` opens."""
         known = self.numbers.get(address)
         if known is None:
             known = self.numbers[address] = len(self.bases)
-            with open_source(address) as source:
+            with open_source(address) if open_base is None else open_base() as source:
                 if not source.seekable or source.size is None:
                     raise UsageError(
                         f"{address} can only be read from beginning to end, so a view cannot refer to its samples",
@@ -213,7 +215,7 @@ class _Writer:
                 continue
             if one.view is None:
                 listed = self.listed.get(one.address)
-                found[0][0][rows] = self.base(one.address, None if listed is None else listed.checksum)
+                found[0][0][rows] = self.base(one.address, listed and listed.checksum, one.open)
                 found[0][1][rows] = places[rows]
                 continue
             for (bases, at), (their_bases, theirs) in zip(found, one.samples, strict=True):
