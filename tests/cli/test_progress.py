@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from executor_tasks import count
 from shard_cases import numbered, tar_of, wds
 from storage_servers import Web, web_server
 
-from wdscli.executors import make_executor, run_tasks, tick_of_task
+from wdscli.executors import make_executor, run_tasks
 from wdscli.ops.shuffle import shuffle
 from wdscli.ops.split import split
 from wdscli.plan.cut import Cuts
@@ -138,14 +139,6 @@ def test_create(tmp_path: Path) -> None:
             assert len(listener.done) > 3
 
 
-def count(number: int) -> int:
-    tick = tick_of_task()
-    for _ in range(number):
-        time.sleep(0.05)
-        tick(1)
-    return number + 2
-
-
 class TestRunTasks:
     @pytest.mark.parametrize("jobs", [1, 2])
     def test_what_tasks_tell_and_what_they_do_not(self, jobs: int) -> None:
@@ -166,6 +159,7 @@ class TestRunTasks:
             numbers = [8] + [0] * (local.SLOTS - 1) + [8]
             assert sum(run_tasks(executor, count, numbers, advance=told.append, amount=int)) == sum(told)
 
+    @pytest.mark.exhaustive
     def test_nobody_listens(self) -> None:
         for jobs in (1, 2):
             with make_executor(jobs) as executor:
@@ -215,8 +209,10 @@ class TestBytesAreCounted:
     @pytest.fixture
     def shards(self, tmp_path: Path) -> list[str]:
         paths = []
-        for name, count in (("a", 40), ("b", 1)):
-            (tmp_path / f"{name}.tar").write_bytes(tar_of([one for s in numbered(count, name) for one in s]))
+        for name, samples in (("a", 40), ("b", 1)):
+            (tmp_path / f"{name}.tar").write_bytes(
+                tar_of([one for s in numbered(samples, name) for one in s])
+            )
             paths.append(f"{tmp_path}/{name}.tar")
         assert wds("index", *paths, "--no-index").code == 0
         return paths

@@ -10,6 +10,7 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from wdscli.codecs.headers import array_shape, picture_size, seconds
 
@@ -23,7 +24,7 @@ def picture(form, width, height, **options):
     return out.getvalue()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(
         [

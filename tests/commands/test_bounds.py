@@ -49,6 +49,7 @@ def fails(code: int, *line: object) -> None:
 
 @pytest.mark.usefixtures("impatient")
 class TestExpressions:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "options",
         [

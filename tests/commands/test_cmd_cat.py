@@ -35,6 +35,7 @@ from shard_cases import (
     wds,
     write_shards,
 )
+from tiers import EXHAUSTIVE
 
 from wdscli.look import picking
 from wdscli.ops.cat import _Copier
@@ -132,7 +133,9 @@ class TestTar:
         done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
         assert (len(done.stdout), done.stderr) == (100, b"0\n")
 
-    @pytest.mark.parametrize("options", [[], ["-o", "-"], ["--limit", "1"]])
+    @pytest.mark.parametrize(
+        "options", [[], *(pytest.param(one, marks=EXHAUSTIVE) for one in (["-o", "-"], ["--limit", "1"]))]
+    )
     def test_a_terminal_is_refused(self, shards: list[str], options: list[str]) -> None:
         parent, child = pty.openpty()
         done = subprocess.run(
@@ -700,6 +703,7 @@ class TestOnePass:
         assert (ran.code, "the same field twice" in ran.err) == (3, True)
         assert [place for _, place in begins] == [12]
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("place", [0, 1, 7, 150, 299])
     def test_a_key_that_comes_back_is_found_in_another_shard(
         self, tmp_path: Path, run: Command, place: int

@@ -579,6 +579,7 @@ def test_fsync_reaches_the_device(photos: Path, create: Create, monkeypatch: pyt
     assert len(synced) >= 6
 
 
+@pytest.mark.exhaustive
 def test_jobs_do_not_show(photos: Path, create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
     from wdscli.copy import maker as module
 
@@ -651,6 +652,7 @@ def test_a_list_from_standard_input(create: Create, monkeypatch: pytest.MonkeyPa
     assert read(out / "o-000000.tar") == [("a.txt", b"hello")]
 
 
+@pytest.mark.exhaustive
 def test_large_values_pass_through_a_scratch_file(
     create: Create, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

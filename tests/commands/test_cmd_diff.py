@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import Members, Ran, foreign_tar, numbered, wds, wds_here, write_shards
+from tiers import examples
 
 from wdscli.ops.diff import diff
 
@@ -195,7 +196,9 @@ FIELDS = st.dictionaries(st.sampled_from(["cls", "txt", "a.b"]), PAYLOADS, min_s
 KEYS = st.dictionaries(st.sampled_from([f"k{n}" for n in range(6)] + ["d/k1"]), FIELDS, max_size=6)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(a=KEYS, b=KEYS)
 def test_against_dictionaries(
     tmp_path: Path, a: dict[str, dict[str, str]], b: dict[str, dict[str, str]]
@@ -236,6 +239,7 @@ class TestViews:
             assert wds(*words, "-q").code == 0
         return samples
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("a", "b"),
         [("v1", "v2"), ("v2", "v1"), ("v1", "v3"), ("v2", "v3"), ("v3", "v3"), ("j1", "j2"), ("j2", "j1"),

@@ -281,6 +281,7 @@ class TestOptions:
     def test_verbose(self, run: Run, folder: Path) -> None:
         assert "set/.wds/train-000000.tar.wdx: made (there was none)" in run("-v", "set").err
 
+    @pytest.mark.exhaustive
     def test_jobs_do_not_show(self, run: Run, folder: Path) -> None:
         run("set", "-j", "1")
         one = {name: (folder / name).read_bytes() for name in MADE}

@@ -739,6 +739,7 @@ def test_memory_does_not_grow_with_the_set(big: Path, view: list[str]) -> None:
     assert peaks[1] - peaks[0] < 4000 + digests + numpy
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "view", [[], ["-l"], ["--by", "member"], ["--by", "shard"], ["--limit", "1"], ["--keys", "n01/a"]]
 )

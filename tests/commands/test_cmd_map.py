@@ -320,6 +320,7 @@ class TestAFunction:
         assert said in ran.err
         assert not (tmp_path / "out-manifest.json").exists()
 
+    @pytest.mark.exhaustive
     def test_a_batch_that_names_nothing(
         self, run: Command, texts: list[str], functions: str, tmp_path: Path
     ) -> None:
@@ -345,6 +346,7 @@ class TestAFunction:
         assert ran.code == 2
         assert said in ran.err
 
+    @pytest.mark.exhaustive
     def test_keys_of_two_shards_that_collide(self, run: Command, texts: list[str], tmp_path: Path) -> None:
         (tmp_path / "f.py").write_text("def f(s): return {**s, '__key__': 'k%d' % s['__index__']}")
         ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{tmp_path}/f.py:f")
@@ -409,6 +411,7 @@ class TestAFunctionInAProcessOfItsOwn:
         assert ran.out == good(*texts, "-o", "-", "--filter", "txt", "cat").out
         assert ran.err.count("heard n") == ran.err.count("heard too") == 8
 
+    @pytest.mark.exhaustive
     def test_what_it_reads_is_not_the_data(self, texts: list[str], functions: str, tmp_path: Path) -> None:
         out = tmp_path / "out.tar"
         data = Path(texts[0]).read_bytes()
@@ -424,6 +427,7 @@ class TestAFunctionInAProcessOfItsOwn:
         good(*given, "-o", "out-%06d.tar", "--python", f"{functions}:leaves", "-j1")
         assert len(keys_of(*outputs(tmp_path))) == 8
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("name", ["nan", "nan_text"])
     def test_numbers_that_json_does_not_have(
         self, run: Command, texts: list[str], functions: str, tmp_path: Path, name: str
@@ -438,6 +442,7 @@ class TestAFunctionInAProcessOfItsOwn:
         good(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{tmp_path}/file.py:up")
         assert fields(tmp_path, "n1")["txt"] == b"TEXT 1"
 
+    @pytest.mark.exhaustive
     def test_of_shards_that_only_this_process_has(
         self, good: Command, texts: list[str], functions: str, tmp_path: Path
     ) -> None:
@@ -833,6 +838,7 @@ class TestNewFields:
         assert [[len(runs) for runs in shard["runs"]] for shard in plain] == [[1, 1]] * 3
         assert not (tmp_path / "train.rows").exists()
 
+    @pytest.mark.exhaustive
     def test_samples_without_a_new_field_are_said(
         self, run: Command, texts: list[str], functions: str, tmp_path: Path
     ) -> None:
@@ -868,7 +874,7 @@ class TestNewFields:
         ("words", "code", "said"),
         [
             (["--python", "{}:same"], 5, "it made the new key"),
-            (["--python", "{}:two"], 5, "it made the new key"),
+            pytest.param(["--python", "{}:two"], 5, "it made the new key", marks=EXHAUSTIVE),
             (["--cmd", "true"], 3, "no call made a new field: all fields already exist in their samples"),
             (["--filter", "txt", "cat"], 2, "--new-fields needs --cmd or --python or --resize"),
             (["--cmd", "true", "--multi"], 2, "--new-fields cannot be combined with --multi"),

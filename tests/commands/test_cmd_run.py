@@ -544,6 +544,7 @@ class TestBroken:
             with pytest.raises(DataError):
                 load_plan(str(plan))
 
+    @pytest.mark.exhaustive
     def test_a_sealed_header_of_other_types(self, plan: Path, run: Command, tmp_path: Path) -> None:
         """Anybody can compute a seal: it shows that nothing was changed since, not that wdscli wrote it."""
         header = header_of(plan)

@@ -32,6 +32,7 @@ from shard_cases import (
     wds,
     write_shards,
 )
+from tiers import examples
 
 from wdscli.cli.main import main
 from wdscli.copy.copier import COPY_BUFFER_BYTES
@@ -137,6 +138,7 @@ class TestSameBytes:
         monkeypatch.setattr("wdscli.shards.reading.iter_batches", refuse)
         good(*shards, "-o", tmp_path / "out.tar")
 
+    @pytest.mark.exhaustive
     def test_whatever_the_environment(self, shards: list[str], tmp_path: Path) -> None:
         for number, more in enumerate(
             [
@@ -222,7 +224,7 @@ class TestWhatIsWritten:
 
 class TestCuts:
     @settings(
-        max_examples=25,
+        max_examples=examples(25),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )

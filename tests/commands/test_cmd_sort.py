@@ -31,6 +31,7 @@ from shard_cases import (
     wds,
     write_shards,
 )
+from tiers import examples
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
@@ -44,7 +45,7 @@ Command = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND = ["sort"]
 GOOD = settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -33,6 +33,7 @@ from shard_cases import (
     wds,
     write_shards,
 )
+from tiers import examples
 
 from wdscli.cli.main import main
 from wdscli.errors import UsageError
@@ -220,7 +221,7 @@ class TestCuts:
         assert (ran.code, "7 shards, which is not a multiple of 4" in ran.err) == (2, True)
 
     @settings(
-        max_examples=20,
+        max_examples=examples(20),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
@@ -300,6 +301,7 @@ class TestRatio:
             assert set(some[part]) <= set(before[part])
         assert sum(map(len, after.values())) == 90
 
+    @pytest.mark.exhaustive
     def test_which_parts_are_stable_is_what_the_manual_says(self, good: Command, tmp_path: Path) -> None:
         few, added = people(200), people(100, start=1000)
         old, new = write_shards(tmp_path / "old", [few]), write_shards(tmp_path / "new", [added])
@@ -678,6 +680,7 @@ class TestRefused:
     def test_missing_without_parts(self, run: Command, shards: list[str], tmp_path: Path) -> None:
         assert run(*shards, "-o", tmp_path / "o-%d.tar", "--missing", "skip").code == 2
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("options", [["--ratio", RATIO], ["--by", "cls"]], ids=" ".join)
     @pytest.mark.parametrize("there", ["{}-000007.tar", "{}-manifest.json"])
     def test_what_exists_of_any_part(
@@ -815,6 +818,7 @@ class TestSameBytes:
         good(*clinic, "-o", tmp_path / "b" / "{part}.tar", *options)
         assert content(tmp_path / "a") == content(tmp_path / "b")
 
+    @pytest.mark.exhaustive
     def test_from_a_stream(self, good: Command, clinic: list[str], tmp_path: Path) -> None:
         """As from plain files, by way of a scratch folder."""
         piped = [f"pipe:cat {name}" for name in clinic]

@@ -312,6 +312,7 @@ def test_exit_codes_of_the_installed_command(tmp_path: Path) -> None:
     assert data.returncode == 0
 
 
+@pytest.mark.exhaustive
 def test_jobs_do_not_change_the_report(wds: Any, tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path, tar_bytes(*GOOD, (b"%d.x" % number, b"")), f"{number}.tar")

@@ -141,7 +141,7 @@ def test_same_bytes(name: str, sets: Any, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / f"out{number}")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", EXTRA)
 def test_same_bytes_of_parts(name: str, sets: Any, tmp_path: Path) -> None:
     case = EXTRA[name]

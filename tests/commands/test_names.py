@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import Ran, leftovers, wds
+from tiers import examples
 from verify_cases import tar_bytes
 
 from wdscli.cli.main import main
@@ -158,7 +159,7 @@ NAMES = st.lists(
 
 @pytest.mark.exhaustive
 @given(NAMES, st.booleans())
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 def test_an_error_or_the_same_names(tmp_path: Path, names: list[bytes], by_plan: bool) -> None:
     shard, out = tmp_path / "in.tar", tmp_path / "out.tar"
     shard.write_bytes(archive_of(*names))

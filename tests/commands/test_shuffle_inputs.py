@@ -299,6 +299,7 @@ class TestStreams:
         assert shuffled(plain, tmp_path / "out", tmp=str(tmp_path)) == wanted
         assert list(tmp_path.glob("wds-*")) == []
 
+    @pytest.mark.exhaustive
     def test_by_workers(self, plain: list[str], wanted: dict[str, bytes], tmp_path: Path) -> None:
         names = [f"pipe:cat {name}" for name in plain]
         assert shuffled(names, tmp_path / "out", jobs=2, tmp=str(tmp_path)) == wanted

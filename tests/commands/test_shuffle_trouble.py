@@ -463,6 +463,7 @@ class TestInterrupts:
         assert list((folder / "t").iterdir()) == []
         return str(error.decode())
 
+    @pytest.mark.exhaustive
     def test_ctrl_c_while_copying_a_stream(self, started: Any, tmp_path: Path) -> None:
         wait_until(lambda: list((tmp_path / "t").glob("*/3.tar")))
         children = descendants(started.pid)
@@ -506,6 +507,7 @@ class TestInterrupts:
         for path in outputs(tmp_path):
             samples_of(path)
 
+    @pytest.mark.exhaustive
     def test_a_worker_that_is_killed(self, started: Any, tmp_path: Path) -> None:
         wait_until(lambda: list((tmp_path / "t").glob("*/3.tar")))
         children = descendants(started.pid)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from tests.support.shard_cases import foreign_tar, wds
 from wdscli.ops.index import index
@@ -120,6 +121,7 @@ def test_where_of_commands_that_write(pair, reads, tmp_path, command):
     assert len(reads) == was
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "by", ["json.tokens", "json.w:r", "json.tokens:V", "json.tokens:n", "json.deep[0]['a b']"]
 )
@@ -235,7 +237,7 @@ def results(folder, place, form):
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.none() | DOCUMENT, min_size=1, max_size=9),
     st.lists(st.sampled_from(PLACES), min_size=1, max_size=3, unique=True),

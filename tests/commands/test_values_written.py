@@ -204,7 +204,7 @@ def indexes(folder):
 
 
 @pytest.mark.parametrize("command", REORDER)
-@pytest.mark.parametrize("more", [(), ("-j2",), ("--strategy", "spill")])
+@pytest.mark.parametrize("more", [(), pytest.param(("-j2",), marks=EXHAUSTIVE), ("--strategy", "spill")])
 def test_reordering_carries_values(stored, tmp_path, command, more):
     if command == "cat" and more:
         pytest.skip("cat has no such option")
@@ -267,6 +267,7 @@ def test_mixed_types_are_not_exact(tmp_path):
     assert not found.exact
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "command",
     [

@@ -19,6 +19,7 @@ import pytest
 from awkward_sets import write_awkward
 from shard_cases import Members, content, numbered, outputs, sample, samples_of, tar_of, wds, write_shards
 from storage_servers import S3
+from tiers import EXHAUSTIVE
 
 from wdscli.cli.main import main
 from wdscli.copy import spill
@@ -224,6 +225,7 @@ class TestSameBytes:
         sized(5_000, 5_000, True)
         assert shuffled(piped, tmp_path / "spill") == by_gather
 
+    @pytest.mark.exhaustive
     def test_random_sets(self, tmp_path: Path, sized: Fix) -> None:
         rng = random.Random(8)
         for number in range(12):
@@ -328,6 +330,7 @@ class TestTrouble:
         assert list((tmp_path / "tmp").iterdir()) == [left]
 
 
+@pytest.mark.exhaustive
 def test_scratch_space_in_this_process(awkward: list[str], tmp_path: Path) -> None:
     """No worker reaches it, so there are none."""
     by_gather = shuffled(awkward, tmp_path / "gather", strategy="gather")
@@ -389,6 +392,7 @@ class TestObjectStores:
         assert all(name.startswith("t/wds-") for name in objects)
         assert s3.names(place) == s3.pending(place) == []
 
+    @pytest.mark.exhaustive
     def test_copies_too(self, s3: S3, tmp_path: Path) -> None:
         names = write_shards(tmp_path / "in", [numbered(9)])
         place = s3.bucket("copies")
@@ -411,7 +415,7 @@ class TestObjectStores:
         shuffle(Request(names, f"s3://{place}/out-%d.tar", strategy="spill", cuts=Cuts(shards=1), jobs=1), 5)
         assert samples_of(s3.get(place, "out-0.tar"))[0] == samples_of(by_gather["out-000000.tar"])[0]
 
-    @pytest.mark.parametrize("piece", [700, 1 << 26])
+    @pytest.mark.parametrize("piece", [pytest.param(700, marks=EXHAUSTIVE), 1 << 26])
     def test_long_ranges_are_read_into_place(
         self, s3: S3, tmp_path: Path, sized: Fix, monkeypatch: pytest.MonkeyPatch, piece: int
     ) -> None:

@@ -114,6 +114,7 @@ class TestTypes:
             {"n": 2, "m": "3", "z": "2"},
         ]
 
+    @pytest.mark.exhaustive
     def test_the_same_whatever_the_number_of_jobs(self, good: Command, tmp_path: Path) -> None:
         rows = "".join(f"k{n},{n},{n if n < 900 else 'x'}\n" for n in range(1000))
         (tmp_path / "t.csv").write_text("id,n,m\n" + rows)

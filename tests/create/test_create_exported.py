@@ -13,6 +13,7 @@ from conftest import Command
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shard_cases import samples_of, wds, write_shards
+from tiers import examples
 
 from wdscli.model import to_bytes, to_text
 
@@ -103,7 +104,7 @@ def members_of(samples: list[Sample]) -> list[list[tuple[str, bytes]]]:
 @pytest.mark.parametrize("name", FORMATS)
 @example([(b"n/\xff", {b"jpg": b"", b"txt": b""}), (b"plain", {b"txt": b"a\tb\n", b"f\xff": b"x"})])
 @example([(b"a", {b"key": b"1", b"field.key": b"2", b"json": b'{"b": 1.10}'}), (b"b", {b"json": b"{}\n"})])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(sets())
 def test_the_same_shards_come_back(name: str, samples: list[Sample]) -> None:
     with tempfile.TemporaryDirectory() as there:

@@ -157,6 +157,7 @@ class TestSameBytes:
             assert done.code == 0, done.err
         assert content(tmp_path / "serial") == content(tmp_path / "dask") != {}
 
+    @pytest.mark.exhaustive
     def test_memory_is_for_one_task(
         self, cluster: Cluster, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -320,7 +321,7 @@ class TestErrors:
         done = shuffle("--engine", cluster.url, cwd=tmp_path, out="dask", code=4)
         assert "cannot read in/in-0.tar: broken symlink" in done.err
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.skipif(not can_hide(), reason="needs the right to mount")
     @pytest.mark.parametrize(
         ("hidden", "message"),
@@ -346,6 +347,7 @@ class TestErrors:
         assert "dask/out-00000" in done.err
         assert "status 1" in done.err
 
+    @pytest.mark.exhaustive
     def test_a_worker_is_as_patient_as_its_user(
         self, cluster: Cluster, inputs: list[str], tmp_path: Path
     ) -> None:

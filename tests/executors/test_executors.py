@@ -15,7 +15,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import executor_tasks
 import pytest
+from executor_tasks import chatter, die, double, fails, finalizes, linger, whoami
 
 from wdscli import executors
 from wdscli.errors import DataError, EngineError, OutputExistsError, UsageError, WdsError
@@ -29,69 +31,6 @@ from wdscli.executors import (
     useful_jobs,
     useful_shard_jobs,
 )
-
-
-def double(number: int) -> int:
-    time.sleep(0.02 * (number % 3))
-    return 2 * number
-
-
-def whoami(_: int) -> tuple[int, str, str, Any]:
-    from multiprocessing import get_start_method, parent_process
-
-    parent = parent_process()
-    secret = getattr(executors, "_secret_of_the_parent", None)
-    return os.getpid(), get_start_method(), "" if parent is None else "child", secret
-
-
-def fails(number: int) -> int:
-    if number == 3:
-        raise DataError("broken", code="truncated", shard="a.tar", offset=512, member="x.jpg", hint="mend it")
-    if number == 4:
-        raise OutputExistsError("there already", hint="--force")
-    if number == 5:
-        raise KeyError("mistake")
-    if number == 6:
-        raise MemoryError
-    if number == 7:
-        raise BrokenPipeError(32, "Broken pipe")
-    return number
-
-
-def die(number: int) -> int:
-    if number == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.05)
-    return number
-
-
-def linger(path: str) -> int:
-    """Writes its process, then waits; a file beside it says that the way out was walked."""
-    try:
-        Path(path).write_text(str(os.getpid()))
-        time.sleep(60)
-    finally:
-        Path(path + ".left").touch()
-    return 0
-
-
-class Slow:
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __del__(self) -> None:
-        Path(self.path).write_text(str(os.getpid()))
-        time.sleep(60)
-
-
-def finalizes(path: str) -> None:
-    slow = Slow(path)
-    del slow
-    linger(path)
-
-
-def chatter(size: int) -> bytes:
-    return bytes(size)
 
 
 @pytest.fixture(params=[1, 3], ids=["serial", "processes"])
@@ -142,6 +81,7 @@ class TestAny:
         with pytest.raises(BrokenPipeError):
             list(run_tasks(executor, fails, [7]))
 
+    @pytest.mark.exhaustive
     def test_the_first_failure_in_order_is_raised(self, executor: Executor) -> None:
         with pytest.raises(DataError):
             list(run_tasks(executor, fails, [0, 3, 4, 5]))
@@ -222,6 +162,7 @@ class TestProcesses:
         assert caught.value.exit_code == 5
         assert "-j" in str(caught.value.hint)
 
+    @pytest.mark.exhaustive
     def test_large_results_and_tasks(self) -> None:
         with make_executor(2) as executor:
             assert list(map(len, run_tasks(executor, chatter, [3_000_000] * 6))) == [3_000_000] * 6
@@ -311,7 +252,7 @@ class TestGivingUp:
 
     def test_workers_do_not_outlive_a_parent_that_is_killed(self, tmp_path: Path) -> None:
         name = str(tmp_path / "a")
-        parent = subprocess.Popen([sys.executable, __file__, name], stderr=subprocess.DEVNULL)
+        parent = subprocess.Popen([sys.executable, executor_tasks.__file__, name], stderr=subprocess.DEVNULL)
         try:
             _wait_for(lambda: _has_text(name))
         finally:
@@ -346,11 +287,6 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return False
     return text.rpartition(")")[2].split()[0] != "Z"
-
-
-if __name__ == "__main__":
-    with make_executor(2) as pool:
-        pool.submit(linger, sys.argv[1]).result()
 
 
 class TestInterruptsHeld:
@@ -405,6 +341,7 @@ class TestInterruptsHeld:
         assert made == [True]
         assert not multiprocessing.active_children()
 
+    @pytest.mark.exhaustive
     def test_a_worker_is_lost_while_tasks_wait(self) -> None:
         """All tasks that wait fail, and the other worker ends with the block."""
         with make_executor(2) as executor:
@@ -416,7 +353,7 @@ class TestInterruptsHeld:
 def test_a_killed_group_leaves_no_files(tmp_path: Path) -> None:
     """The semaphores of Python's own pool are files in /dev/shm."""
     name = str(tmp_path / "a")
-    parent = subprocess.Popen([sys.executable, __file__, name], start_new_session=True)
+    parent = subprocess.Popen([sys.executable, executor_tasks.__file__, name], start_new_session=True)
     try:
         _wait_for(lambda: _has_text(name))
         maps = Path(f"/proc/{parent.pid}/maps").read_text().splitlines()

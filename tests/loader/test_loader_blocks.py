@@ -134,6 +134,7 @@ def check_same(ranks: list[list[list[int]]], whole: list[list[int]], tail: str) 
     assert found == expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", range(0, 40, 10))
 @pytest.mark.usefixtures("small_blocks")
 def test_any_world_has_the_same_batches(
@@ -261,6 +262,7 @@ class TestRemote:
             assert len(server.ranges) == 9
             pool.close()
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("wrapped", ["with_epoch", "mix", "slice"])
     def test_through_views_and_mixes(self, web: Web, wrapped: str) -> None:
         [manifest] = [name for name in web.files if name.endswith(".json")]
@@ -448,6 +450,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.exhaustive
 def test_a_billion_samples_are_known_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", BILLION], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

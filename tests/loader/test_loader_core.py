@@ -14,6 +14,7 @@ import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from wdscli.errors import WdsError
 from wdscli.loader import IndexedDataset
@@ -117,7 +118,9 @@ def test_whoever_wrote_the_shard(tmp_path: Path, seed: int, fields: set[str] | N
     st.integers(0, 5),
     st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), min_size=1, max_size=6),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_what_was_changed_behind_the_index(tmp_path: Path, seed: int, changes: list[tuple[int, int]]) -> None:
     path = tmp_path / str(seed) / "a.tar"
     if not path.exists():
@@ -158,7 +161,9 @@ NUMBERS = st.sampled_from(EDGES) | st.integers(0, 8000).map(lambda number: numbe
 
 @pytest.mark.exhaustive
 @given(st.data())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_an_index_may_say_anything(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.tar"
     if not path.exists():

@@ -257,6 +257,7 @@ class TestTheOrderInAShard:
         )
         assert found == wanted == [*range(40), *range(40), *range(20)]
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("main", [{"shardshuffle": 100}, {"resampled": True, "nodesplitter": None}])
     @pytest.mark.parametrize("workers", [0, 2])
     def test_columns_in_shards_side_by_side_are_paired(
@@ -282,6 +283,7 @@ class TestTheOrderInAShard:
             assert len(found) == COUNT
             assert all(one == other for one, other in found)
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("kind", ["indexed", "streamed", "mixed", "generator"])
     def test_a_resampled_set_without_splitters_is_whole_in_each_worker(self, url: str, kind: str) -> None:
         """And each has an order of its own, or a batch would have the same samples from all of them."""

@@ -93,12 +93,14 @@ def test_an_iteration_of_workers_that_is_left_is_followed_by_the_next_epoch(url:
     assert list(other) == known[2][3:]
 
 
+@pytest.mark.exhaustive
 def test_epochs_that_are_cut_go_on_where_they_were_cut(url: str) -> None:
     data = wds.WebDataset(url, resampled=True, seed=3).map(key_of).with_epoch(10)
     batches = torch_data.DataLoader(data, batch_size=5, num_workers=2)
     assert len({key for _ in range(3) for batch in batches for key in batch}) == COUNT
 
 
+@pytest.mark.exhaustive
 def test_two_loaders_of_one_dataset_at_once(url: str) -> None:
     data = made(url)
     both = zip(loader(data), loader(data, 3))
@@ -107,6 +109,7 @@ def test_two_loaders_of_one_dataset_at_once(url: str) -> None:
     assert [first, second] == known[:2]
 
 
+@pytest.mark.exhaustive
 def test_loaders_that_threads_start_at_the_same_time_have_whole_epochs(url: str) -> None:
     data = made(url)
     found: list[list[str]] = []

@@ -180,7 +180,7 @@ def world_of(make: Callable[..., Any], batch: int, world: int, workers: int, fir
 
 
 class TestTopologies:
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
     @pytest.mark.parametrize("shuffle", ["none", "window", "blocks"])
     def test_the_global_batches_are_the_same(self, sets: Sets, stop: Any, shuffle: Any) -> None:
@@ -202,6 +202,7 @@ class TestTopologies:
             found = list(data)
             assert len(found) == len(data) == len(set(found)) == 41
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("how", [{}, {"num_workers": 2}])
     def test_real_workers_and_a_state_of_others(self, sets: Sets, how: Any) -> None:
         pytest.importorskip("torch")
@@ -880,6 +881,7 @@ class TestStreams:
                     found += list(wds.mix(parts(), stop="all", rank=rank, world_size=world).shuffle(5))
             assert len(found) == len(set(found)) == 41
 
+    @pytest.mark.exhaustive
     def test_goes_on_from_anywhere_and_refuses_others(self, parts: Any) -> None:
         def make() -> Any:
             return wds.mix(list(zip(parts(), [3, 1, 1])), stop="repeat", label=None).listed(3)

@@ -87,6 +87,7 @@ def test_a_mix_with_a_view(name: str, place: str) -> None:
     assert plain(islice(mixed(f"{place}{slug(name)}.json"), 40)) == wanted
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_is_gone_on_with(name: str, place: str) -> None:
     given = f"{place}{slug(name)}.json"
@@ -139,6 +140,7 @@ def test_only_the_layers_of_the_fields_are_read(
         assert 2 * low <= bytes_read() - before < 2 * high
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shuffle", ["none", "window"])
 def test_only_the_layers_of_the_fields_are_requested(shuffle: Any, layers: Path, s3: S3) -> None:
     bucket = s3.bucket(f"layers-{shuffle}-{len(s3.client.list_buckets()['Buckets'])}")

@@ -265,6 +265,7 @@ def test_seeds_and_epochs_make_other_orders() -> None:
 # Uniformity: over seeds, each sample is as often at each position as chance allows.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("most", [1 << 20, 3], ids=["sorted", "feistel"])
 @pytest.mark.parametrize("shuffle", ["window", "full"])
 def test_every_sample_comes_to_every_position_as_often(
@@ -286,6 +287,7 @@ def test_every_sample_comes_to_every_position_as_often(
     assert 529 - 5 * 33 < chi_squared < 529 + 5 * 33
 
 
+@pytest.mark.exhaustive
 def test_lanes_let_every_shard_come_anywhere() -> None:
     """Where a shard's samples come differs by seed: with 8 lanes, every one of 16 shards is in the first 8 positions of
     some seeds, about as often as any other."""
@@ -335,6 +337,7 @@ print(json.dumps([slowest, peak]))
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shuffle", ["window", "blocks", "full"])
 def test_a_billion_samples_in_a_hundred_thousand_shards(shuffle: str) -> None:
     """Any batch under two seconds and 200 MB."""

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from tiers import EXHAUSTIVE
 
 import wdscli.loader as wds
 from wdscli.loader.compat.utils import pytorch_worker_info
@@ -152,6 +153,7 @@ def epochs(make: Callable[[], Any], how: str, count: int = 3, **options: Any) ->
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("name", MAKES)
@@ -164,16 +166,20 @@ def test_nothing_is_lost_and_nothing_comes_twice(
     assert together[0] != together[1]
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("how", "options"),
     [
         ("itself", {}),
         ("set_epoch", {"num_workers": 2}),
-        ("set_epoch", {"num_workers": 2, "persistent_workers": True}),
-        ("DataLoader", {"num_workers": 2, "persistent_workers": True}),
-        ("DataLoader", {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "spawn"}),
-        ("WebLoader", {"num_workers": 2}),
+        *(
+            pytest.param(how, {"num_workers": 2, **more}, marks=EXHAUSTIVE)
+            for how, more in [
+                ("set_epoch", {"persistent_workers": True}),
+                ("DataLoader", {"persistent_workers": True}),
+                ("DataLoader", {"persistent_workers": True, "multiprocessing_context": "spawn"}),
+                ("WebLoader", {}),
+            ]
+        ),
     ],
 )
 def test_however_epochs_are_begun(

@@ -223,6 +223,7 @@ def test_packs_are_as_few_as_first_fit_decreasing_makes(name: str) -> None:
         assert found.used.sum() / found.room.sum() >= 0.98
 
 
+@pytest.mark.exhaustive
 def test_windows_pack_as_well_as_the_whole_set() -> None:
     values = numpy.clip(numpy.random.default_rng(4).lognormal(5.9, 1, 20_000).astype(int), 1, 4096)
     packs = sum(

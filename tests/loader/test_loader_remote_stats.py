@@ -90,7 +90,7 @@ class TestWindowsThatCannotBeHeld:
         assert numbers == list(range(samples))
         return data.stats()
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("shuffle", ["window", "full"])
     def test_no_byte_of_a_large_sample_comes_twice(
         self, address: Callable[[int, int], str], shuffle: Literal["window", "full"]

@@ -277,6 +277,7 @@ class TestTorch:
         rest = list(data.DataLoader(table, batch_sampler=again, num_workers=1, collate_fn=keys))
         assert begun + rest == true
 
+    @pytest.mark.exhaustive
     @pytest.mark.filterwarnings("ignore:'set_vital'")
     @pytest.mark.parametrize("workers", [0, 2])
     @pytest.mark.parametrize("by_batch", [True, False])

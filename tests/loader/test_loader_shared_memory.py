@@ -112,6 +112,7 @@ def test_all_batches_may_be_kept(numbers: str) -> None:
         check(batch)
 
 
+@pytest.mark.exhaustive
 def test_batches_of_torch_cross_so_too(numbers: str) -> None:
     samples = wds.WebDataset(numbers).map(partial(pictured, numpy.asarray))
     loader = wds.WebLoader(samples.repeat(3), batch_size=4, num_workers=1)
@@ -131,6 +132,7 @@ def test_arrays_stay_arrays_for_who_collates_himself(numbers: str) -> None:
         batch[1][:] = 0
 
 
+@pytest.mark.exhaustive
 def test_stages_behind_the_batches_have_arrays(numbers: str) -> None:
     before: deque[Any] = deque(maxlen=1)
 

@@ -75,6 +75,7 @@ class TestSplitters:
                 list(one)
             assert "nodesplitter" in (caught.value.hint or "")
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "loader", [loaded, lambda data, workers: wds.WebLoader(data, num_workers=workers)]
     )
@@ -160,6 +161,7 @@ class TestEpochsOfEachWorker:
         mixed = wds.mix([data.with_epoch(3), data.with_epoch(3)], stop="all", per="batch")
         assert len(list(loaded(mixed, workers))) == 6 * each
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("workers", [0, 2])
     def test_over_the_whole_it_is_counted_by_name(self, url: str, workers: int) -> None:
         data = wds.WebDataset(url, shuffle="window").map(Cls())

@@ -415,6 +415,7 @@ def told(batch: Any) -> Any:
 
 
 class TestWorkers:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("ours", [True, False])
     @pytest.mark.parametrize("size", [10, 100_000])
     def test_raw_batches_are_whole(self, tmp_path: Path, size: int, ours: bool) -> None:

@@ -110,6 +110,7 @@ def test_torch_may_be_imported_last_and_workers_may_be_spawned(manifest: str, tm
     assert json.loads(done.stdout) == epoch_of(manifest, 2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_plain_dataloader_gives_the_same_batches_with_any_workers(manifest: str, workers: int) -> None:
     plain = data(manifest)
@@ -146,6 +147,7 @@ def test_epochs_advance_by_themselves_in_workers_that_stay(manifest: str) -> Non
     assert list(staying) == epoch_of(manifest, 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [1, 3])
 def test_samples_that_the_dataloader_puts_together(manifest: str, workers: int) -> None:
     """Without batched(): every sample once; the same batches when the dataset knows how many go together."""
@@ -161,6 +163,7 @@ def test_samples_that_the_dataloader_puts_together(manifest: str, workers: int) 
     assert flat(epoch_of(manifest, 0)[4:]) == list(other)
 
 
+@pytest.mark.exhaustive
 def test_batches_that_the_dataloader_makes_smaller_are_warned_of_once(
     manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +215,7 @@ def test_webloader_goes_on_with_another_number_of_workers(
     assert second.epoch == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_webloader_keeps_the_order_where_filters_leave_batches_empty(manifest: str, workers: int) -> None:
     def thin() -> wds.WebDataset:
@@ -261,6 +265,7 @@ def test_workers_of_a_plain_dataloader_warn_of_what_errors_took(tmp_path: Path) 
     assert all(f"(decode: DataError {number})" in line for number, line in zip(numbers, told))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_that_may_have_fewer_batches_are_told(manifest: str, workers: int) -> None:
     def of(rank: int, keep: Any) -> Any:
@@ -295,6 +300,7 @@ def test_webloader_makes_tensors_and_batches_as_torch_does(manifest: str) -> Non
     assert list(own) == [50, 50, 1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [0, 3])
 def test_stages_of_a_webloader_run_over_all_workers(manifest: str, workers: int) -> None:
     def make(workers: int) -> wds.WebLoader:

@@ -69,6 +69,7 @@ def test_a_sampling_is_what_is_written_down(p: float, seed: int, length: int, ep
     assert len(set(found)) == count
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_a_sampling_prefers_no_position(p: float) -> None:
     times: Counter[int] = Counter()

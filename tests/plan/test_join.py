@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import Members, assert_true_set, members_of, no_new_files, outputs, tar_of
+from tiers import examples
 
 from wdscli.copy import copier
 from wdscli.errors import DataError, UsageError
@@ -100,7 +101,7 @@ SETS = st.lists(
     min_size=2,
     max_size=3,
 )
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class TestOracle:

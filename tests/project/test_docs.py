@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from shard_cases import wds
 
 from wdscli.cli.main import COMMANDS
 
@@ -17,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.exhaustive
 def test_no_man_page_is_stale() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/make-man", "--check"], cwd=ROOT, capture_output=True, text=True
@@ -135,8 +138,9 @@ def test_readme_examples_run(pictures: Path) -> None:
     table = readme_table()
     assert list(table) == list(COMMANDS)
     for name, (_, example) in table.items():
-        done = run_line(example, pictures)
-        assert done.returncode == 0, f"{name}: {example}\n{done.stdout}{done.stderr}"
+        for line in example.split(" && "):
+            ran = wds(*shlex.split(line)[1:], cwd=pictures)
+            assert ran.code == 0, f"{name}: {line}\n{ran.out.decode()}{ran.err}"
 
 
 def without_times(line: str) -> str:

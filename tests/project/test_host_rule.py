@@ -164,5 +164,6 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 def test_a_worker_of_torchs_own_loader_is_torchs(tmp_path: Path) -> None:
     assert said_by(WORKER, tmp_path) == "{(0, 0, True)}\n"

@@ -29,6 +29,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """Which modules of ours each module names in an import anywhere in it, for type checkers too."""
     found: dict[str, set[str]] = defaultdict(set)

@@ -12,14 +12,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import _words
 
 
+@pytest.mark.exhaustive
 def test_users_read_no_more_hard_words_than_the_bound() -> None:
     assert len(_words.words_of_users()) <= _words.MOST_IN_TEXT
 
 
+@pytest.mark.exhaustive
 def test_docstrings_have_no_more_hard_words_than_the_bound() -> None:
     assert len(_words.words_of_docstrings()) <= _words.MOST_IN_DOCSTRINGS
 
 
+@pytest.mark.exhaustive
 def test_messages_and_hints_fit_in_a_line() -> None:
     assert len(_words.long_messages()) <= _words.MOST_LONG_MESSAGES
 

@@ -260,6 +260,7 @@ def test_a_store_that_tells_no_versions(here: Path, monkeypatch: pytest.MonkeyPa
     assert (ran.code, "has no versions" in ran.err) == (2, True), ran.err
 
 
+@pytest.mark.exhaustive
 def test_killed_while_a_set_is_replaced(here: Path) -> None:
     """Before the first shard has a receipt that says so."""
     words = ["create", "files", "-o", "out/out-%d.tar", "--max-count", "1", "-j", "1", "--if-changed"]

@@ -128,6 +128,7 @@ def test_keys_made_to_collide_are_told_apart() -> None:
         assert KeySet().add_new(keys)
 
 
+@pytest.mark.exhaustive
 def test_memory_is_16_bytes_a_key(plain: None) -> None:
     keys = KeySet(1000)
     for first in range(0, 200_000, 500):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_cases import FileSource, StreamSource, archive, patched
+from tiers import examples
 
 from wdscli.errors import DataError, UsageError
 from wdscli.samples import (
@@ -40,7 +41,7 @@ def webdataset_skips(name: str) -> bool:
 
 
 @given(NAMES)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 def test_the_key_rule_is_webdatasets(name: str) -> None:
     key, field = webdataset_rule()(name)
     ours = split_name(name.encode())
@@ -245,7 +246,7 @@ MEMBERS = st.lists(
 
 
 @given(MEMBERS, st.sampled_from([512, 1024, 1536, 2048, 5000]), st.lists(st.integers(0, 30000), max_size=20))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_grouping_does_not_show_where_buffers_end(names: list[bytes], chunk: int, cuts: list[int]) -> None:
     data = shard(*names)
 
@@ -261,7 +262,7 @@ def test_grouping_does_not_show_where_buffers_end(names: list[bytes], chunk: int
 
 
 @given(MEMBERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_records_and_columns_say_the_same(names: list[bytes]) -> None:
     data = shard(*names)
 

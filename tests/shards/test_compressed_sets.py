@@ -85,6 +85,7 @@ class TestInBlocks:
         assert wds("index", "-q", folder).code == 0
         assert content(folder) == before
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("strategy", ["gather", "spill"])
     def test_shuffled(self, plain: str, end: str, strategy: str, tmp_path: Path) -> None:
         folder = packed_set(plain, end)
@@ -165,6 +166,7 @@ def test_create(tmp_path: Path) -> None:
     assert len(unpacked(*shards)) == 30
 
 
+@pytest.mark.exhaustive
 def test_the_size_that_limits_is_that_of_the_tar(plain: str, tmp_path: Path) -> None:
     for end in ("tar", "tar.gz"):
         assert wds("split", "-q", plain, "-o", tmp_path / end / f"o-%d.{end}", "--max-size", "20kB").code == 0

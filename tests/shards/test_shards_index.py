@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_cases import content, tar_of
+from tiers import examples
 from xxhash import xxh3_64
 
 from wdscli.cli.main import main
@@ -263,7 +264,7 @@ def sealed(document: dict[str, object]) -> bytes:
 
 
 class TestDamage:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     @given(st.data())
     def test_any_mutation_is_refused_cleanly(self, data: st.DataObject) -> None:
         mutated = bytearray(EXAMPLE)
@@ -289,7 +290,7 @@ class TestDamage:
         with pytest.raises(DataError):
             parse_index(data, "x.wdx")
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     @given(st.data())
     def test_a_file_that_is_whole_and_lies_points_nowhere_else(self, data: st.DataObject) -> None:
         """Whoever writes a valid seal may still write nonsense: it is refused, or all of it lies inside the shard."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from shard_cases import Ran
 from storage_servers import S3, s3_server
+from tiers import EXHAUSTIVE
 
 from wdscli.errors import InputNotFoundError
 from wdscli.loader import IndexedDataset, WebDataset
@@ -33,7 +34,7 @@ def server() -> Iterator[S3]:
         yield found
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=EXHAUSTIVE)])
 def place(request: Any, tmp_path: Path) -> str:
     """A folder, with its last slash."""
     name = f"{request.node.name.partition('[')[0]}{abs(hash(request.node.name)) % 10**6}"
@@ -58,6 +59,7 @@ WRITING = ["split", "shuffle", "sort", "merge"]
 
 
 class TestCommands:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("words", ["", "*.tar", "t-?.tar", "t-[0-4].tar", "{t,u}-*.tar"])
     def test_a_shard_that_is_gone(self, place: str, run: Command, tmp_path: Path, words: str) -> None:
         fill(place, "t-1.tar", "t-3.tar")
@@ -96,6 +98,7 @@ class TestCommands:
         assert sum(len(page.batch.keys) for page in found.samples()) == 4 * SAMPLES
         assert [one.address for one in found.report().missing] == [place + "t-1.tar"]
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("words", ["", "t-manifest.json"])
     def test_skip_counts_all_that_is_lost(
         self, place: str, good: Command, tmp_path: Path, words: str

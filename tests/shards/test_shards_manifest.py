@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_cases import wds
+from tiers import examples
 from xxhash import xxh3_128
 
 from wdscli.errors import DataError, InputError
@@ -48,6 +49,7 @@ class TestDocument:
         made = {"operation": "x", "options": {"a": [{"url": "u"}, {"digest": "d"}]}}
         assert parse_manifest(replace(MANIFEST, made=made).to_json(), "m").made == made
 
+    @pytest.mark.exhaustive
     def test_a_view_of_many_shards_needs_little_memory(self) -> None:
         count, bases, shards = 2000, list[ShardInfo](), list[ViewShard]()
         for number in range(count):
@@ -230,7 +232,7 @@ class TestForeign:
         assert caught.value.code == "manifest-mismatch"
         assert "m.json is not a manifest" in caught.value.message
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(st.integers(0, 10**6), st.binary(max_size=3))
     def test_any_mutation_is_a_manifest_or_a_data_error(self, at: int, new: bytes) -> None:
         text = MANIFEST.to_json().encode()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from wdscli.errors import DataError, InputError, OutputExistsError, UsageError
 from wdscli.model import Sample
@@ -31,7 +32,9 @@ def read(*paths: Path) -> list[tuple[str, dict[str, bytes]]]:
 
 
 class TestRoundTrip:
-    @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
     @given(
         st.dictionaries(
             names, st.dictionaries(names, st.binary(max_size=1500), min_size=1, max_size=4), max_size=6

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from shard_cases import Members, Ran, members_of, samples_of, tar_of, wds, write_shards
 from storage_servers import S3, forget_listings, s3_server
+from tiers import EXHAUSTIVE
 
 from wdscli.errors import DataError
 from wdscli.loader import IndexedDataset, WebDataset
@@ -152,6 +153,7 @@ class TestLoader:
             assert (caught.value.code, caught.value.shard) == ("changed", made.changed), way
             assert "wds index" in (caught.value.hint or "")
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("image", [900, 40_000])
     def test_what_was_not_changed_is_read(self, tmp_path: Path, image: int) -> None:
         """Long names, pax headers and large payloads are what they are."""
@@ -497,7 +499,7 @@ class TestStore:
         ran = wds("ls", "--where", "cls == 12", f"s3://{bucket}/")
         assert (ran.code, "index is stale" in ran.err) == (3, True), ran.err
 
-    @pytest.mark.parametrize("image", [900, 300_000])
+    @pytest.mark.parametrize("image", [pytest.param(900, marks=EXHAUSTIVE), 300_000])
     def test_a_store_tells_that_a_shard_is_the_one_that_was_written(
         self, server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: int
     ) -> None:
@@ -535,6 +537,7 @@ class TestStore:
         assert "sample 0 of the shard" in warned[0]
         assert wds("ls", f"{place}/").out == wds("ls", made.folder).out
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "etag", ["0" * 32 + "-1", "d41d8cd98f00b204e9800998ecf8427e", "5f3e1a2b-9c00", "W/" + "1f" * 16, ""]
     )

@@ -221,6 +221,7 @@ def limits(kind: type) -> dict[str, int]:
     return {"max_count": 1} if kind is ShardWriter else {"maxcount": 1}
 
 
+@pytest.mark.exhaustive
 def test_a_second_writer_of_this_process_takes_over(writer_class: type, tmp_path: Path) -> None:
     """As in a notebook, where a cell is run again: the writer that is forgotten must not be in the way."""
     pattern = f"{tmp_path}/out-%06d.tar"
@@ -326,6 +327,7 @@ def test_what_lies_in_a_bucket_is_not_read_and_written_at_once(bucket: str, tmp_
         remove(f"{folder}/all-manifest.json")
 
 
+@pytest.mark.exhaustive
 def test_the_last_writer_on_an_object_store_wins(writer_class: type, bucket: str, tmp_path: Path) -> None:
     folder = f"{bucket}/{tmp_path.name}"
     first = writer_class(f"{folder}/out-%06d.tar", force=True, **limits(writer_class))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from storage_servers import S3
+from tiers import EXHAUSTIVE
 from xxhash import xxh3_64_hexdigest
 
 from wdscli.cli.main import main
@@ -287,7 +288,7 @@ def test_views_do_not_need_the_views_between(tmp_path: Path, monkeypatch: pytest
         assert [(sample.key, dict(sample)) for sample in shard] == before
 
 
-@pytest.mark.parametrize("with_indexes", [True, False])
+@pytest.mark.parametrize("with_indexes", [True, pytest.param(False, marks=EXHAUSTIVE)])
 def test_views_on_a_store(
     with_indexes: bool, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +329,7 @@ def test_a_view_on_a_store_is_made_from_indexes_alone(s3: S3) -> None:
     assert read("ls", f"{store}/v.json") == [f"a/x-{number:06d}.tar" for number in range(3)]
 
 
+@pytest.mark.exhaustive
 def test_workers_trust_the_bases_that_the_command_trusts(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,7 @@ class TestEveryFormat:
             with tarfile.open(fileobj=io.BytesIO(of_kind(kind)), mode=mode) as tar:  # type: ignore[call-overload]
                 assert sum(1 for _ in tar) == 120
 
+    @pytest.mark.exhaustive
     def test_the_bytes_do_not_depend_on_the_writes(self, kind: str, of_kind: Callable[[str], bytes]) -> None:
         for step in (1000, 1 << 18, 300_001, len(TAR)):
             assert packed(kind, TAR, step) == of_kind(kind)
@@ -114,6 +115,7 @@ class TestEveryFormat:
         assert UNPACK[kind](packed(kind, b"")) == b""
         assert read(packed(kind, b"")) == b""
 
+    @pytest.mark.exhaustive
     def test_cut_anywhere(
         self, kind: str, of_kind: Callable[[str], bytes], read: Callable[[bytes], bytes]
     ) -> None:
@@ -130,6 +132,7 @@ class TestEveryFormat:
                 assert kind in ("gzip", "zstd")
                 assert cut > len(blob) * 0.99
 
+    @pytest.mark.exhaustive
     def test_a_byte_changed_anywhere(
         self, kind: str, of_kind: Callable[[str], bytes], read: Callable[[bytes], bytes]
     ) -> None:

@@ -317,7 +317,7 @@ def test_cache(place: Store, uploaded: str, here: Path, tmp_path: Path) -> None:
     assert first.out == second.out == wds("cat", here / "one/in-manifest.json", "-o", "-").out
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("kind", [kind for kind in WRITABLE if "obstore" not in kind], indirect=True)
 def test_killed_in_mid_upload(place: Store, kind: str, tmp_path: Path) -> None:
     """Nothing stands under the name; the next run clears away what is left, and finishes."""

@@ -12,6 +12,7 @@ import pytest
 from shard_cases import numbered, wds, write_shards
 from storage_servers import S3, forget_listings, s3_server
 from stores import STORES
+from tiers import EXHAUSTIVE
 
 from wdscli.storage import uploads
 
@@ -130,7 +131,7 @@ def test_what_would_have_other_bytes_is_read(store: Store, name: str, tmp_path: 
     assert without_inputs(store.objects(output)) == without_inputs(near(READ[name], store, tmp_path))
 
 
-@pytest.mark.parametrize("change", ["", "headers", "payload"])
+@pytest.mark.parametrize("change", ["", pytest.param("headers", marks=EXHAUSTIVE), "payload"])
 def test_whole_shards_of_a_view_are_moved(store: Store, change: str, tmp_path: Path) -> None:
     """Only the shard that lost samples is read, as without the view. A base that was replaced is never moved."""
     source, output = store.fresh(), store.fresh()
@@ -169,7 +170,11 @@ def test_whole_shards_of_a_view_are_moved(store: Store, change: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "line", ["split {0}/v2.json -o {1}/{{name}}.tar", "merge --join left {0}/ {0}/more/ -o {1}/{{name}}.tar"]
+    "line",
+    [
+        pytest.param("split {0}/v2.json -o {1}/{{name}}.tar", marks=EXHAUSTIVE),
+        "merge --join left {0}/ {0}/more/ -o {1}/{{name}}.tar",
+    ],
 )
 def test_split_and_joins_move_whole_shards(store: Store, line: str, tmp_path: Path) -> None:
     """The other shard lost a sample, or gets captions."""
@@ -310,7 +315,7 @@ def test_what_is_there_is_refused_and_replaced_when_asked(store: Store) -> None:
     assert store.objects(output) == before
 
 
-@pytest.mark.parametrize("name", ["cat", "split"])
+@pytest.mark.parametrize("name", [pytest.param("cat", marks=EXHAUSTIVE), "split"])
 def test_an_end_in_the_middle_leaves_nothing(
     store: Store, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,6 +225,7 @@ def test_index_notes_the_versions_of_a_set_that_was_copied_there(store: Store, r
     assert server.get("requests", "copied/.wds/in-0.tar.wdx") == index
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", ["index --no-index", "verify --checksums", "shuffle --shards 3"])
 def test_shards_of_many_requests(
     command: str, store: Store, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +280,7 @@ def test_a_checksum_that_is_wrong_is_noticed_in_the_one_pass(store: Store, run: 
     assert "in-1.tar" not in ran.out.decode()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("table", ["--to-tsv", "--to-parquet"])
 @pytest.mark.parametrize("name", ["plain", "gz", "indexed"])
 def test_a_table_takes_one_pass(
@@ -316,6 +318,7 @@ def test_a_report_takes_one_pass(
     assert (tmp_path / "page.html").read_bytes() == (tmp_path / "again.html").read_bytes()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["plain", "indexed", "manifest", "gz"])
 def test_a_diff_takes_one_pass(name: str, store: Store, run: Command) -> None:
     for words, ratio in (([], 1.02), (["--keys-only"], 1.2 if name == "gz" else 1.02)):
@@ -403,6 +406,7 @@ def written_set(store: Store, run: Command, place: str) -> str:
     return address
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["", "w-manifest.json", "w-{0..3}.tar"])
 @pytest.mark.parametrize("has_manifest", [True, False])
 def test_the_loader_opens_a_shard_by_its_index_alone(
@@ -432,6 +436,7 @@ def test_the_loader_opens_a_shard_by_its_index_alone(
         store.server.seen.begin_anew()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("when", ["before", "opened", "between"])
 @pytest.mark.parametrize("manifest", ["kept", "gone"])
 def test_the_loader_believes_no_index_of_another_version(

@@ -21,6 +21,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from wdscli.errors import DataError, InputError
 from wdscli.storage import open_source
@@ -100,6 +101,7 @@ class TestEveryFormat:
             read(PACK[kind](DATA) + b"what is this doing here?")
         assert caught.value.code in ("data-after-end", "corrupt")
 
+    @pytest.mark.exhaustive
     def test_flipped_bits_are_data_errors_or_nothing_else(
         self, kind: str, read: Callable[[bytes], bytes]
     ) -> None:
@@ -115,6 +117,7 @@ class TestEveryFormat:
                 assert data == DATA
         assert codes <= {"corrupt", "truncated", "data-after-end"}
 
+    @pytest.mark.exhaustive
     def test_a_bomb_takes_no_memory(self, kind: str, tmp_path: Path) -> None:
         size = 200_000_000 if kind in ("gzip", "zstd", "lz4") else 60_000_000
         pieces = [PACK[kind](bytes(10_000_000))] * (size // 10_000_000)
@@ -159,7 +162,7 @@ def test_zstd_frames_of_every_shape(options: dict[str, int], read: Callable[[byt
             read(blob + blob[:-1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=4), st.data())
 def test_the_walker_knows_whole_frames(payloads: list[bytes], data: st.DataObject) -> None:
     frames = [zstandard.compress(payload) for payload in payloads]

@@ -542,6 +542,7 @@ class TestS3:
         assert s3.get(bucket, "out.tar") == b"x" * 12_000_000
         assert s3.pending(bucket) == []
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("is_lent", [False, True])
     def test_later_parts_are_larger(
         self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, is_lent: bool
@@ -655,6 +656,7 @@ class TestS3:
         assert most == 3  # of 5 MiB in 16
         assert s3.get(bucket, "out.tar") == data
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("size", [10, 12_000_000])
     def test_checksums_go_along(
         self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, size: int

@@ -246,12 +246,17 @@ class S3:
 @functools.cache
 def _s3_of_this_process() -> S3:
     """Moto's server in a thread, on a port of its own, until the process ends. Its buckets stay."""
+    from botocore.loaders import JSONFileLoader
     from moto.moto_server.werkzeug_app import (
         DomainDispatcherApplication,
         MotoRequestHandler,
         create_backend_app,
     )
     from werkzeug.serving import ThreadedWSGIServer
+
+    # Each new client would parse botocore's descriptions of S3 and of all regions again.
+    parsed = functools.cache(JSONFileLoader().load_file)
+    JSONFileLoader.load_file = lambda _, path: parsed(path)
 
     class Server(ThreadedWSGIServer):
         def process_request(self, request: Any, client_address: Any) -> None:

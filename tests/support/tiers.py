@@ -9,6 +9,8 @@
   case can be the only test of an option or of a file;
 - of the tests that run again with plain Python alone all but a sample, except in the folders of :data:`PLAIN`.
 
+Of properties, hypothesis tries one example in five (:func:`examples`).
+
 The sample is one in ten by a checksum of the test's name, so it is the same everywhere and on every day. It has at
 least :data:`FEWEST` and at most :data:`MOST` cases. A file keeps at least one test, unless its ``pytestmark`` marks the
 whole file ``exhaustive``.
@@ -23,6 +25,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from wdscli.tar import core
 
@@ -32,8 +35,16 @@ FEWEST = 2
 MOST = 12
 WHOLE = ("tests/commands/", "tests/cli/", "tests/project/")
 PLAIN = ("tests/tar/", "tests/samples/")
+EXAMPLES = 20
+"""Of a property in the fast tier. In a run of all tests, hypothesis tries :data:`USUAL_EXAMPLES`."""
+USUAL_EXAMPLES = 100
 EXHAUSTIVE = pytest.mark.exhaustive
 """For a case of a test, such as a run with two processes that repeats a run with one."""
+
+
+def examples(usual: int) -> int:
+    """How many examples hypothesis tries in this run, if it tries ``usual`` in a run of all tests."""
+    return max(10, usual * settings.default.max_examples // USUAL_EXAMPLES)
 
 
 def fast_tier(items: Iterable[pytest.Item]) -> set[pytest.Item]:
@@ -96,6 +107,9 @@ class Tiers:
         option = config.option
         named = config.args_source is config.ArgsSource.ARGS or option.keyword or option.markexpr
         self.fast = worker["fast"] if worker else not named and os.environ.get("WDSCLI_TESTS") != "all"
+        if self.fast:
+            settings.register_profile("fast tier", settings.default, max_examples=EXAMPLES)
+            settings.load_profile("fast tier")
         self.collected: list[pytest.Item] = []
         self.left_out = 0
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_cases import FileSource, Outcome, Row, archive, outcome, patched, scanned, with_checksum
+from tiers import examples
 
 from wdscli.errors import DataError
 from wdscli.tar import FOREIGN, GLOBAL, KIND_MASK, REGULAR, Form, Scanner, build_header, core, padded
@@ -133,13 +134,13 @@ def headers(draw: st.DrawFn) -> bytes:
 
 @pytest.mark.exhaustive
 @given(st.lists(headers(), max_size=12), st.sampled_from(FORMS))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 def test_foreign_means_other_bytes_than_ours(blocks: list[bytes], form: Form) -> None:
     check(b"".join(block + b"12345".ljust(512, b"\0") for block in blocks) + bytes(1024), form)
 
 
 @given(st.lists(headers(), min_size=1, max_size=4), st.integers(0, 511), st.integers(0, 511), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_repeated_headers_with_one_byte_moved(
     blocks: list[bytes], at: int, to: int, data: st.DataObject
 ) -> None:

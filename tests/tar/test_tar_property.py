@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tar_cases import FileSource, Outcome, StreamSource, archive, outcome, patched, scanned, with_checksum
+from tiers import examples
 
 from wdscli.errors import DataError
 from wdscli.samples import iter_batches, iter_samples
@@ -72,7 +73,7 @@ def members_before_trouble(found: Outcome, good: Outcome) -> bool:
 
 
 @given(labels, st.integers(0, 10**9))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_truncation(label: str, keep: int) -> None:
     data = SHARDS[label]
     kept = data[: keep % len(data)]
@@ -90,7 +91,7 @@ def test_every_truncation_of_the_last_kib() -> None:
 
 
 @given(labels, st.integers(0, 10**9), st.integers(0, 7))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_any_flipped_bit(label: str, place: int, bit: int) -> None:
     data = bytearray(SHARDS[label])
     data[place % len(data)] ^= 1 << bit
@@ -122,7 +123,7 @@ def test_every_flipped_bit_of_a_header_is_noticed() -> None:
 @given(st.binary(max_size=3000))
 @example(bytes(1024))
 @example(b"\0" * 512 + b"x")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_bytes(data: bytes) -> None:
     both_ways(data)
     errors: list[DataError] = []
@@ -164,7 +165,7 @@ PART = st.one_of(
 
 @pytest.mark.exhaustive
 @given(st.lists(PART, max_size=12), st.booleans(), st.integers(0, 700))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_any_blocks_with_right_checksums(parts: list[bytes], ended: bool, cut: int) -> None:
     data = b"".join(parts) + (bytes(1024) if ended else b"")
     data = data[: max(0, len(data) - cut)] if not ended else data
@@ -180,7 +181,7 @@ def test_any_blocks_with_right_checksums(parts: list[bytes], ended: bool, cut: i
 
 
 @given(labels, st.integers(0, 10**9), st.integers(0, 7), st.integers(1, 64))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_samples_of_a_damaged_shard(label: str, place: int, bit: int, blocks: int) -> None:
     data = bytearray(SHARDS[label])
     data[place % len(data)] ^= 1 << bit

@@ -23,6 +23,7 @@ from tar_cases import (
     payloads_of,
     scanned,
 )
+from tiers import examples
 
 from wdscli.model import Member
 from wdscli.tar import (
@@ -466,7 +467,7 @@ MIXED = b"".join(
     st.one_of(st.none(), st.integers(0, len(MIXED))),
     st.one_of(st.none(), st.tuples(st.integers(0, len(MIXED) - 1), st.integers(0, 7))),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_stream_gives_the_same_as_a_file(
     cuts: list[int], chunk: int, payloads: bool, keep: int | None, flip: tuple[int, int] | None
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from verify_cases import GOOD, flipped, good_tar, sparse_tar, tar_bytes, typed_tar, write
 
 from wdscli.cli.main import main
@@ -234,7 +235,9 @@ def test_what_is_left_out_is_told_up_to_a_limit_over_all_inputs(tmp_path: Path) 
     assert len(report.left_out) == 10
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     flips=st.lists(st.tuples(st.integers(0, len(good_tar()) - 1), st.integers(0, 7)), max_size=3),
     cut=st.one_of(st.none(), st.integers(0, len(good_tar()))),

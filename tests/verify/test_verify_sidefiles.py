@@ -11,6 +11,7 @@ import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from verify_cases import flipped, good_tar, tar_bytes, write
 from xxhash import xxh3_64
 
@@ -206,7 +207,9 @@ def test_checksums_with_nothing_to_compare(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_every_flip_of_a_shard_is_found(data: st.DataObject, tmp_path_factory: Any) -> None:
     folder = flip_set(tmp_path_factory)
@@ -232,7 +235,9 @@ def flip_set(factory: Any) -> Path:
     return _FLIPS["folder"]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_every_flip_of_an_index_is_found(data: st.DataObject, tmp_path_factory: Any) -> None:
     folder = flip_set(tmp_path_factory)
@@ -247,7 +252,9 @@ def test_every_flip_of_an_index_is_found(data: st.DataObject, tmp_path_factory: 
     assert codes(report) == {"stale-index"}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(garbage=st.binary(max_size=3000), cut=st.integers(0, 8000))
 def test_garbage_gives_findings_and_never_another_error(
     garbage: bytes, cut: int, tmp_path_factory: Any
