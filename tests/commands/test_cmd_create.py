@@ -652,7 +652,6 @@ def test_a_list_from_standard_input(create: Create, monkeypatch: pytest.MonkeyPa
     assert read(out / "o-000000.tar") == [("a.txt", b"hello")]
 
 
-@pytest.mark.exhaustive
 def test_large_values_pass_through_a_scratch_file(
     create: Create, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -320,7 +320,6 @@ class TestAFunction:
         assert said in ran.err
         assert not (tmp_path / "out-manifest.json").exists()
 
-    @pytest.mark.exhaustive
     def test_a_batch_that_names_nothing(
         self, run: Command, texts: list[str], functions: str, tmp_path: Path
     ) -> None:
@@ -346,7 +345,6 @@ class TestAFunction:
         assert ran.code == 2
         assert said in ran.err
 
-    @pytest.mark.exhaustive
     def test_keys_of_two_shards_that_collide(self, run: Command, texts: list[str], tmp_path: Path) -> None:
         (tmp_path / "f.py").write_text("def f(s): return {**s, '__key__': 'k%d' % s['__index__']}")
         ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{tmp_path}/f.py:f")
@@ -838,7 +836,6 @@ class TestNewFields:
         assert [[len(runs) for runs in shard["runs"]] for shard in plain] == [[1, 1]] * 3
         assert not (tmp_path / "train.rows").exists()
 
-    @pytest.mark.exhaustive
     def test_samples_without_a_new_field_are_said(
         self, run: Command, texts: list[str], functions: str, tmp_path: Path
     ) -> None:

@@ -158,7 +158,6 @@ def test_create_never_packs_its_own(mixed: Path, address: str, more: list[str]) 
     assert ran.objects[-1]["skipped"]["shard-set"] == 4
 
 
-@pytest.mark.exhaustive
 def test_leftovers_under_names_of_the_output_are_no_samples(mixed: Path) -> None:
     """A run that was killed has left shards and no manifest."""
     (mixed / "t-000007.tar").write_bytes(b"...")

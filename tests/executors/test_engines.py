@@ -62,7 +62,6 @@ def test_the_example_is_short() -> None:
     assert len([line for line in (program + project).splitlines() if line]) <= 12
 
 
-@pytest.mark.exhaustive
 def test_one_that_is_not_there(tmp_path: Path, installed: dict[str, str]) -> None:
     write_shards(tmp_path / "in", [numbered(2)])
     done = shuffle(tmp_path, "out", "--engine", "ray://head:10001", env=installed)

@@ -166,7 +166,6 @@ def test_create(tmp_path: Path) -> None:
     assert len(unpacked(*shards)) == 30
 
 
-@pytest.mark.exhaustive
 def test_the_size_that_limits_is_that_of_the_tar(plain: str, tmp_path: Path) -> None:
     for end in ("tar", "tar.gz"):
         assert wds("split", "-q", plain, "-o", tmp_path / end / f"o-%d.{end}", "--max-size", "20kB").code == 0

@@ -172,7 +172,6 @@ class TestWeb:
 
 
 class TestS3:
-    @pytest.mark.exhaustive
     def test_a_profile(self, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / "config").write_text(
             "[profile lab]\nregion = eu-north-1\nservices = here\n"

@@ -15,9 +15,17 @@ from contextlib import contextmanager
 
 KILLER = """
 import json, os, signal, sys
-from wdscli.cli.main import main
+from importlib import import_module
+import msgpack, numpy
+from wdscli.cli.main import COMMANDS, main
 from wdscli.storage import remote
 from wdscli.storage.ends import Sink
+
+# What each child would import.
+for name in COMMANDS:
+    import_module(f"wdscli.cli.commands.{name}")
+for name in ("cat", "create", "merge", "run", "shuffle", "sort", "split"):
+    import_module(f"wdscli.ops.{name}")
 
 def dies_at(steps, function):
     def step(*args, **options):
