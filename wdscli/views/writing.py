@@ -215,7 +215,7 @@ class _Writer:
                 continue
             if one.view is None:
                 listed = self.listed.get(one.address)
-                found[0][0][rows] = self.base(one.address, listed and listed.checksum, one.open)
+                found[0][0][rows] = self.base(one.address, listed.checksum if listed else None, one.open)
                 found[0][1][rows] = places[rows]
                 continue
             for (bases, at), (their_bases, theirs) in zip(found, one.samples, strict=True):
