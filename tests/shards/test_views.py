@@ -326,6 +326,21 @@ def test_a_view_on_a_store_is_made_from_indexes_alone(s3: S3) -> None:
         return sorted(one.key for one in s3.seen.settled() if one.verb == "GET" and one.key.endswith(".tar"))
 
     assert read("split", f"{store}/a/", "-o", f"{store}/v.json") == []
+    assert read("shuffle", f"{store}/a/", "-o", f"{store}/s.json") == []
+    assert (
+        read(
+            "merge",
+            "--join",
+            "left",
+            f"{store}/a/",
+            f"{store}/a/",
+            "--on-conflict",
+            "left",
+            "-o",
+            f"{store}/j.json",
+        )
+        == []
+    )
     assert read("ls", f"{store}/v.json") == [f"a/x-{number:06d}.tar" for number in range(3)]
 
 

@@ -341,10 +341,11 @@ class _Planning:
         self.progress.finish()
 
     def _room(self, templates: Sequence[SurveyTask]) -> Room:
-        """Return the disc space for copies of remote inputs. It is zero if nothing is copied, or if workers run on
-        other machines."""
+        """Return the disc space for copies of remote inputs. It is zero if nothing is copied, as for a view, or if
+        workers run on other machines."""
         request, scratch = self.request, self.scratch
         is_wanted = self.brings and request.strategy != "gather" and request.engine is None
+        is_wanted = is_wanted and not is_view(request.output)
         if not is_wanted or scratch is None or all(map(is_local, self.shards.addresses)):
             return NO_ROOM
         free = scratch.free_bytes()
