@@ -50,6 +50,7 @@ def lists_of_fields(tree: ast.AST) -> list[tuple[int, list[str]]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_no_other_module_lists_fields() -> None:
     found = {}
     for path in HOUSE.rglob("*.py"):

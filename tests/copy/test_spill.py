@@ -115,7 +115,7 @@ class TestSameBytes:
             sized(1_300_000, bucket, loaded, hold=1 << 30)
             assert shuffled(names, tmp_path / str(bucket), cuts=cuts) == by_gather
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("jobs", [2, 5])
     def test_whatever_the_jobs(self, awkward: list[str], tmp_path: Path, sized: Fix, jobs: int) -> None:
         by_gather = shuffled(awkward, tmp_path / "gather", strategy="gather")

@@ -566,7 +566,7 @@ class TestLoaders:
         found = self.expected(make, workers)
         assert sorted(key for batch in found for key in batch) == keys
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("workers", [0, 2])
     @pytest.mark.parametrize("loader", ["WebLoader", "StatefulDataLoader"])
     def test_a_state_goes_on_with_as_many_workers(self, make: Make, workers: int, loader: str) -> None:

@@ -27,7 +27,7 @@ def shuffle(folder: Path, *args: object, out: str = "out/o-%06d.tar") -> Ran:
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=EXHAUSTIVE)])
 class TestWhatIsRun:
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     def test_once_for_each_shard_that_has_its_name_and_its_index(self, inputs: Path, jobs: int) -> None:
         look = "test -f {} && test -f out/.wds/$(basename {}).wdx && ! test -e out/o-manifest.json && echo {} >> did"
         done = shuffle(inputs, "--post", look, "-j", jobs)

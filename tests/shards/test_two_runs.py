@@ -179,7 +179,7 @@ def test_cat_of_one_file(shards: list[str], tmp_path: Path) -> None:
     assert wds("index", "--check", out).code in (0, 2)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_folder_that_is_moved_in_mid_run(command: list[object], tmp_path: Path, jobs: int) -> None:
     out, moved = tmp_path / "out", tmp_path / "moved"

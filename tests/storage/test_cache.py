@@ -430,6 +430,7 @@ class TestS3:
         assert read(str(tmp_path / "a.tar"), folder) == SHARDS[0]
         assert not folder.exists()
 
+    @pytest.mark.exhaustive
     def test_workers_have_the_cache_too(
         self, s3: S3, folder: Path, tmp_path: Path, shared_workers: Any
     ) -> None:
