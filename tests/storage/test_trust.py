@@ -92,6 +92,9 @@ class TestRules:
 
     def test_trust_allows_all_but_commands(self) -> None:
         assert shard_address("d/m.json", "../x.tar", trusted=True) == "d/../x.tar"
+        assert shard_address("s3://b/d/e/m.json", "../../f/x.tar", trusted=True) == "s3://b/f/x.tar"
+        assert shard_address("s3://b/d/m.json", "../../x.tar", trusted=True) == "s3://b/../x.tar"
+        assert shard_address("http://h/m.json", "../x.tar", trusted=True) == "http://h/../x.tar"
         assert shard_address("http://h/m.json", "/data/x.tar", trusted=True) == "/data/x.tar"
         assert shard_address("http://h/m.json", "s3://b/x.tar", trusted=True) == "s3://b/x.tar"
         for document in ("m.json", "http://h/m.json"):

@@ -233,7 +233,12 @@ def shard_address(manifest: str, name: str, *, trusted: bool = False) -> str:
     is_absolute = not is_path or name.startswith(("/", "file:", "local:"))
     if not trusted and (what := _why_not(manifest, name, is_path, is_absolute)):
         raise _refused(manifest, name, what, _HINT)
-    return name if is_absolute else sibling(manifest, name)
+    if is_absolute:
+        return name
+    # Object stores do not resolve "..".
+    while not is_local(manifest) and name.startswith("../") and manifest.count("/") > 3:
+        manifest, name = split_folder(manifest)[0][:-1], name[3:]
+    return sibling(manifest, name)
 
 
 def listed_address(document: str, name: str, *, trusted: bool = False, is_cell: bool = False) -> str:
