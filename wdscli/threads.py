@@ -3,7 +3,7 @@
 :class:`DaemonPool` is an executor of daemon threads with the interface of concurrent.futures. Python's own pools wait
 for their threads when a process ends and when their block is left. So a thread whose server does not answer would block
 Ctrl-C for minutes. :class:`ForkLock` is a lock that is open in a forked process even if another thread of the
-parent held it. :class:`Recent` is a cache of bounded size.
+parent held it. :class:`Recent` is a cache of bounded size. :func:`holding` sets a context variable in a block.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import os
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from math import inf
 from threading import Condition, Lock, Thread
@@ -28,6 +29,16 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+
+@contextmanager
+def holding(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """In the block, a context variable has another value."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
 
 
 def end(threads: Iterable[Thread], most_seconds: float = PATIENCE_SECONDS) -> None:

@@ -63,7 +63,7 @@ from wdscli.tar.core import CORE
 
 module = sys.modules["wdscli.cli.commands.act"] = types.ModuleType("wdscli.cli.commands.act")
 exec(ACT, module.__dict__)
-cli.COMMANDS["act"] = cli.Listing("Test", "Do something.")
+cli.COMMANDS["act"] = "Do something."
 main()
 """
 
@@ -82,7 +82,7 @@ def act(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     module = ModuleType("wdscli.cli.commands.act")
     exec(ACT, module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(cli.COMMANDS, "act", cli.Listing("Test", "Do something."))
+    monkeypatch.setitem(cli.COMMANDS, "act", "Do something.")
     monkeypatch.delenv("WDSCLI_DEBUG", raising=False)
     return partial(wds, "act")
 
@@ -112,8 +112,8 @@ def test_version_knows_that_the_plain_core_was_chosen() -> None:
 def test_help_names_every_command() -> None:
     done = run(WDS, "--help")
     assert done.returncode == 0
-    for name, listing in cli.COMMANDS.items():
-        assert f" {name} {listing.summary}" in " ".join(done.stdout.split())
+    for name, summary in cli.COMMANDS.items():
+        assert f" {name} {summary}" in " ".join(done.stdout.split())
 
 
 def test_no_command_shows_help_and_is_a_usage_error() -> None:
@@ -125,7 +125,7 @@ def test_no_command_shows_help_and_is_a_usage_error() -> None:
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_listing_is_the_first_line_of_the_docstring(name: str) -> None:
     function = getattr(import_module(f"wdscli.cli.commands.{name}"), name)
-    assert function.__doc__.strip().splitlines()[0] == cli.COMMANDS[name].summary
+    assert function.__doc__.strip().splitlines()[0] == cli.COMMANDS[name]
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))

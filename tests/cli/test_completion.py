@@ -211,7 +211,7 @@ class TestShells:
         tabs = "\n".join(f"complete -C {shlex.quote(line)}" for line in ("wds shu", "wds ls set --fields c"))
         program = completion.script("fish", "wds") + tabs
         assert self.run(place, "fish", program, "--no-config", "-c") == [
-            f"shuffle\t{COMMANDS['shuffle'].summary}",
+            f"shuffle\t{COMMANDS['shuffle']}",
             "cls\tfield",
         ]
 
@@ -225,7 +225,7 @@ class TestShells:
         )
         program = stand_ins + completion.script("zsh", "wds") + tabs
         assert self.run(place, "zsh", program, "-f", "-c") == [
-            f"shuffle:{COMMANDS['shuffle'].summary}",
+            f"shuffle:{COMMANDS['shuffle']}",
             "dali",
             "files",
         ]

@@ -235,12 +235,12 @@ def _for_bash(value: str, line: Line) -> str:
 
 def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] | None:
     """Return the words that may come next, also words that do not begin with ``typed``. None means that the shell
-    offers file names. ``group`` has the commands, and ``group.listings`` has their summaries."""
+    offers file names. ``group`` has the commands, and ``group.summaries`` has their summaries."""
     name = next((word for word in words if not word.startswith("-")), None)
     if name is None:
-        listed = [Candidate(name, listing.summary) for name, listing in group.listings.items()]
+        listed = [Candidate(name, summary) for name, summary in group.summaries.items()]
         return _option_names(group, words) if typed.startswith("-") else listed
-    if name not in group.listings:
+    if name not in group.summaries:
         return []
     command = group.get_command(None, name)
     given, waiting, place = _follow(command, words[list(words).index(name) + 1 :])

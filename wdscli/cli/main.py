@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -23,14 +23,6 @@ from wdscli.cli import former, output
 from wdscli.cli.help import Entry, WdsCommand, render
 from wdscli.errors import WdsError, did_you_mean, printable, ran_out_of_memory
 from wdscli.shown import shown
-
-
-class Listing(NamedTuple):
-    """A command's panel in ``wds --help``, and the first line of its docstring."""
-
-    panel: str
-    summary: str
-
 
 WISHES = {
     "append": "create SOURCE -o OUT --append",
@@ -76,33 +68,29 @@ WISHED_OPTIONS = {
     "ls --max-count": "--limit N lists the first N samples",
 }
 """Hints for options that do not exist, but that people expect. A name is a command and an option."""
-COMMANDS = {
-    "create": Listing("Make and change", "Make shards from folders, files, lists or tables."),
-    "split": Listing("Make and change", "Rewrite a set with other shard sizes, or divide it into parts."),
-    "merge": Listing(
-        "Make and change", "Write several sets as one: one after the other, interleaved, or joined by key."
-    ),
-    "shuffle": Listing("Make and change", "Shuffle all samples; the order depends only on the seed."),
-    "sort": Listing(
-        "Make and change",
-        "Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.",
-    ),
-    "map": Listing(
-        "Make and change", "Transform samples with a command or a Python function, or resize pictures."
-    ),
-    "run": Listing("Make and change", "Run a plan or some of its tasks, or a dSort job of AIStore."),
-    "cat": Listing("Make and change", "Write the selected samples as one tar, in input order."),
-    "ls": Listing("Look and check", "List samples, members or shards, count values, or show samples."),
-    "verify": Listing("Look and check", "Check shards and report everything that is wrong with them."),
-    "repair": Listing("Look and check", "Save the intact samples of damaged shards."),
-    "report": Listing(
-        "Look and check",
-        "Write a page about a set: samples, sizes, classes, texts, mixing, findings.",
-    ),
-    "diff": Listing("Look and check", "Compare two sets as data: keys, fields, payloads, order, shards."),
-    "index": Listing("Look and check", "Write indexes and manifests for shards made elsewhere."),
-    "bench": Listing("Look and check", "Measure how fast the loader reads a set, and what limits it."),
+PANELS = {
+    "Make and change": {
+        "create": "Make shards from folders, files, lists or tables.",
+        "split": "Rewrite a set with other shard sizes, or divide it into parts.",
+        "merge": "Write several sets as one: one after the other, interleaved, or joined by key.",
+        "shuffle": "Shuffle all samples; the order depends only on the seed.",
+        "sort": "Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.",
+        "map": "Transform samples with a command or a Python function, or resize pictures.",
+        "run": "Run a plan or some of its tasks, or a dSort job of AIStore.",
+        "cat": "Write the selected samples as one tar, in input order.",
+    },
+    "Look and check": {
+        "ls": "List samples, members or shards, count values, or show samples.",
+        "verify": "Check shards and report everything that is wrong with them.",
+        "repair": "Save the intact samples of damaged shards.",
+        "report": "Write a page about a set: samples, sizes, classes, texts, mixing, findings.",
+        "diff": "Compare two sets as data: keys, fields, payloads, order, shards.",
+        "index": "Write indexes and manifests for shards made elsewhere.",
+        "bench": "Measure how fast the loader reads a set, and what limits it.",
+    },
 }
+"""The commands in the panels of ``wds --help``, each with the first line of its docstring."""
+COMMANDS = {name: summary for panel in PANELS.values() for name, summary in panel.items()}
 
 # The base of Typer's usage errors, which Typer does not export.
 _TyperError: Any = typer.BadParameter.__mro__[2]
@@ -111,7 +99,7 @@ _TyperError: Any = typer.BadParameter.__mro__[2]
 class WdsGroup(TyperGroup):
     """The group of commands. A command is imported when it is called."""
 
-    listings = COMMANDS
+    summaries = COMMANDS
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -138,9 +126,10 @@ class WdsGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[Entry]] = {}
-        for name, (panel, summary) in COMMANDS.items():
-            sections.setdefault(panel, []).append(Entry([name], "", summary, ""))
+        sections = {
+            title: [Entry([name], "", summary, "") for name, summary in panel.items()]
+            for title, panel in PANELS.items()
+        }
         formatter.write(render(self, ctx, sections.items()))
 
 

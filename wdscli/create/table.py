@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
@@ -159,6 +159,9 @@ class TableReader:
         if options.kind == "table" and not options.is_exported:
             _check(options)
         self._layout = _layout_of(options, option or OPTIONS[options.kind])
+        self.files = self._layout.files
+        self.classes = self._layout.classes
+        """The class names for the numbers in the field ``cls``, if the source has them."""
         self._options = options = self._layout.options
         self._rule = rule or KeyRule()
         if not self._layout.has_samples:
@@ -174,16 +177,6 @@ class TableReader:
         self._names_classes = names_classes
         self._checked, self._safe = b"", set[bytes]()
         self._inside = [column for column in self._used if "." in column]
-
-    @property
-    def files(self) -> Sequence[str]:
-        """The files of the table."""
-        return self._layout.files
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """The class names for the numbers in the field ``cls``, if the source has them."""
-        return self._layout.classes
 
     def rows(self, progress: Progress) -> Iterator[Row]:
         """Yield the rows of all files. Raises the errors of reading, and UsageError for a column that no row of a file

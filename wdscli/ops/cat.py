@@ -526,7 +526,7 @@ class _Copier:
         marks, keys = page.batch.marks, page.batch.keys
         usual = {0, FOREIGN} if core.CORE is not None and not self._preserve else {0}
         if self._preserve:
-            marks = list(map(kept_mark, marks))
+            marks = [mark & (RAGGED | GLOBAL) for mark in marks]
         return [marks[row] in usual and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
@@ -613,9 +613,3 @@ def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -
     renames = selection.field_rule is not None and bool(selection.field_rule.renames)
     if renames or rekey is not None or on_duplicate == "rekey":
         raise UsageError("--preserve keeps all names", hint="leave out --rename and --rekey, or --preserve")
-
-
-def kept_mark(mark: int) -> int:
-    """Return the bits of a sample's mark that matter if headers stay unchanged. They show whether the sample can be
-    copied as one run."""
-    return mark & (RAGGED | GLOBAL)

@@ -435,16 +435,12 @@ def _shortened(text: str) -> str:
 def _order(match: _Match, keys: Sequence[Callable[[int], str]]) -> str:
     """Return a text on how the order of samples differs, empty if it is the same. ``keys`` are two functions that
     return the key of a row."""
-    falls = numpy.flatnonzero(match.rows_b[1:] < match.rows_b[:-1])
-    if not len(falls):
-        return ""
     rising = numpy.sort(match.rows_b)
-    first = int(numpy.flatnonzero(match.rows_b != rising)[0])
-    key, other = keys[0](int(match.rows_a[first])), keys[1](int(rising[first]))
-    moved = int((match.rows_b != rising).sum())
-    return (
-        f'{moved} of {len(rising)} samples are in a different place; the first: "{key}" in A, "{other}" in B'
-    )
+    moved = numpy.flatnonzero(match.rows_b != rising)
+    if not len(moved):
+        return ""
+    key, other = keys[0](int(match.rows_a[moved[0]])), keys[1](int(rising[moved[0]]))
+    return f'{len(moved)} of {len(rising)} samples are in a different place; the first: "{key}" in A, "{other}" in B'
 
 
 def _boundaries(a: Sequence[int], b: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ its own list of repeats and its own column of rows. This module does not know wh
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -559,10 +560,9 @@ class _Planning:
 
 def sum_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Add up counts by reason, and sort them by reason."""
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for part in parts:
-        for reason, count in part.items():
-            total[reason] = total.get(reason, 0) + count
+        total.update(part)
     return dict(sorted(total.items()))
 
 

@@ -361,11 +361,7 @@ def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> Re
     except DataError:
         raise
     except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
-        raise DataError(
-            f"{address} is not a valid plan: {error}",
-            code="bad-plan",
-            hint="write it again with --plan FILE",
-        ) from None
+        raise file.broken(str(error)) from None
 
 
 def _check_trust(file: PlanFile, trusted: bool) -> None:
@@ -458,17 +454,7 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
         for one in contents.inputs
         if one.stamp is not None
     ]
-    shards = [
-        [
-            contents.outputs[one.part].part,
-            base_name(one.address),
-            one.first,
-            one.end,
-            one.size_bytes,
-            one.members,
-        ]
-        for one in contents.shards
-    ]
+    shards = [[contents.outputs[one.part].part, base_name(one.address), *one[3:]] for one in contents.shards]
     failures = (plan.transform or {}).get("on_failure", "stop")
     return PlanMark(
         digest_of([len(contents.inputs), *inputs]),

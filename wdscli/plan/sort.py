@@ -242,7 +242,9 @@ class SortValues(Extract):
         key = self.keys[0]
         if len(self.keys) > 1 or key.field is not None or key.reverse or key.what == KEY:
             return None
-        return _packed_md5s(index) if key.what == MD5 else _packed_sizes(index)
+        if key.what == SIZE:
+            return _packed_sizes(index)
+        return Packed.of([md5_code(key) for _, keys in blocks_of_keys(index) for key in keys])
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
         """Return the sort keys that are missing in all ``values``. Return an empty list if there are no values."""
@@ -315,10 +317,6 @@ def md5_code(key: bytes) -> bytes:
 def size_code(size_bytes: int) -> bytes:
     """Return the code of a size in bytes."""
     return size_bytes.to_bytes(SIZE_BYTES, "big")
-
-
-def _packed_md5s(index: Index) -> Packed:
-    return Packed.of([md5_code(key) for _, keys in blocks_of_keys(index) for key in keys])
 
 
 def _packed_sizes(index: Index) -> Packed:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_intdigest
@@ -555,14 +554,7 @@ def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
 def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
     """Yield all keys of an index in blocks, each with the place of its first key."""
     for part in blocks_of(index.samples, KEYS_AT_ONCE):
-        begin = int(index.key_ends[part.start - 1]) if part.start else 0
-        ends = index.key_ends[part]
-        width = int(ends[0]) - begin
-        # Most sets have keys of equal length, for which one call is enough.
-        if width and (numpy.diff(ends) == width).all():
-            yield part.start, numpy.frombuffer(index.keys, f"V{width}", len(ends), begin).tolist()
-        else:
-            yield part.start, [index.keys[at:stop] for at, stop in pairwise([begin, *ends.tolist()])]
+        yield part.start, index.keys_of(part.start, part.stop)
 
 
 def packed_keys(index: Index) -> Packed:

@@ -32,8 +32,8 @@ from wdscli.progress import QUIET, Progress
 from wdscli.run.input_versions import are_noted, input_digest, list_folders
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
 from wdscli.shards.inputs import manifest_beside, names_in, open_sets, read_manifest
-from wdscli.shards.locks import RECEIPT, Unfinished, remove_temporaries, state_address
-from wdscli.shards.manifest import APPENDED, INDEX_FOLDER, Manifest, parse_manifest
+from wdscli.shards.locks import FOLDER, RECEIPT, Unfinished, remove_temporaries, state_address
+from wdscli.shards.manifest import APPENDED, Manifest, parse_manifest
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import base_name, exists, expand, folder_of, is_local, remove
 from wdscli.storage.blocks import kind_of_name
@@ -354,7 +354,7 @@ def _look(contents: Contents, tasks: Sequence[int]) -> list[_Found]:
     planned = [(task, contents.shards[task]) for task in tasks]
     folders = {folder_of(shard.address) for _, shard in planned}
     names = {folder: set(names_in(folder)) for folder in folders}
-    receipts = {folder: set(names_in(f"{folder}{INDEX_FOLDER}/")) for folder in folders}
+    receipts = {folder: set(names_in(f"{folder}{FOLDER}/")) for folder in folders}
 
     def is_in(listed: Mapping[str, Collection[str]], address: str, suffix: str = "") -> bool:
         return base_name(address) + suffix in listed[folder_of(address)]

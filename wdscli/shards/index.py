@@ -40,6 +40,7 @@ from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.samples.reading import Expected
 from wdscli.schema import check
 from wdscli.selection.values import Numbers, pack_numbers, unpack_numbers
+from wdscli.shards.locks import FOLDER, SUFFIX
 from wdscli.storage import base_name, sibling
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, padded
 from wdscli.tar.writer import Places
@@ -200,7 +201,7 @@ class Index:
         starts[firsts[:-1]] = self.starts[first:end]
         return SampleBatch(
             first,
-            self._keys(first, end),
+            self.keys_of(first, end),
             firsts,
             list(map(self.fields.__getitem__, self.member_fields[low:high].tolist())),
             starts.tolist(),
@@ -211,7 +212,7 @@ class Index:
             self.exact,
         )
 
-    def _keys(self, first: int, end: int) -> list[bytes]:
+    def keys_of(self, first: int, end: int) -> list[bytes]:
         begin, ends = int(self.key_ends[first - 1]) if first else 0, self.key_ends.view("i8")[first:end]
         count, width = end - first, int(ends[0]) - begin if end > first else 0
         if width and numpy.array_equal(ends, begin + width * numpy.arange(1, count + 1)):
@@ -321,8 +322,6 @@ _PER_MEMBER = ("member_fields", "member_offsets", "member_sizes")
 
 FORMAT = "wdscli-index"
 VERSION = 1
-FOLDER = ".wds"
-SUFFIX = ".wdx"
 
 #: column -> array typecode (Q u64, I u32, B u8), in the order in which the digest takes the columns
 COLUMNS = {

@@ -48,6 +48,10 @@ from wdscli.storage.addresses import is_web, local_path
 from wdscli.storage.local import NO_LOCKS, is_same_file, make_folders, remove_empty, remove_if_abandoned
 from wdscli.storage.opening import at_once, has_temporaries
 
+FOLDER = ".wds"
+"""The folder next to the shards with their indexes, receipts and locks."""
+SUFFIX = ".wdx"
+"""The suffix of an index: a shard's name and this."""
 _PART = "{part}"
 _PATIENCE_SECONDS = 1.0
 """How long a killed process may take to exit."""
@@ -116,8 +120,6 @@ class OutputLock:
         """Lock the set with the manifest at ``address``, which need not exist. Runs with the same ``mark`` share the
         lock. The folder is created. An earlier lock of this process is revoked. Raises OutputError if another run is
         writing."""
-        from wdscli.shards.index import FOLDER
-
         claim = cls()
         if address is None or is_stream(address) or not is_local(address):
             return claim
@@ -271,8 +273,6 @@ _CUT = 50
 
 def receipt_address(address: str) -> str:
     """Return the address of a shard's receipt: ``.wds/<name>.done`` in the shard's folder."""
-    from wdscli.shards.index import FOLDER
-
     return sibling(address, f"{FOLDER}/{base_name(address)}{RECEIPT}")
 
 
@@ -294,8 +294,6 @@ def _temporaries_in(folder: str) -> Iterator[tuple[str, str]]:
 def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
     """Remove the temporary files in a local folder, and in its ``.wds``, that no process is writing. ``is_own`` says
     whether the name of a shard or manifest belongs to the caller."""
-    from wdscli.shards.index import FOLDER, SUFFIX
-
     for inside, ends in ((folder, ("",)), (f"{folder}{FOLDER}/", (SUFFIX, RECEIPT))):
         for found, name in _temporaries_in(inside):
             if any(name.endswith(end) and is_own(name.removesuffix(end)) for end in ends):
@@ -305,8 +303,6 @@ def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
 def remove_temporaries(addresses: Iterable[str]) -> None:
     """Remove temporary files of these shards or other files, and of their indexes and receipts. This is done even if a
     process that writes them cannot be detected."""
-    from wdscli.shards.index import FOLDER, SUFFIX
-
     folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
         folder, name = folder_of(address), base_name(address)
@@ -324,8 +320,6 @@ def remove_temporaries(addresses: Iterable[str]) -> None:
 def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = lambda address: False) -> None:
     """Remove the receipts of these shards, and receipts in the same folders for which ``is_own`` returns true. Then
     remove empty folders."""
-    from wdscli.shards.index import FOLDER
-
     folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
         folders[folder_of(address)].add(base_name(address) + RECEIPT)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.schema import Packed, Records, check, packed, unpacked
+from wdscli.shards.locks import FOLDER
 from wdscli.shards.view import View, from_json, to_json
 from wdscli.shown import shown
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
@@ -65,8 +66,6 @@ _MANIFEST = {
 }
 """See :mod:`wdscli.schema` for the form of this table. Totals have no types here, because they are compared with sums
 later."""
-INDEX_FOLDER = ".wds"
-"""The folder next to each shard with the index ``<shard name>.wdx``."""
 
 
 class Provenance(NamedTuple):
@@ -147,7 +146,7 @@ class Manifest:
             "bytes": self.size_bytes,
             "fields": _plain_fields(self.fields),
             "fingerprint": self.fingerprint,
-            "index": INDEX_FOLDER if self.shards and all(shard.index for shard in self.shards) else None,
+            "index": FOLDER if self.shards and all(shard.index for shard in self.shards) else None,
             "made": dict(self.made),
         }
         if self.classes is not None:

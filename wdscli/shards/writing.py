@@ -23,9 +23,11 @@ from wdscli.model import PendingCommit, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.samples.grouping import PayloadOf
 from wdscli.selection.values import SampleNumbers
-from wdscli.shards.index import FOLDER, SUFFIX, Index, IndexBuilder, SampleArrays, index_address
+from wdscli.shards.index import Index, IndexBuilder, SampleArrays, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.locks import (
+    FOLDER,
+    SUFFIX,
     Change,
     OutputLock,
     StateFile,
@@ -612,13 +614,9 @@ class OutputSet:
             facts |= {"stamp": made.stamp, **({"parts": list(made.parts)} if made.parts else {})}
         named = tuple(map(self._named, range(len(shards)), shards))
         classes = None if made.classes is None else tuple(made.classes)
-        manifest = Manifest(self._name(), named, facts, classes)
+        stem = "" if self.pattern.is_stream else base_name(self._manifest())[: -len(MANIFEST_SUFFIX)]
+        manifest = Manifest(stem.rstrip("-"), named, facts, classes)
         return manifest if self.standing is None else self.standing.followed_by(manifest, made.plan)
-
-    def _name(self) -> str:
-        if self.pattern.is_stream:
-            return ""
-        return base_name(self._manifest())[: -len(MANIFEST_SUFFIX)].rstrip("-")
 
     def _named(self, index: int, shard: ShardInfo) -> ShardInfo:
         """Return the shard with its path relative to the manifest's folder, because the pattern may number folders."""

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
@@ -87,19 +87,16 @@ def local_path(address: str) -> str:
 _folder: ContextVar[str] = ContextVar("folder", default="")
 
 
-@contextmanager
-def relative_to(folder: str) -> Iterator[None]:
+def relative_to(folder: str) -> AbstractContextManager[None]:
     """In the block, resolve relative paths from ``folder`` instead of the current folder. The text of addresses does
     not change.
 
     This is for tasks on other machines. Several of them may run in one process, so a task cannot change the process's
     current folder.
     """
-    before = _folder.set(folder)
-    try:
-        yield
-    finally:
-        _folder.reset(before)
+    from wdscli.threads import holding
+
+    return holding(_folder, folder)
 
 
 def split_folder(address: str) -> tuple[str, str]:
@@ -215,7 +212,7 @@ def range_hint(address: str) -> str | None:
 
 NO_PIPE = "WDSCLI_NO_PIPE"
 _AUTHORITY = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://([^/?#]*)")
-_PORTS = {"http": ":80", "https": ":443"}
+PORTS = {"http": ":80", "https": ":443"}
 _HINT = "if you trust it: --trust-addresses, or trust_addresses=True in code"
 
 
@@ -302,7 +299,7 @@ def _origin(address: str) -> tuple[str, str]:
     host = found[1] if found else ""
     # Some programs read a backslash as a slash, so the host is uncertain. Return the whole address instead.
     host = host.rpartition("@")[2].lower() if "\\" not in host else address
-    return kind, host.removesuffix(_PORTS.get(kind, "\0"))
+    return kind, host.removesuffix(PORTS.get(kind, "\0"))
 
 
 def _refused(document: str, name: str, what: str, hint: str) -> InputError:

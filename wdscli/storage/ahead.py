@@ -18,13 +18,14 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from itertools import accumulate, pairwise
 from weakref import WeakSet
 
 from wdscli.storage.ends import LARGE_BYTES, Source
 from wdscli.storage.retry import ReceivedBytes
+from wdscli.threads import holding
 
 REQUEST_BYTES = LARGE_BYTES
 """The size limit of one request."""
@@ -67,15 +68,10 @@ def copy(data: Block, begin: int, view: memoryview) -> None:
         view[:] = memoryview(data)[begin : begin + len(view)]
 
 
-@contextmanager
-def together(size_bytes: int) -> Iterator[None]:
+def together(size_bytes: int) -> AbstractContextManager[None]:
     """Announce ranges of several objects, with ``size_bytes`` in total, in this block. They are read in any order. So
     each object gets as large a part of the limit as its ranges are of these bytes."""
-    before = _TOGETHER.set(size_bytes)
-    try:
-        yield
-    finally:
-        _TOGETHER.reset(before)
+    return holding(_TOGETHER, size_bytes)
 
 
 class Line:

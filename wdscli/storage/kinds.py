@@ -20,11 +20,10 @@ from typing import Any, Literal, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.shown import PLAIN_LOGINS
-from wdscli.storage.addresses import is_web, scheme
+from wdscli.storage.addresses import PORTS, is_web, scheme
 
 TOKEN = "WDSCLI_HTTP_TOKEN"
 AIS = "AIS_ENDPOINT"
-_PORTS = {"http": ":80", "https": ":443"}
 # RFC 6750, 2.1: b64token = 1*( ALPHA / DIGIT / "-" / "." / "_" / "~" / "+" / "/" ) *"="
 _TOKEN_OF_HOST = re.compile(r"([A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?=([A-Za-z0-9\-._~+/]+=*)")
 _HOST = re.compile(r"https?://(?:[^/?#]*@)?(\[[^\]/]*\]|[^/?#:]*)(:[0-9]+)?", re.IGNORECASE)
@@ -185,7 +184,7 @@ def token_for(address: str) -> str | None:
     found = _HOST.match(address) if said else None
     if found is None:
         return None
-    host, port = found[1].lower(), found[2] or _PORTS[scheme(address)]
+    host, port = found[1].lower(), found[2] or PORTS[scheme(address)]
     for one in said.split():
         match = _TOKEN_OF_HOST.fullmatch(one)
         if match is None:

@@ -339,11 +339,7 @@ def check_place(address: str) -> None:
 def has_temporaries(folder: str) -> bool:
     """Return whether files in a folder are first written under temporary names. This is so on this machine, and in
     stores whose objects do not appear atomically."""
-    if is_local(folder):
-        return True
-    from wdscli.storage.uploads import appears_whole
-
-    return not appears_whole(folder)
+    return is_local(folder) or kind_of(folder).writes not in ("parts", "upload")
 
 
 def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:

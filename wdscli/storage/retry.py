@@ -40,7 +40,7 @@ from wdscli.errors import UsageError
 from wdscli.shown import shown
 from wdscli.storage.addresses import TRUSTED
 from wdscli.storage.kinds import PASSING
-from wdscli.threads import ForkLock
+from wdscli.threads import ForkLock, holding
 from wdscli.units import parse_size, whole_number
 
 FIRST_PAUSE_SECONDS = 0.25
@@ -157,23 +157,13 @@ def network() -> Network:
 
 
 @contextmanager
-def _only_here(chosen: Network) -> Iterator[None]:
-    """Use the settings ``chosen`` in the block, but not in threads that begin there."""
-    before = _chosen.set(chosen)
-    try:
-        yield
-    finally:
-        _chosen.reset(before)
-
-
-@contextmanager
 def using(chosen: Network) -> Iterator[None]:
     """Use the settings ``chosen`` in the block, and in the threads and tasks that begin there."""
     this = object()
     _in_use[this] = chosen
     TRUSTED.update(chosen.trusted)
     try:
-        with _only_here(chosen):
+        with holding(_chosen, chosen):
             yield
     finally:
         del _in_use[this]
@@ -210,13 +200,13 @@ def cached_in(folder: str | None, size_bytes: int = 0) -> AbstractContextManager
     that begin in the block do not use this setting, because several threads may use different folders."""
     if folder is None:
         return nullcontext()
-    return _only_here(network()._replace(cache_dir=folder, cache_bytes=size_bytes))
+    return holding(_chosen, network()._replace(cache_dir=folder, cache_bytes=size_bytes))
 
 
 def held_in(folder: str) -> AbstractContextManager[None]:
     """In the block, and in tasks that begin in it, read the copies in ``folder`` instead of the store, also for
     checks."""
-    return _only_here(network()._replace(held_dir=folder))
+    return holding(_chosen, network()._replace(held_dir=folder))
 
 
 def _of_environment() -> Network:

@@ -104,11 +104,6 @@ def open_remote_sink(address: str, *, force: bool, begin: Begin | None = None) -
         return sink
 
 
-def appears_whole(address: str) -> bool:
-    """Return whether an object appears under its name only when it is complete."""
-    return kind_of(address).writes in ("parts", "upload")
-
-
 def _check(store: Store, path: str, address: str, force: bool) -> None:
     """Raise OutputError if the object exists, or its name cannot be used."""
     with explained(address, OutputError, "write"):

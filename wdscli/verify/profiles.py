@@ -340,7 +340,7 @@ class HfValues:
         place, dropped = to_text(field), set[str]()
         if self._samples_left >= 0:
             self.types[field] = merged(self.types.get(field), type_of(value, place), place)
-        check_value(self.types[field], value, place, dropped)
+        _check_stored(self.types[field], _encoded(self.types[field], value, place, dropped), place)
         for lost in sorted(dropped - self._dropped):
             if len(self._dropped) < _MAX_PLACES:
                 self._dropped.add(lost)
@@ -396,12 +396,6 @@ def merged(one: Type, other: Type, place: str, *, numbers: bool = False) -> Type
     if numbers and (one, other) in (("int", "float"), ("float", "int")):
         return "float"
     raise TypeClash(f"{place} has {_noun(other)}, but earlier values are {_noun(one)}")
-
-
-def check_value(kind: Type, value: Any, place: str, dropped: set[str]) -> None:
-    """Raise TypeClash for a value that datasets cannot read as ``kind``, or changes. Dropped keys are added to
-    ``dropped``."""
-    _check_stored(kind, _encoded(kind, value, place, dropped), place)
 
 
 def _encoded(kind: Type, value: Any, place: str, dropped: set[str]) -> Any:

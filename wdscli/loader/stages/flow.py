@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 from wdscli.loader.order.source import Spare
@@ -183,7 +184,7 @@ class Pipeline(NamedTuple):
         if self.generators:
             return self.through(Each(Spread(function)))
         # If there is no batch stage yet, each sample becomes a batch, and later stages take its items.
-        batch = self.batch or BatchStage(1, _only)
+        batch = self.batch or BatchStage(1, itemgetter(0))
         return self._replace(batch=batch, after=(*self.after, Spread(function)))
 
     def through(self, generator: OverAll) -> Pipeline:
@@ -264,10 +265,6 @@ class Each:
 
     def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
         return _flow((self._function,), items)
-
-
-def _only(items: list[Any]) -> Any:
-    return items[0]
 
 
 def _collected(items: Iterator[Any]) -> list[Any]:
