@@ -12,10 +12,10 @@ import os
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from wdscli.errors import OutputError
+from wdscli.errors import OutputError, failing
 
 if TYPE_CHECKING:
     import numpy as numpy
@@ -108,7 +108,7 @@ class Scratch:
 
     def put(self, data: Buffer) -> Piece:
         """Append bytes. Raises OutputError."""
-        try:
+        with failing("write a temporary file", "set the variable TMPDIR to a folder with more free space"):
             if self._file is None:
                 from tempfile import TemporaryFile
 
@@ -116,11 +116,6 @@ class Scratch:
             rest = memoryview(data)
             while rest:
                 rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise OutputError(
-                f"cannot write a temporary file: {error.strerror}",
-                hint="set the variable TMPDIR to a folder with more free space",
-            ) from error
         piece = Piece(self._file.fileno(), self._end, len(data))
         self._end += piece.length
         return piece
@@ -134,6 +129,26 @@ def steps(ends: U64 | I64) -> I64:
     return found
 
 
+def edges(apart: Mask, total: int) -> I64:
+    """Return the first row of each run in ``total`` rows, and ``total``. ``apart`` says for each row, except row 0,
+    whether a run begins there."""
+    found: I64 = numpy.concatenate(([0], apart.nonzero()[0] + 1, [total]))
+    return found[: total + 1]
+
+
+def runs(numbers: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of each run of equal numbers."""
+    bounds = [0, *((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist(), len(numbers)]
+    return pairwise(bounds[: len(numbers) + 1])
+
+
+def spread(firsts: I64 | int, counts: I64) -> I64:
+    """Return ranges of whole numbers after each other: ``counts[0]`` numbers that begin with ``firsts[0]``, and so
+    on."""
+    found: I64 = (firsts - counts.cumsum() + counts).repeat(counts)
+    return found + numpy.arange(len(found))
+
+
 def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> bytes:
     """Join keys. Each key is a slice, from ``begins`` to ``ends``, of the text with the number in ``owners``. If keys
     have different lengths, neighbouring slices are taken together."""
@@ -144,8 +159,8 @@ def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> 
         every = numpy.ndarray((len(text) - width + 1,), f"V{width}", text, strides=(1,))
         return bytes(every[begins + before[owners]])
     apart: Mask = (owners[1:] != owners[:-1]) | (begins[1:] != ends[:-1])
-    firsts: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)[: len(owners)]
-    lasts: I64 = numpy.append(firsts[1:], len(owners))[: len(firsts)] - 1
+    bounds = edges(apart, len(owners))
+    firsts, lasts = bounds[:-1], bounds[1:] - 1
     pieces = zip(owners[firsts].tolist(), begins[firsts].tolist(), ends[lasts].tolist())
     return b"".join([texts[owner][begin:end] for owner, begin, end in pieces])
 

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from wdscli.shown import shown
@@ -186,6 +187,17 @@ _KINDS: dict[type[StorageError], dict[type[OSError], type[StorageError]]] = {
     },
     OutputError: {PermissionError: OutputPermissionError, IsADirectoryError: OutputIsFolderError},
 }
+
+
+@contextmanager
+def failing(what: str, hint: str | None = None) -> Iterator[None]:
+    """In the block, raise an error of the system as an OutputError: ``cannot WHAT: REASON``."""
+    try:
+        yield
+    except (WdsError, BrokenPipeError):
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot {what}: {error.strerror}", hint=hint) from error
 
 
 class EngineError(WdsError):

@@ -176,29 +176,29 @@ def _by_time(taken: Sequence[int], shares: Shares) -> I64:
     if all(2 * take * step < 1 << 64 for take, step in zip(taken, steps, strict=True)):
         times: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
         for (first, end), step in zip(pairwise(ends), steps, strict=True):
-            times[first:end] = _odd(0, end - first)
+            times[first:end] = _odd(end - first)
             times[first:end] *= numpy.uint64(step)
         return numpy.argsort(times, kind="stable").astype(numpy.int64, copy=False)
     whole: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
     parts: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
     for (first, end), share in zip(pairwise(ends), shares.numbers, strict=True):
-        whole[first:end], parts[first:end] = times_of(0, end - first, share)
+        whole[first:end], parts[first:end] = _times(end - first, share)
     return numpy.lexsort((parts, whole)).astype(numpy.int64, copy=False)
 
 
-def _odd(first: int, end: int) -> U64:
-    """Return 2j + 1 for each j from ``first`` to ``end`` - 1."""
-    return numpy.arange(2 * first + 1, 2 * end, 2, dtype=numpy.uint64)
+def _odd(count: int) -> U64:
+    """Return 2j + 1 for each j from 0 to ``count`` - 1."""
+    return numpy.arange(1, 2 * count, 2, dtype=numpy.uint64)
 
 
-def times_of(first: int, end: int, share: int) -> tuple[U64, U64]:
-    """Return (2j + 1) / share for each j from ``first`` to ``end`` - 1: the whole numbers, and 64 binary digits of the
+def _times(count: int, share: int) -> tuple[U64, U64]:
+    """Return (2j + 1) / share for each j from 0 to ``count`` - 1: the whole numbers, and 64 binary digits of the
     fractions.
 
     Shares are at most 2^31, so two different times differ by at least 2^-62. So 64 binary digits are enough to compare
     times correctly.
     """
     divisor, shift = numpy.uint64(share), numpy.uint64(32)
-    whole, rest = numpy.divmod(_odd(first, end), divisor)
+    whole, rest = numpy.divmod(_odd(count), divisor)
     upper, rest = numpy.divmod(rest << shift, divisor)
     return whole, (upper << shift) | ((rest << shift) // divisor)

@@ -27,8 +27,8 @@ from wdscli.loader.place.ranks import Batches, Share
 from wdscli.loader.read import reading
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.stages.shared_memory import SHARED_FROM_BYTES, Packed
-from wdscli.loader.torch_loader import PIPE_BYTES
 from wdscli.shards import ShardWriter
+from wdscli.storage.ends import PIECE_BYTES
 from wdscli.tar import core
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -401,7 +401,7 @@ def _has_wide_pipes() -> bool:
 
     ends = os.pipe()
     try:
-        return fcntl(ends[0], F_SETPIPE_SZ, PIPE_BYTES) >= PIPE_BYTES
+        return fcntl(ends[0], F_SETPIPE_SZ, PIECE_BYTES) >= PIECE_BYTES
     except OSError:
         return False
     finally:
@@ -456,7 +456,7 @@ class TestWorkers:
         # The main process widens the pipe when the workers have begun.
         batches = wds.WebDataset(written(tmp_path, 8)).batched(2).map(widest_pipe).repeat(50)
         made = wds.WebLoader(batches, batch_size=None, num_workers=1, multiprocessing_context=method)
-        assert max(made) == PIPE_BYTES
+        assert max(made) == PIECE_BYTES
 
     def test_pinning_leaves_them(self) -> None:
         column = Packed([b"a"])

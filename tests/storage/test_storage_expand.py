@@ -302,7 +302,7 @@ def test_base_name(address: str, name: str) -> None:
 
 
 def test_base_names_of_streams() -> None:
-    assert base_name("-", output=True) == "stdout"
+    assert base_name("-") == "stdin"
     assert base_name("pipe:cat /a/b") == base_name("pipe:cat /a/b")
     assert base_name("pipe:cat a") != base_name("pipe:cat b")
     assert "/" not in base_name("pipe:cat /a/b")

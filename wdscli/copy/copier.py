@@ -325,7 +325,7 @@ class Copier:
         files, begins = (column[runs] for column in chunk.places)
         starts = (chunk.totals[runs] - chunk.totals[first]).tolist()
         stops = (chunk.totals[runs + 1] - chunk.totals[first]).tolist()
-        for low, high in pairwise([0, *edges_of(files, begins, chunk.rows.lengths[runs]), len(runs)]):
+        for low, high in pairwise(edges_of(files, begins, chunk.rows.lengths[runs])):
             for some in range(low, high, VIEWS_PER_READ):
                 these = slice(some, min(some + VIEWS_PER_READ, high))
                 self._read(

@@ -26,7 +26,7 @@ from concurrent.futures import Executor
 from itertools import chain, compress, pairwise
 from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, U64, Mask, numpy
+from wdscli.arrays import I64, U64, Mask, edges, numpy, runs
 from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task, workers_of
 from wdscli.plan.cut import PlannedShard
@@ -206,7 +206,7 @@ class SpillLayout:
             step = _even_part(int(lengths.sum()), self._sizes.bucket)
             yield part.start
             bucket = (numpy.cumsum(lengths) - lengths) // numpy.uint64(step)
-            yield from (numpy.flatnonzero(numpy.diff(bucket)) + (1 + part.start)).tolist()
+            yield from (part.start + begin for begin, _ in runs(bucket) if begin)
 
     def tasks(self, inputs: Sequence[Input]) -> Iterator[ScatterTask]:
         """Yield the tasks of the first pass. After the last task, all places are known."""
@@ -230,9 +230,8 @@ class SpillLayout:
     def _added_to(self, buckets: I64, ends: U64) -> list[Stretch]:
         """Return the stretches that a chunk adds to the files of its buckets. The chunk's samples are sorted by
         bucket."""
-        bounds = [0, *(numpy.flatnonzero(numpy.diff(buckets)) + 1).tolist(), len(buckets)]
         stretches, before = [], 0
-        for first, end in pairwise(bounds):
+        for first, end in runs(buckets):
             bucket = int(buckets[first])
             stretches.append(Stretch(bucket, self._filled[bucket], first, end))
             size = int(ends[end - 1]) - before
@@ -252,10 +251,8 @@ class SpillLayout:
             # A large sample is not loaded into memory, even if its chunk is.
             counted = numpy.where(lengths > self._sizes.large, 0, lengths) if self._sizes.loaded else lengths
             chunk = (numpy.cumsum(counted) - counted) // numpy.uint64(self._sizes.chunk)
-            bounds = (numpy.flatnonzero(numpy.diff(chunk)) + 1).tolist()
-            for first, end in pairwise([0, *bounds, len(block)]):
-                if end > first:
-                    yield block[first:end], samples.part(first, end)
+            for first, end in runs(chunk):
+                yield block[first:end], samples.part(first, end)
 
     def _in_input_order(self) -> Iterator[tuple[I64, PlanTable]]:
         """Yield all samples in the order of the inputs, each with its place in the output order."""
@@ -473,8 +470,8 @@ def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tupl
     gaps[1:][near] = between[near]
     upto = numpy.cumsum(lengths + gaps)
     places = upto - lengths
-    firsts = numpy.concatenate(([0], numpy.flatnonzero(~near) + 1))
-    lasts: I64 = numpy.append(firsts[1:], len(starts)) - 1
+    bounds = edges(~near, len(starts))
+    firsts, lasts = bounds[:-1], bounds[1:] - 1
     ranges = zip(
         files[firsts].tolist(),
         starts[firsts].tolist(),
@@ -488,7 +485,7 @@ def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tupl
 def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int]]:
     """Yield (file, start, length) of the samples in their order. Adjacent samples are joined."""
     for part in blocks_of(len(files), ROWS_AT_ONCE):
-        firsts = numpy.array([0, *edges_of(files[part], starts[part], lengths[part])]) + part.start
+        firsts = numpy.array(edges_of(files[part], starts[part], lengths[part])[:-1]) + part.start
         sizes = numpy.add.reduceat(lengths[part], firsts - part.start)
         yield from zip(files[firsts].tolist(), starts[firsts].tolist(), sizes.tolist(), strict=True)
 
@@ -604,7 +601,5 @@ def stretches_of(places: U64, lengths: U64, large: int) -> list[tuple[int, int]]
     order = numpy.argsort(places)
     begins = places[order]
     ends = begins + lengths[order]
-    apart: I64 = numpy.flatnonzero(begins[1:] > ends[:-1] + numpy.uint64(STRETCH_GAP_BYTES)) + 1
-    firsts = numpy.concatenate(([0], apart))
-    lasts = numpy.concatenate((apart, [len(begins)])) - 1
-    return list(zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True))
+    bounds = edges(begins[1:] > ends[:-1] + numpy.uint64(STRETCH_GAP_BYTES), len(begins))
+    return list(zip(begins[bounds[:-1]].tolist(), ends[bounds[1:] - 1].tolist(), strict=True))

@@ -22,7 +22,7 @@ from typing import IO, Literal, NamedTuple
 from wdscli.create.delimited import PLAIN, Reading
 from wdscli.create.files import numbers_of
 from wdscli.create.table import Row, RowsByKey, TableOptions, TableReader, merged_json
-from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError
+from wdscli.errors import DataError, InputError, UsageError, WdsError, failing
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, TableShard, pieces_of
 from wdscli.plan.join import JoinedTable
@@ -73,7 +73,9 @@ class Table(JoinedTable):
         reader = TableReader(options, option="--table")
         dropped: Counter[str] = Counter()
         if is_local(address):
-            _make_folder(os.path.dirname(local_path(address)))
+            folder = os.path.dirname(local_path(address))
+            with failing(f"write to {folder}", HINT), suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
         rows = f"{address}.rows" if self.json_rest else address
         with ShardFile(rows, ShardSettings(with_index=False)) as shard:
             progress.start("reading the table", None, "samples")
@@ -192,14 +194,6 @@ def _size_of(addresses: Sequence[str], otherwise: int) -> int:
                 return otherwise
             total += source.size
     return total
-
-
-def _make_folder(folder: str) -> None:
-    try:
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {error.strerror}", hint=HINT) from error
 
 
 def _samples(reader: TableReader, dropped: Counter[str], progress: Progress) -> Iterator[_Sample]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.model import PendingCommit
+from wdscli.threads import holding
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -82,11 +83,8 @@ def tick_of_task() -> Tick:
 
 def run_reporting(tick: Tick, function: Callable[[Any], Any], task: Any) -> Any:
     """Call ``function(task)``, and report its progress to ``tick``."""
-    before = _tick.set(tick)
-    try:
+    with holding(_tick, tick):
         return function(task)
-    finally:
-        _tick.reset(before)
 
 
 def default_jobs() -> int:

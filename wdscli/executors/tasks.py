@@ -103,7 +103,7 @@ def run_tasks(
     if together > 1 and not getattr(executor, "runs_here", False):
         rest, run = iter(tasks), partial(_run_some, function)
         some = iter(lambda: list(islice(rest, together)), [])
-        total = None if amount is None else partial(_total, amount)
+        total: Any = None if amount is None else lambda results: sum(map(amount, results))
         for results in run_tasks(executor, run, some, window=window, advance=advance, amount=total):
             yield from results
         return
@@ -122,10 +122,6 @@ def run_tasks(
         if not getattr(executor, "ends_its_workers", False):
             for future in flying:
                 future.cancel()
-
-
-def _total(amount: Callable[[Result], int], results: list[Result]) -> int:
-    return sum(map(amount, results))
 
 
 def _run_some(function: Callable[[Task], Result | PendingCommit[Result]], tasks: list[Task]) -> list[Result]:

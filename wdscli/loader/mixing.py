@@ -400,7 +400,7 @@ def mix(
     if how and not any(isinstance(part, (str, list)) for part in parts):
         raise UsageError(
             f"mix({min(how)}=) needs addresses of shards, not datasets",
-            hint="give {min(how)}= to the datasets that are mixed",
+            hint=f"give {min(how)}= to the datasets that are mixed",
         )
     opened = [_opened(part, seed, how) for part in parts]
     return Mixed(opened, rules, rank=rank, world_size=world_size, tail=tail)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, overload, runtime_checkable
@@ -38,7 +38,8 @@ from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Epochs, Fluent, PerSample
 from wdscli.loader.stages.generators import Regroup, through, want_own_order
 from wdscli.loader.stages.per_batch import stacked_tensors
-from wdscli.loader.stages.shared_memory import crossing, is_running, lend_here
+from wdscli.loader.stages.shared_memory import crossing, lend_here
+from wdscli.storage.streams import is_running, widen_pipe
 
 if TYPE_CHECKING:
     from wdscli.loader.stages.flow import giving
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
 
-PIPE_BYTES = 1 << 20
-"""The largest size of a pipe that Linux allows without privileges."""
 LOOK_SECONDS = 2.0
 """A worker checks at this interval whether the trainer still runs."""
 GRACE_SECONDS = 6.0
@@ -305,9 +304,12 @@ class WebLoader(Fluent[Item]):
 
 
 def _given_by(loader: Any) -> Iterator[Any]:
-    """Yield the items of a DataLoader after its pipe was enlarged."""
+    """Yield the items of a DataLoader. Its pipe is enlarged, if the system allows it. With the usual 64 KiB, a worker
+    waits for the main process several times for each batch. If the pipe holds a whole batch, text arrives 1.5 times as
+    fast."""
     items = iter(loader)
-    widen_pipe(items)
+    with suppress(AttributeError, OSError, ValueError):
+        widen_pipe(items._worker_result_queue._writer.fileno())
     yield from items
 
 
@@ -471,20 +473,6 @@ def install_worker_cleanup() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_follow, args=(_trainer_ended(),), name="wdscli-trainer", daemon=True).start()
-
-
-def widen_pipe(batches: Any) -> None:
-    """Enlarge the pipe of torch's iterator ``batches``, if the system allows it. With the usual 64 KiB, a worker waits
-    for the main process several times for each batch. If the pipe holds a whole batch, text arrives 1.5 times as
-    fast."""
-    try:
-        from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
-
-        file = batches._worker_result_queue._writer.fileno()
-        if fcntl(file, F_GETPIPE_SZ) < PIPE_BYTES:
-            fcntl(file, F_SETPIPE_SZ, PIPE_BYTES)
-    except (ImportError, AttributeError, OSError, ValueError):
-        pass
 
 
 def _trainer_ended() -> Callable[[], bool]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import Piece
 from wdscli.arrays import Scratch as ScratchFile
-from wdscli.errors import OutputError, UsageError
+from wdscli.errors import UsageError
 from wdscli.look.listing import SetReader, settled
 from wdscli.plan.duplicates import DUPLICATE, Dedup, members_of
 from wdscli.plan.inputs import Input, pieces_of
@@ -358,13 +358,7 @@ class _StreamPayloads(Payloads):
         payloads are no longer needed."""
         if not self._stored or self._file_bytes >= SCRATCH_BYTES:
             self._file, self._file_bytes = ScratchFile(), 0
-        try:
-            stored = [self._file.put(piece) for piece in pieces]
-        except OutputError as error:
-            what = error.message.replace("temporary", "scratch")
-            raise OutputError(
-                what, hint="set the variable TMPDIR to a folder with more free space"
-            ) from error
+        stored = [self._file.put(piece) for piece in pieces]
         self._stored[offset] = self._file, stored
         self._file_bytes += sum(piece.length for piece in stored)
 

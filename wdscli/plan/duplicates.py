@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 from xxhash import xxh3_128
 
-from wdscli.arrays import I64, Mask, numpy
+from wdscli.arrays import I64, Mask, edges, numpy, runs
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import Input, Inputs, cut_short
@@ -212,8 +212,8 @@ class Groups(NamedTuple):
     def of(cls, rows: I64, same: Mask) -> Groups:
         """Group rows that are sorted by hash, then by row. ``same`` says, for each row, whether it has the hash of the
         row before."""
-        begins: I64 = numpy.flatnonzero(~same)
-        ends: I64 = numpy.append(begins[1:], len(rows))[: len(begins)]
+        bounds = edges(~same[1:], len(rows))
+        begins, ends = bounds[:-1], bounds[1:]
         several = ends - begins > 1
         begins, ends = begins[several], ends[several]
         sequence = numpy.argsort(rows[begins + 1], kind="stable")
@@ -226,9 +226,8 @@ class Groups(NamedTuple):
 
     def lists(self) -> Iterator[list[list[int]]]:
         """Yield all groups in lists of about :data:`SAMPLES_AT_ONCE` samples."""
-        bounds: I64 = numpy.flatnonzero(numpy.diff(numpy.cumsum(self.sizes) // SAMPLES_AT_ONCE)) + 1
-        for some in numpy.split(numpy.arange(len(self.begins)), bounds):
-            pairs = zip(self.begins[some].tolist(), self.ends[some].tolist(), strict=True)
+        for first, stop in runs(numpy.cumsum(self.sizes) // SAMPLES_AT_ONCE):
+            pairs = zip(self.begins[first:stop].tolist(), self.ends[first:stop].tolist(), strict=True)
             yield [self.rows[begin:end].tolist() for begin, end in pairs]
 
 

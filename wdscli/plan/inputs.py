@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
 from typing import NamedTuple
 
-from wdscli.arrays import I64, U64, numpy
+from wdscli.arrays import I64, U64, edges, numpy
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.plan.table import PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
 from wdscli.storage.ahead import together
 from wdscli.storage.ends import PIECE_BYTES
-from wdscli.storage.local import reason
+from wdscli.storage.local import most_descriptors, reason
 from wdscli.storage.opening import is_device, open_pinned
 from wdscli.tar import FOREIGN, Columns, Scanner
 from wdscli.tar.reader import Globals
@@ -127,17 +126,6 @@ def refused(address: str) -> UsageError:
     )
 
 
-@cache
-def _half_of_descriptors() -> int:
-    """Return half the number of files that this process may have open."""
-    try:
-        import resource
-    except ImportError:  # this system does not have the module
-        return OPEN_SOURCES
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(1, soft // 2) if soft > 0 else OPEN_SOURCES
-
-
 class Inputs:
     """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. ``open_other`` opens an input with a number
     that is not in ``inputs``. With ``later``, the caller checks for changes of local files."""
@@ -177,7 +165,7 @@ class Inputs:
     def _close_one(self, is_remote: bool) -> None:
         """Close the remote or local input that was opened first, if too many are open."""
         alike = [number for number in self._open if self._is_remote(number) == is_remote]
-        if len(alike) > (OPEN_REMOTE_SOURCES if is_remote else min(OPEN_SOURCES, _half_of_descriptors())):
+        if len(alike) > (OPEN_REMOTE_SOURCES if is_remote else min(OPEN_SOURCES, most_descriptors() / 2)):
             self.descriptors.pop(alike[0], None)
             with self._open.pop(alike[0]) as done:
                 self._confirm(alike[0], done)
@@ -231,9 +219,9 @@ def totals_of(samples: PlanTable) -> I64:
 
 
 def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
-    """Return the rows, except row 0, that do not begin where the row before ends."""
+    """Return the rows that do not begin where the row before ends, and the number of rows."""
     apart = (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1])
-    found: list[int] = (numpy.flatnonzero(apart) + 1).tolist()
+    found: list[int] = edges(apart, len(files)).tolist()
     return found
 
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.arrays import I64, U32, U64, Mask, Rows, numpy
+from wdscli.arrays import I64, U32, U64, Mask, Rows, numpy, runs
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.duplicates import repeated_error, repeated_keys
@@ -578,7 +578,7 @@ class Measured:
         groups = [numpy.arange(len(kinds))]
         if (kinds != kinds[0]).any():
             order = numpy.argsort(kinds, kind="stable")
-            groups = numpy.split(order, numpy.flatnonzero(numpy.diff(kinds[order])) + 1)
+            groups = [order[first:end] for first, end in runs(kinds[order])]
         for chosen in groups:
             rows = (int(column[chosen[0]]) for column in self._rows)
             yield chosen, [None if row < 0 else of_set.shape(row) for of_set, row in zip(self._sets, rows)]

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
-from wdscli.errors import DataError, OutputError, StorageError, UsageError, WdsError
+from wdscli.errors import DataError, OutputError, StorageError, UsageError, WdsError, failing
 from wdscli.executors import tick_of_task
 from wdscli.plan.values import Packed, RowBlock
 from wdscli.progress import Progress
@@ -98,11 +98,8 @@ class Scratch:
         return f"{self.folder}/{name}"
 
     def _make(self) -> None:
-        try:
-            with suppress(FileExistsError):
-                os.mkdir(self.folder, 0o700)
-        except OSError as error:
-            raise OutputError(f"cannot make {self.folder}: {error.strerror}", hint=HINT) from error
+        with failing(f"make {self.folder}", HINT), suppress(FileExistsError):
+            os.mkdir(self.folder, 0o700)
 
     def free_bytes(self) -> int | None:
         """Return the free bytes, or None if the store does not report them. Raises OutputError if the folder does not
@@ -112,10 +109,8 @@ class Scratch:
         from shutil import disk_usage
 
         folder = os.path.dirname(self.folder)
-        try:
+        with failing(f"use {folder} as scratch space", HINT):
             return disk_usage(folder).free
-        except OSError as error:
-            raise OutputError(f"cannot use {folder} as scratch space: {error.strerror}", hint=HINT) from error
 
     def close(self) -> None:
         """Remove the folder. This never raises, because remaining files do no harm."""
@@ -190,17 +185,13 @@ def spool(source: Source, path: str, *, cut: Callable[[DataError], None] | None 
             for data in pieces_to_end(source, cut):
                 sink.write(data)
         return
-    try:
+    with failing(f"copy {source.name} to {path}", HINT):
         with suppress(FileExistsError):
             os.mkdir(os.path.dirname(path), 0o700)
         _check_room(source, path)
         with open(path, "xb", buffering=0) as file:
             for data in pieces_to_end(source, cut):
                 write_all(file.fileno(), data)
-    except (WdsError, BrokenPipeError):
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot copy {source.name} to {path}: {error.strerror}", hint=HINT) from error
 
 
 @contextmanager
@@ -304,8 +295,6 @@ class StoredRows:
 class Objects(Source):
     """The chunks on an object store, as if they were one range of bytes. Announced stretches are downloaded together,
     and kept until the next bucket."""
-
-    __slots__ = ("_begins", "_held", "_memory", "_open", "_sizes", "_space")
 
     def __init__(self, space: Scattered, sizes: Sequence[int]) -> None:
         super().__init__(space.prefix, size=None, seekable=True)

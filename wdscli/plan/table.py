@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, numpy
-from wdscli.errors import DataError, OutputError
+from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, numpy, spread
+from wdscli.errors import DataError, failing
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
 from wdscli.selection.layers import OnConflict
@@ -94,7 +94,8 @@ class Growing:
         if self._file is None and len(self._held) + len(view) <= HELD_BYTES:
             self._held += view
             return
-        try:
+        hint = "choose a folder with more free space: --tmp DIR, or the variable TMPDIR"
+        with failing("write scratch space", hint):
             if self._file is None:
                 from tempfile import TemporaryFile
 
@@ -102,11 +103,6 @@ class Growing:
                 self._file.write(self._held)
                 self._held = bytearray()
             self._file.write(view)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write scratch space: {error.strerror}",
-                hint="choose a folder with more free space: --tmp DIR, or the variable TMPDIR",
-            ) from error
 
     def mapped(self) -> memoryview:
         """Return all bytes, writable. Nothing can be appended afterwards. Raises OutputError."""
@@ -117,11 +113,9 @@ class Growing:
         OutputError."""
         if self._file is None:
             return memoryview(self._held), None
-        try:
+        with failing("map scratch space"):
             self._file.flush()
             return memoryview(mmap.mmap(self._file.fileno(), 0)), self._file
-        except OSError as error:
-            raise OutputError(f"cannot map scratch space: {error.strerror}") from error
 
 
 class GrowingTable:
@@ -368,7 +362,7 @@ def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
     mixed = names ^ sizes * numpy.uint64(0x9E3779B97F4A7C15)
     mixed *= numpy.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> numpy.uint64(32)
-    odd = 2 * (numpy.arange(len(names)) - firsts.repeat(counts)) + 1
+    odd = 2 * spread(0, counts) + 1
     mixed *= odd.astype(numpy.uint64)
     sums: U64 = numpy.add.reduceat(mixed, firsts)
     return numpy.maximum(sums >> numpy.uint64(32), numpy.uint64(1)).astype(numpy.uint32)

@@ -29,7 +29,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from wdscli.arrays import U64, numpy
-from wdscli.errors import DataError, OutputError, UsageError, printable
+from wdscli.errors import DataError, UsageError, failing, printable
 from wdscli.model import to_text
 from wdscli.tar import DIRECTORY, core
 
@@ -161,7 +161,7 @@ class KeyLog:
         if self._file is None and self._end <= HELD_BYTES:
             self.data += joined
             return begin
-        try:
+        with failing("write scratch space", "set the variable TMPDIR to a folder with more free space"):
             if self._file is None:
                 from tempfile import TemporaryFile
 
@@ -173,11 +173,6 @@ class KeyLog:
                 # Map twice as much, so that later keys are visible without another call.
                 self._file.truncate(2 * self._end)
                 self.data = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write scratch space: {error.strerror}",
-                hint="set the variable TMPDIR to a folder with more free space",
-            ) from error
         return begin
 
     @staticmethod

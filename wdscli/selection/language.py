@@ -350,14 +350,11 @@ def class_texts(tree: ast.expr) -> list[str]:
             continue
         for left, test, right in zip([node.left, *node.comparators], node.ops, node.comparators):
             both = (left, right)
-            if isinstance(test, (ast.Eq, ast.NotEq, ast.In, ast.NotIn)) and any(map(_is_class, both)):
+            is_class = any(isinstance(one, ast.Name) and one.id == "cls" for one in both)
+            if is_class and isinstance(test, (ast.Eq, ast.NotEq, ast.In, ast.NotIn)):
                 parts = [part for one in both for part in getattr(one, "elts", [one])]
                 found.update((text, None) for text in map(_constant, parts) if isinstance(text, str))
     return list(found)
-
-
-def _is_class(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "cls"
 
 
 def names_in(tree: ast.expr) -> tuple[Named, ...]:

@@ -76,8 +76,6 @@ class SeenNames:
     """The names seen so far. ``fields`` has the fields of all samples read, and ``places`` has the places in JSON found
     at least once. For places not found yet, ``alternatives`` has the names found there instead."""
 
-    __slots__ = ("_followed", "alternatives", "fields", "keys", "places")
-
     def __init__(self) -> None:
         self.fields: set[bytes] = set()
         self.places: set[Place] = set()

@@ -83,22 +83,6 @@ class Where:
     """One expression, parsed and checked. ``classes`` are the names of the numbers in ``cls``, if known; ``stored``
     are the names of stored values, which every sample's batch has. Raises UsageError for an invalid expression."""
 
-    __slots__ = (
-        "_evaluator",
-        "_scope",
-        "_tree",
-        "_used",
-        "_using",
-        "classes",
-        "is_of_payloads",
-        "named",
-        "normal",
-        "payload_fields",
-        "places",
-        "stored",
-        "text",
-    )
-
     def __init__(self, text: str, classes: Sequence[str] = (), stored: frozenset[str] = frozenset()) -> None:
         self.text = text
         self.classes = classes

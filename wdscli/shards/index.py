@@ -32,6 +32,7 @@ from wdscli.arrays import (
     joined_keys,
     msgpack_pieces,
     numpy,
+    spread,
     steps,
 )
 from wdscli.errors import DataError
@@ -170,8 +171,7 @@ class Index:
         """Return an index of only some samples, without digest."""
         found = copy(self)
         counts = steps(self.member_ends)[rows]
-        shifts: I64 = self.member_ends.view("i8")[rows] - numpy.cumsum(counts)
-        members = numpy.arange(int(counts.sum())) + shifts.repeat(counts)
+        members = spread(self.member_ends.view("i8")[rows] - counts, counts)
         ends: I64 = self.key_ends.view("i8")[rows]
         begins: I64 = numpy.append(0, self.key_ends.view("i8"))[rows]
         found._columns = {

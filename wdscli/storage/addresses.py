@@ -159,15 +159,15 @@ def view_of(address: str) -> tuple[str, str] | None:
     return view, name
 
 
-def base_name(address: str, *, output: bool = False) -> str:
-    """Return the file name in an address. The name of ``-`` is ``stdin``, or ``stdout`` with ``output``. A pipe has a
-    short name that is always the same.
+def base_name(address: str) -> str:
+    """Return the file name in an address. The name of ``-`` is ``stdin``. A pipe has a short name that is
+    always the same.
 
     >>> base_name("https://example.org/a/train-000000.tar?token=7")
     'train-000000.tar'
     """
     if address == STREAM:
-        return "stdout" if output else "stdin"
+        return "stdin"
     if address.startswith(PIPE):
         from zlib import crc32
 

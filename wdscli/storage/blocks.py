@@ -304,18 +304,6 @@ def _placed(begin: int, end: int, entries: Iterable[tuple[int, ...]]) -> list[Bl
 class BlockSource(Source):
     """The contents of a compressed file with blocks. ``stored`` is the file, which this source closes."""
 
-    __slots__ = (
-        "_blocks",
-        "_broken",
-        "_errors",
-        "_kind",
-        "_number_of_source",
-        "_report",
-        "_starts",
-        "_stored",
-        "_unpack",
-    )
-
     def __init__(self, stored: Source, kind: str, blocks: list[Block]) -> None:
         starts = [0, *accumulate(block.size_bytes for block in blocks)]
         super().__init__(stored.name, size=starts[-1], seekable=True)

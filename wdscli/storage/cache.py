@@ -113,8 +113,6 @@ def _name_hash(data: bytes) -> str:
 class CachedSource(LocalSource):
     """A copy of an object, with the address and version of the original."""
 
-    __slots__ = ("_whole_version",)
-
     def __init__(self, name: str, descriptor: int, version: Version) -> None:
         super().__init__(name, descriptor, version.size)
         self.version = self._whole_version = version.text

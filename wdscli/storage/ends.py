@@ -50,8 +50,6 @@ class Source:
     after the first read.
     """
 
-    __slots__ = ("fd", "is_pinned", "name", "note", "seekable", "size", "version")
-
     def __init__(self, name: str, *, size: int | None, seekable: bool, fd: int | None = None) -> None:
         self.name = name
         self.size = size
@@ -143,8 +141,6 @@ class DigestedSource(Source):
     """A source that passes every byte of ``source`` once, in order, to ``update``. So a checksum needs no second pass.
     Short skipped gaps are read immediately. :meth:`read_rest` reads long gaps at the end. ``source`` is closed with
     this source."""
-
-    __slots__ = ("_digested", "_source", "_update")
 
     def __init__(self, source: Source, update: Callable[[bytes], None]) -> None:
         super().__init__(source.name, size=source.size, seekable=True)

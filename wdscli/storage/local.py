@@ -17,6 +17,8 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from math import inf
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError, did_you_mean
 from wdscli.storage.addresses import local_path, range_hint
@@ -36,8 +38,6 @@ _MAX_NAME_BYTES = 200
 
 class LocalSource(Source):
     """A file that is open for reading. Closing the source closes ``descriptor``."""
-
-    __slots__ = ("_fd",)
 
     def __init__(self, name: str, descriptor: int, size: int) -> None:
         super().__init__(name, size=size, seekable=True, fd=descriptor)
@@ -88,8 +88,6 @@ class LocalSource(Source):
 
 class HeldSource(Source):
     """A source of bytes that this process keeps in memory under an address."""
-
-    __slots__ = ("_data",)
 
     def __init__(self, name: str, data: bytes) -> None:
         super().__init__(name, size=len(data), seekable=True)
@@ -320,6 +318,15 @@ def announce(ranges: Iterable[tuple[int | None, int, int]], *, are_scattered: bo
             random.add(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_WILLNEED)
+
+
+@cache
+def most_descriptors() -> float:
+    """Return the number of files that this process may have open."""
+    import resource
+
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft if soft > 0 else inf
 
 
 def is_cold(descriptor: int, offset: int) -> bool:

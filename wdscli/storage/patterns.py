@@ -362,8 +362,6 @@ class OutputPattern:
     ('out-000007.tar', None, 'out-manifest.json')
     """
 
-    __slots__ = ("_known", "_names", "_parts", "count", "is_stream", "single", "text")
-
     def __init__(self, text: str, parts: _Parts, names: list[str] | None, is_stream: bool) -> None:
         self.text = text
         self._parts = parts

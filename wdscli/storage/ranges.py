@@ -73,31 +73,21 @@ into a buffer, if it is given."""
 
 class RemoteSource(Source):
     """Reads ranges of an object with a known size. ``start`` starts one request. Its future raises
-    :class:`Replaced` if the answer has another version. If answers have no version, ``current_version()`` requests the
+    :class:`Replaced` if the answer has another version. If answers have no version, ``version_now()`` requests the
     current version. The first read fetches ``first`` bytes."""
-
-    __slots__ = (
-        "_ahead",
-        "_first",
-        "_head",
-        "_length",
-        "_start",
-        "_version_now",
-    )
 
     def __init__(
         self,
         name: str,
         size: int,
         start: Start,
-        head: Block = b"",
-        current_version: Callable[[], str] | None = None,
+        version_now: Callable[[], str] | None = None,
         first: int = HEAD_BYTES,
     ) -> None:
         super().__init__(name, size=size, seekable=True)
         self._start = start
-        self._version_now = current_version
-        self._head = head
+        self._version_now = version_now
+        self._head: Block = b""
         self._first = first
         self._length = size
         room = network().read_ahead_bytes
@@ -218,8 +208,7 @@ def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | 
             source.expect([(0, entry.size)])
     else:
         start = _range_starter(address, store, path, patience, entry.pin)
-        current_version = partial(_version_now, address)
-        source = RemoteSource(address, entry.size, start, current_version=current_version, first=first)
+        source = RemoteSource(address, entry.size, start, partial(_version_now, address), first)
     source.version = entry.version
     source.is_pinned = store.kind.is_s3 and bool(entry.etag)
     return source

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from fcntl import fcntl
 from typing import TYPE_CHECKING, Any, Protocol
 
 from wdscli.errors import InputError, OutputError, UsageError
@@ -47,14 +48,11 @@ class RawReader(Protocol):
 class StreamSource(Source):
     """A source that reads from a raw reader, only once. Small reads use a buffer."""
 
-    __slots__ = ("_at", "_buffer", "_position", "_raw")
-
-    def __init__(self, name: str, raw: RawReader, head: bytes = b"") -> None:
+    def __init__(self, name: str, raw: RawReader) -> None:
         super().__init__(name, size=None, seekable=False)
         self._raw = raw
-        self._buffer = head
-        self._at = 0
-        self._position = 0
+        self._buffer = b""
+        self._at = self._position = 0
 
     def peek(self, length: int) -> bytes:
         """Return the next ``length`` bytes, or fewer at the end, without consuming them."""
@@ -309,12 +307,8 @@ def refuse_terminal(address: str, descriptor: int, *, output: bool) -> None:
 
 def widen_pipe(descriptor: int) -> None:
     """Request a pipe buffer of 1 MiB, so that each read and write moves more bytes. Ignore a refusal."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(descriptor, _SET_PIPE_SIZE, PIECE_BYTES)
-    except (OSError, ImportError):
-        pass
+    with contextlib.suppress(OSError):
+        fcntl(descriptor, _SET_PIPE_SIZE, PIECE_BYTES)
 
 
 def outcome(code: int) -> str:
@@ -325,6 +319,17 @@ def outcome(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process with this id exists."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # it belongs to another user
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -571,10 +571,8 @@ class UploadSink(_FileSink):
 
 def _open_upload(fs: Any, path: str, force: bool) -> Any:
     if not force:
-        try:
+        with contextlib.suppress(NotImplementedError, ValueError):
             return fs.open(path, mode="xb", block_size=PART_BYTES)
-        except (NotImplementedError, ValueError):
-            pass
     return fs.open(path, mode="wb", block_size=PART_BYTES)
 
 

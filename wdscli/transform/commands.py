@@ -72,7 +72,8 @@ def _in_folder(transform: Transform, folder: str, samples: Sequence[Taken]) -> l
 
     place = os.fsencode(mkdtemp(prefix="wds-", dir=folder or None))
     try:
-        stems = _stems(transform, len(samples))
+        numbered = [STEM + b"-%06d" % number for number in range(len(samples))]
+        stems = [STEM] if transform.batch == 1 else numbered
         for stem, sample in zip(stems, samples, strict=True):
             for field, payload in sample.fields:
                 _store(place + b"/" + stem + b"." + field, payload)
@@ -80,13 +81,6 @@ def _in_folder(transform: Transform, folder: str, samples: Sequence[Taken]) -> l
         return list(_collected(transform, place, stems, samples))
     finally:
         rmtree(place, ignore_errors=True)
-
-
-def _stems(transform: Transform, samples: int) -> list[bytes]:
-    """Return the names of the samples' files, up to the dot."""
-    if transform.batch == 1:
-        return [STEM]
-    return [STEM + b"-%06d" % number for number in range(samples)]
 
 
 def _store(path: bytes, payload: bytes) -> None:

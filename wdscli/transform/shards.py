@@ -12,7 +12,6 @@ This module does not know how a sample is transformed.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from typing import NamedTuple
 
 from wdscli.copy.copier import Copier, GatherTask
 from wdscli.copy.maker import Maker, ShardTasks
-from wdscli.errors import DataError, EngineError, OutputError, printable
+from wdscli.errors import DataError, EngineError, failing, printable
 from wdscli.executors import LostWorkerError, default_jobs, make_executor, run_tasks, separate_executor
 from wdscli.model import PendingCommit, ShardInfo, to_bytes, to_text
 from wdscli.plan.inputs import Inputs, is_of_this_process
@@ -41,6 +40,7 @@ from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.shown import shown, shown_command
 from wdscli.storage import is_local, local_path, open_source
 from wdscli.storage.ends import Data, Sink
+from wdscli.storage.streams import is_running
 from wdscli.tar import Form, Scanner
 from wdscli.transform.commands import RUNNING, end_group
 from wdscli.transform.transform import CallError, Made, Taken, Transform
@@ -346,14 +346,9 @@ def transform_folder(request: Request) -> Iterator[str]:
         parent = os.path.abspath(local_path(request.tmp))
     elif os.access(MEMORY_FOLDER, os.W_OK) and disk_usage(MEMORY_FOLDER).free > ROOM_BYTES:
         parent = MEMORY_FOLDER
-    try:
+    with failing(f"make a folder in {parent}", "give a folder with free space: --tmp DIR"):
         _remove_abandoned(parent)
         folder = mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent)
-    except OSError as error:
-        raise OutputError(
-            f"cannot make a folder in {parent}: {error.strerror}",
-            hint="give a folder with free space: --tmp DIR",
-        ) from error
     try:
         yield folder
     finally:
@@ -369,7 +364,7 @@ def _remove_abandoned(parent: str) -> None:
             entry.name.startswith(PREFIX) and process.isdecimal() and entry.is_dir(follow_symlinks=False)
         ):
             continue
-        if entry.stat(follow_symlinks=False).st_uid == os.getuid() and not _is_running(int(process)):
+        if entry.stat(follow_symlinks=False).st_uid == os.getuid() and not is_running(int(process)):
             rmtree(entry.path, ignore_errors=True)
 
 
@@ -398,16 +393,6 @@ def lost_calls_named(folder: str) -> Iterator[None]:
             f"{error.message} at {' or '.join(found)}",
             hint="it crashed, called os._exit, or was killed for lack of memory (use a smaller -j)",
         ) from None
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OverflowError:
-        return False
-    except OSError as error:
-        return error.errno != errno.ESRCH
-    return True
 
 
 def write_slices(results: Iterable[SliceResult], task: GatherTask) -> PendingCommit[ShardInfo]:

@@ -39,7 +39,7 @@ from functools import lru_cache, partial
 from math import isqrt
 from typing import Any, Literal, NamedTuple
 
-from wdscli.arrays import I64, U64, numpy
+from wdscli.arrays import I64, U64, numpy, spread
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_word
 from wdscli.ordering import mix, mix_array
@@ -321,8 +321,7 @@ class EpochOrder:
         shards, blocks = self._shards[mine], self._blocks[mine]
         counts = numpy.diff(self._ends[mine], prepend=self._ends[mine.start - 1] if mine.start else 0)
         rows: I64 = numpy.arange(len(shards)).repeat(blocks)
-        firsts: I64 = (blocks.cumsum() - blocks).repeat(blocks)
-        numbers = numpy.arange(len(rows)) - firsts
+        numbers = spread(0, blocks)
         of_shard = mix_array(shards.astype(numpy.uint64) ^ numpy.uint64(self._of_epoch))
         hashes = mix_array(of_shard[rows] ^ numbers.astype(numpy.uint64))
         ranks: U64 = numpy.empty(len(rows), dtype=numpy.uint64)

@@ -18,10 +18,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from wdscli.arrays import F64, I64, numpy
+from wdscli.arrays import F64, I64, numpy, runs
 from wdscli.errors import UsageError
 from wdscli.loader.order.batches import rising
 from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, groups, key
@@ -98,12 +97,9 @@ class Values(NamedTuple):
             )
         found: F64 = numpy.empty(len(shards))
         order = rising(shards)
-        inside = shards[order]
-        bounds = [0, *((inside[1:] != inside[:-1]).nonzero()[0] + 1).tolist(), len(inside)]
-        for first, end in pairwise(bounds):
-            if first < end:
-                rows = order[first:end]
-                found[rows] = catalog.values(int(inside[first]), self.expression)[places[rows]]
+        for first, end in runs(shards[order]):
+            rows = order[first:end]
+            found[rows] = catalog.values(int(shards[rows[0]]), self.expression)[places[rows]]
         return found
 
     def prepare(self, catalog: Any) -> None:

@@ -13,13 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from functools import cache, cached_property, partial
-from itertools import chain, islice, pairwise
+from functools import cached_property, partial
+from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-from wdscli.arrays import I64, numpy
+from wdscli.arrays import I64, numpy, runs
 from wdscli.errors import DataError, StorageError, WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
@@ -42,7 +42,7 @@ from wdscli.loader.read.rows import Raw as Raw
 from wdscli.samples.reading import keep_heap
 from wdscli.storage import Source, is_local
 from wdscli.storage.ahead import together
-from wdscli.storage.local import is_cold
+from wdscli.storage.local import is_cold, most_descriptors
 from wdscli.storage.retry import network
 from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock
 
@@ -143,9 +143,8 @@ class Fetcher:
         because the kernel copies them in parallel."""
         table = self._catalog.table(int(shards[0]))
         mean = table.size // max(1, table.samples)
-        if self._fields is not None or mean < LARGE_BYTES or mean * len(shards) < THREADED_BYTES:
-            return 1
-        if self._threads == 1:
+        is_small = mean < LARGE_BYTES or mean * len(shards) < THREADED_BYTES
+        if self._fields is not None or is_small or self._threads == 1:
             return 1
         different = set(shards.tolist())
         # All shards must be open as plain files, so that no thread closes a shard to open another shard.
@@ -163,9 +162,8 @@ class Fetcher:
     def _in_turn(self, wanted: I64) -> list[Raw]:
         """Return the samples at the given shards and places, which are sorted."""
         shards, places = wanted
-        bounds = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)]
         found: list[Raw] = []
-        for first, end in pairwise(bounds):
+        for first, end in runs(shards):
             found += self.of_shard(int(shards[first]), places[first:end].tolist())
         return found
 
@@ -223,15 +221,9 @@ def _open_files() -> int:
     return 0
 
 
-@cache
-def _most_open() -> int:
+def _most_open() -> float:
     """Return the limit for :func:`_open_files`: a quarter of the files that the process may open."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return OPEN_SOURCES
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(OPEN_SOURCES, min(4096, soft // 4 if soft > 0 else 4096))
+    return max(OPEN_SOURCES, min(4096, most_descriptors() / 4))
 
 
 def _opened(catalog: Catalog, shard: int) -> Source:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, numpy
+from wdscli.arrays import I64, numpy, runs
 from wdscli.errors import DataError
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog, ShardTable
@@ -227,8 +227,6 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> tup
 class Held(Source):
     """A source that has some of its ranges in memory."""
 
-    __slots__ = ("_source", "buffers", "starts")
-
     def __init__(self, source: Source, ranges: list[tuple[int, int]]) -> None:
         super().__init__(source.name, size=source.size, seekable=source.seekable)
         self._source = source
@@ -377,7 +375,4 @@ def by_shard(shards: I64, places: I64) -> dict[int, list[int]]:
     """Group places by their shards. In the result, shards and places are in rising order."""
     order = numpy.lexsort((places, shards))
     shards, places = shards[order], places[order]
-    firsts = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist()]
-    if not len(shards):
-        return {}
-    return {int(shards[first]): places[first:end].tolist() for first, end in pairwise([*firsts, len(shards)])}
+    return {int(shards[first]): places[first:end].tolist() for first, end in runs(shards)}

@@ -25,6 +25,7 @@ from threading import Lock
 from typing import Any, NamedTuple, overload
 
 from wdscli.arrays import U8, numpy
+from wdscli.storage.streams import is_running
 
 SHARED_FROM_BYTES = 1 << 17
 """The smallest size that is sent in a segment. Smaller values are sent faster through the pipe."""
@@ -222,17 +223,6 @@ def _forget_dead() -> None:
     for process, token in tuple(_received):
         if not is_running(process):
             _received.pop((process, token), None)
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process with this id exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # the process exists and belongs to another user
-        pass
-    return True
 
 
 def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
