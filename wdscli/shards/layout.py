@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from wdscli.arrays import I64, Mask, joined_keys, numpy, steps
+from wdscli.arrays import I64, Mask, edges, joined_keys, numpy, spread, steps
 from wdscli.errors import DataError
 from wdscli.samples.reading import Expected
 from wdscli.selection.layers import Shape
@@ -121,8 +121,8 @@ class Layout:
         shifts = sources - offsets
         heads, stops = (numpy.where(is_whole, begins, offsets), numpy.where(is_whole, ends, offsets + sizes))
         is_next: Mask = is_whole[1:] & is_whole[:-1] & (bases[1:] == bases[:-1]) & (shifts[1:] == shifts[:-1])
-        firsts: I64 = numpy.append(0, numpy.flatnonzero(~is_next) + 1)[: len(offsets)]
-        lasts: I64 = numpy.append(firsts[1:], len(offsets))[: len(firsts)] - 1
+        bounds = edges(~is_next, len(offsets))
+        firsts, lasts = bounds[:-1], bounds[1:] - 1
         made: I64 = numpy.flatnonzero(~is_whole)
         return Runs(
             heads[firsts],
@@ -271,8 +271,7 @@ def _place_members(layers: Sequence[Layer], total: int) -> I64:
     for layer, some in zip(layers, counts_of):
         if len(layers) > 1:
             first = place[layer.samples]
-            shifts = first + some - numpy.cumsum(some)
-            layer.members = numpy.arange(layer.index.members) + shifts.repeat(some)
+            layer.members = spread(first, some)
             place[layer.samples] = first + some
     return numpy.arange(total).repeat(counts)
 
@@ -388,10 +387,9 @@ def _arranged(
     """Return the members of each sample that ``arrange`` chooses, in order, and the numbers of their new fields."""
     names, known = list(fields), dict[bytes, tuple[list[int], list[int]]]()
     both = numpy.stack((of_set, code), axis=1)
-    bounds = [0, *(numpy.flatnonzero(sample[1:] != sample[:-1]) + 1).tolist(), len(sample)]
     taken: list[int] = []
     codes: list[int] = []
-    for low, high in pairwise(bounds):
+    for low, high in pairwise(edges(sample[1:] != sample[:-1], len(sample)).tolist()):
         shape = both[low:high].tobytes()
         if shape not in known:
             parts: dict[int, list[bytes]] = {}
@@ -570,7 +568,7 @@ class ViewSource(Source):
         firsts = runs.ends.searchsorted(offsets, "right")
         counts = runs.begins.searchsorted(ends) - firsts
         rows = numpy.arange(len(offsets)).repeat(counts)
-        some = numpy.arange(len(rows)) + (firsts - counts.cumsum() + counts)[rows]
+        some = spread(firsts, counts)
         lows = numpy.maximum(runs.begins[some], offsets[rows])
         highs = numpy.minimum(runs.ends[some], ends[rows])
         starts, bases = lows + runs.shifts[some], runs.bases[some]
@@ -578,11 +576,10 @@ class ViewSource(Source):
         bases, starts, lengths = bases[order], starts[order], (highs - lows)[order]
         lows = (lows + (places - offsets)[rows])[order]
         apart = (bases[1:] != bases[:-1]) | (starts[1:] != starts[:-1] + lengths[:-1])
-        edges: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)[: len(lows)]
-        inside = numpy.arange(len(lows)) - edges.repeat(numpy.diff(edges, append=len(lows)))
-        edges = numpy.flatnonzero(inside % VIEWS_PER_READ == 0)
-        totals = numpy.add.reduceat(lengths, edges)
-        columns: list[I64] = [edges, numpy.append(edges[1:], len(lows)), bases[edges], starts[edges], totals]
+        inside = spread(0, numpy.diff(edges(apart, len(lows))))
+        bounds: I64 = numpy.append(numpy.flatnonzero(inside % VIEWS_PER_READ == 0), len(lows))
+        begins, stops = bounds[:-1], bounds[1:]
+        columns = [begins, stops, bases[begins], starts[begins], numpy.add.reduceat(lengths, begins)]
         pieces = zip(lows.tolist(), (lows + lengths).tolist())
         return pieces, zip(*(column.tolist() for column in columns))
 

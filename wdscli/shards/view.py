@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, numpy
+from wdscli.arrays import I64, edges, numpy, spread
 from wdscli.errors import UsageError
 from wdscli.model import ShardInfo
 from wdscli.schema import Records, check
@@ -241,10 +241,10 @@ def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:
         return ()
     step = numpy.where(bases[1:] == MISSING, 0, 1)
     apart = (bases[1:] != bases[:-1]) | ((places[1:] != places[:-1] + step) & (bases[1:] != MISSING))
-    firsts: I64 = numpy.append(0, numpy.flatnonzero(apart) + 1)
+    bounds = edges(apart, len(bases))
+    firsts, counts = bounds[:-1], numpy.diff(bounds)
     if len(firsts) > most:
         return None
-    counts: I64 = numpy.diff(numpy.append(firsts, len(bases)))
     return tuple(
         Run(base, max(place, 0), count)
         for base, place, count in zip(bases[firsts].tolist(), places[firsts].tolist(), counts.tolist())
@@ -254,8 +254,7 @@ def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:
 def samples_of(runs: Sequence[Run]) -> tuple[I64, I64]:
     """The base and the place of each sample of some runs."""
     bases, firsts, counts = numpy.array(runs, dtype=numpy.int64).reshape(-1, 3).T
-    places = numpy.arange(counts.sum()) + (firsts - counts.cumsum() + counts).repeat(counts)
-    return bases.repeat(counts), places
+    return bases.repeat(counts), spread(firsts, counts)
 
 
 def is_view(output: str) -> bool:
