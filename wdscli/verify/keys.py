@@ -262,12 +262,13 @@ def suspicious(keys: frozenset[bytes]) -> Iterator[str]:
     """Yield warnings about an empty list, and about listed keys that are probably mistakes, such as file names."""
     if not keys:
         yield "the list of --absent has no keys, so every set passes"
-    for says, is_wrong in (
-        ("has a dot after its last slash, as no key has; leave out .jpg and the like", _has_dot),
-        ("begins or ends with a blank", lambda key: key != key.strip()),
-        ("has a zero byte, as no key has; save the list as UTF-8", lambda key: b"\0" in key),
+    together = b"".join(keys)
+    for says, marks, is_wrong in (
+        ("has a dot after its last slash, as no key has; leave out .jpg and the like", b".", _has_dot),
+        ("begins or ends with a blank", b" \t\r", lambda key: key != key.strip()),
+        ("has a zero byte, as no key has; save the list as UTF-8", b"\0", lambda key: b"\0" in key),
     ):
-        if wrong := sorted(filter(is_wrong, keys)):
+        if any(mark in together for mark in marks) and (wrong := sorted(filter(is_wrong, keys))):
             more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
             yield f'the listed key "{to_text(wrong[0])}"{more} {says}'
 
