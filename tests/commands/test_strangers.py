@@ -365,6 +365,12 @@ class TestFirstTries:
         ran = wds("ls", "far/v.json")
         assert (ran.code, "the view far/v.json names this shard" in hint_of(ran.err)) == (4, True), ran.err
 
+    def test_a_view_that_was_moved_without_its_rows(self) -> None:
+        assert wds("shuffle", "set", "-o", "v.json", "--rekey", "n{n}").code == 0
+        Path("v.rows").unlink()
+        ran = wds("ls", "v.json")
+        assert (ran.code, "copy both files of the view" in hint_of(ran.err)) == (4, True), ran.err
+
     def test_a_folder_of_views(self) -> None:
         assert wds("split", "set", "-o", "views/{part}.json", "--by", "json.class").code == 0
         ran = wds("ls", "views")

@@ -29,6 +29,7 @@ from wdscli.storage.addresses import HELD, TRUSTED, shard_address, view_of
 from wdscli.threads import Recent
 
 ROWS_SUFFIX = ".rows"
+_COPY_BOTH = "copy both files of the view, or make it again"
 _NO_BASE = 0xFFFFFFFF
 INDEX_CACHE_BYTES = 256 << 20
 """The most memory for indexes of bases that a process keeps for the next shard, in bytes."""
@@ -118,8 +119,12 @@ class OpenView:
     def _stored(self, place: Stored) -> bytes:
         from xxhash import xxh3_64_hexdigest
 
-        with open_source(rows_address(self.address), decompress=False) as source:
-            data = source.read_at(place.start, place.length)
+        try:
+            with open_source(rows_address(self.address), decompress=False) as source:
+                data = source.read_at(place.start, place.length)
+        except InputNotFoundError as error:
+            error.hint = _COPY_BOTH
+            raise
         if len(data) != place.length or xxh3_64_hexdigest(data) != place.seal:
             raise self._broken()
         return data
@@ -128,7 +133,7 @@ class OpenView:
         return DataError(
             f"{rows_address(self.address)} does not belong to {self.address}",
             code="changed",
-            hint="copy both files of the view, or make it again",
+            hint=_COPY_BOTH,
         )
 
     def _check(self, layout: Layout, number: int) -> None:
