@@ -4,6 +4,7 @@ none; ``--resume`` and ``--force`` are what they are for shards."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -279,3 +280,23 @@ def test_killed_on_s3(name: str, s3: S3, folder: Path, killed: Callable[[int, li
         for one in wanted:
             s3.client.delete_object(Bucket=bucket, Key=one)
     assert code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cat {} -o {}",
+        "split {} -o {}",
+        "map {} --cmd cat -o {}",
+        "merge --join left {} in -o {} --allow-empty",
+    ],
+)
+def test_a_view_without_shards(line: str, folder: Path) -> None:
+    """It is a set like others: it is made real as a manifest, and further views are made of it."""
+    assert wds("sort", "in", "--keys", "none", "--allow-empty", "-o", "v.json").code == 0
+    for output in ("real/{name}.tar", "again.json")[: 1 if line.startswith("map") else 2]:
+        ran = wds(
+            *[word if word != "{}" else "v.json" for word in line.replace("-o {}", f"-o {output}").split()]
+        )
+        assert ran.code == 0, ran.err
+    assert json.loads(Path("real/manifest.json").read_text())["wdscli"]["samples"] == 0

@@ -147,7 +147,7 @@ class Outputs:
                     hint="name the shards: -o out-%06d.tar",
                 )
             return Cuts(shards=1)
-        return cuts.checked(pattern.count)
+        return cuts.checked(pattern.count or None)
 
     def set_of(self, part: str = "") -> OutputSet:
         """Return the set of one part. ``part`` is empty if the output has no parts. Raises UsageError for a part's name
@@ -255,7 +255,7 @@ def names_of(addresses: Sequence[str]) -> list[str]:
         if name in first:
             raise UsageError(
                 f"{first[name]} and {address} would both be written as {name}",
-                hint="copy one folder at a time, or number the shards: wds split SHARDS -o out-%06d.tar",
+                hint="number the shards: wds split SHARDS --max-size 1GB, with -o out-%06d.tar or -o NAME.json",
             )
         first[name] = address
     return list(first)

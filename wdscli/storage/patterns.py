@@ -316,7 +316,7 @@ def _below(prefix: str) -> str | None:
             if entry.is_dir() and any(".tar" in name for name in os.listdir(entry.path)):
                 return f"try '{prefix}*/*.tar'"
     views = sorted(name for name in os.listdir(path) if name.endswith(".json"))
-    return f"to read a view, name its file: {prefix}{views[0]}" if views else None
+    return f"to read a view or manifest, name its file: {prefix}{views[0]}" if views else None
 
 
 _ODD = re.compile(r"%(?!0?[0-9]*d)")
@@ -366,7 +366,7 @@ class OutputPattern:
         self.text = text
         self._parts = parts
         self._names = names
-        self._known = frozenset(names or parts[:1])
+        self._known = dict.fromkeys(parts[:1] if names is None else names)
         self.count = None if names is None else len(names)
         self.single = parts.field is None and names is None
         self.is_stream = is_stream
@@ -504,7 +504,7 @@ class OutputPattern:
         from wdscli.storage.opening import exists
 
         if self._parts.field is None:
-            return [name for name in self._names or [self._parts.before] if exists(name)]
+            return [name for name in self._known if exists(name)]
         return sorted(self._numbered(), key=natural)
 
     def _numbered(self) -> list[str]:
