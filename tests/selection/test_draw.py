@@ -148,6 +148,9 @@ class TestEverywhere:
             ran = wds(command, *twice, "--sample", 25, "--on-duplicate", "skip", "-o", out)
             assert ran.code == 0, ran.err
             assert keys_of(out) == lowest(25)
+            ran = wds(command, *twice, "--sample", 25, "--on-duplicate", "rekey", "-o", out, "--force")
+            assert ran.code == 0, ran.err
+        assert (tmp_path / "split.tar").read_bytes() == (tmp_path / "cat.tar").read_bytes()
         ran = wds("ls", *twice, "--sample", 25)
         assert len(ran.out.splitlines()) == 25
 

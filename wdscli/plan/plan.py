@@ -471,7 +471,7 @@ class _Planning:
         if draw is None or not draw.is_open:
             return
         table, hashes = surveyed.samples, surveyed.samples.keys
-        if self.templates[0].rekey is not None:
+        if self.rekey is not None:
             # The choice depends on old keys, but rows have the hashes of new keys.
             keys = (hash_key(one.key) for one in surveyed.reader.samples(table, range(table.total)))
             hashes = numpy.fromiter(keys, numpy.uint64, table.total)
