@@ -233,3 +233,50 @@ def test_a_base_that_changes_while_the_loader_reads(
         text = f"{error} {getattr(error, 'shard', '')} {error.hint}"
         assert "v.json" in text or "a/x-000000.tar" in text
         assert error.hint
+
+
+@pytest.mark.usefixtures("view")
+def test_a_base_that_changes_within_a_process() -> None:
+    """What the process has read before does not hide the change."""
+    shard, data, table = (
+        Path("a/x-000000.tar"),
+        WebDataset("v.json", shuffle="full"),
+        IndexedDataset("v.json"),
+    )
+    assert wds("verify", "v.json").code == wds("cat", "v.json", "-o", "1.tar").code == 0
+    assert len(list(data)) == len([table[number] for number in range(5)]) == 5
+    before = shard.read_bytes()
+    for changed in (before.replace(b"k2", b"k7"), before + bytes(512)):
+        shard.write_bytes(changed)
+        assert "make the view again" in wds("verify", "v.json").out.decode()
+        assert wds("ls", "v.json").code == 3
+        for read in (lambda: list(data), lambda: list(WebDataset("v.json")), lambda: table[1]):
+            with pytest.raises(DataError, match=r"changed after v\.json .*a/x-000000\.tar") as error:
+                read()
+            assert error.value.hint == "make the view again, or restore the original shard"
+    shard.write_bytes(before)
+    assert wds("verify", "v.json").code == 0
+    assert len(list(data)) == 5
+    assert table[1]["__key__"] == "k2"
+
+
+def test_an_index_that_hides_the_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is newer than the shard, and right about the samples that are looked at before it is used."""
+    monkeypatch.chdir(tmp_path)
+    index = Path("a/.wds/x.tar.wdx")
+    for keys in ("abcdef", "acbdef"):
+        before = index.read_bytes() if index.exists() else b""
+        with ShardWriter("a/x.tar", force=True) as writer:
+            for key in keys:
+                writer.write(key, {"txt": key.encode() * 9})
+        if not before:
+            assert wds("split", "a", "--slice", "1:", "-o", "v.json").code == 0
+            continue
+        index.write_bytes(before)
+        os.utime(index, (2e9, 2e9))
+    views.forget()
+    ran = wds("shuffle", "v.json", "-o", "out-%d.tar", "-j1")
+    assert (ran.code, "after v.json was made: its headers differ in a/x.tar" in ran.err) == (3, True), ran.err
+    for shuffle in ("none", "full"):
+        with pytest.raises(DataError, match=r"after v\.json was made: its headers differ in a/x\.tar"):
+            list(WebDataset("v.json", shuffle=shuffle))  # type: ignore[call-overload]

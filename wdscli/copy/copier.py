@@ -64,6 +64,7 @@ from wdscli.selection.values import Numbers
 from wdscli.shards.index import SampleArrays
 from wdscli.shards.layout import VIEWS_PER_READ, ViewSource
 from wdscli.shards.moving import copied, find_original
+from wdscli.shards.view_shards import check_bases
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage.addresses import view_of
 from wdscli.storage.kinds import stored_version
@@ -561,6 +562,7 @@ class Copier:
         return self.task.inputs[int(self.chunk.rows.shards[row])].address
 
     def _changed(self, row: int) -> DataError:
+        check_bases(self._address(row))
         return DataError(
             f"sample {int(self.chunk.rows.places[row])} differs from the planned sample",
             code="changed",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from itertools import accumulate
@@ -56,11 +56,21 @@ class OpenView:
         self._layouts: Recent[tuple[int, bool], Layout] = Recent(
             LAYOUT_CACHE_BYTES, lambda layout: layout.memory_bytes
         )
+        self._states: dict[tuple[int, bool], object] = {}
+        """The state (:func:`_state_of`) of each base when its index, or its headers, were compared with the view."""
 
     def layout(self, number: int, by_headers: bool | None = None) -> Layout:
         """Return the layout of a shard. Raises DataError if a base has changed."""
         by_headers = _by_headers.get() if by_headers is None else by_headers
         return self._layouts.used((number, by_headers)) or self._new_layout(number, by_headers)
+
+    def renew(self, number: int) -> None:
+        """Forget the layout of a shard if a local base was replaced."""
+        key = number, by_headers = (number, _by_headers.get())
+        layout = self._layouts.used(key)
+        bases = [] if layout is None else [layer.base for layer in layout.layers]
+        if any(_state_of(self.bases[base]) != self._states[base, by_headers] for base in bases):
+            self._layouts.forget(key)
 
     def _new_layout(self, number: int, by_headers: bool) -> Layout:
         rule, info = self.view.rule, self.manifest.shards[number]
@@ -149,14 +159,19 @@ class OpenView:
     def index(self, number: int, by_headers: bool = False) -> Index:
         """Return the index of a base. Raises DataError if the base is not the same as when the view was made."""
         address, base = self.bases[number], self.view.bases[number]
-        key = (os.getcwd() if is_local(address) else "", address, base.headers, by_headers)
+        state = _state_of(address)
+        key = (address, state, base.headers, by_headers)
         found = _INDEXES.used(key)
         if found is None:
             with self.open_base(number) as source:
-                found = index_of_base(address, source, self.view.form, by_headers=by_headers)
+                try:
+                    found = index_of_base(address, source, self.view.form, by_headers=by_headers)
+                except DataError as error:
+                    raise self.changed(number, error.message, error.offset) from None
             if (found.digest, found.samples) != (base.headers, base.samples):
                 raise self.changed(number, "its headers differ")
             _INDEXES.keep(key, found)
+        self._states[number, by_headers] = state
         return found
 
     def open_base(self, number: int) -> Source:
@@ -176,17 +191,18 @@ class OpenView:
                 )
         return source
 
-    def changed(self, number: int, why: str) -> DataError:
-        """Return the error for a base that has changed since the view was made."""
+    def changed(self, number: int, why: str, offset: int | None = None) -> DataError:
+        """Return the error for a base that has changed since the view was made, at byte ``offset`` of the base."""
         return DataError(
             f"the shard was changed after {self.address} was made: {why}",
             code="changed",
             shard=self.bases[number],
+            offset=offset,
             hint="make the view again, or restore the original shard",
         )
 
 
-_INDEXES: Recent[tuple[str, str, str, bool], Index] = Recent(
+_INDEXES: Recent[tuple[str, object, str, bool], Index] = Recent(
     INDEX_CACHE_BYTES, lambda index: index.memory_bytes
 )
 _VIEWS: Recent[str, tuple[object, OpenView]] = Recent(VIEWS_KEPT)
@@ -218,20 +234,22 @@ def opened(address: str, *, trusted: bool | None = None, manifest: Manifest | No
     if it was just read."""
     if trusted is not None:
         (TRUSTED.add if trusted else TRUSTED.discard)(address)
-    version: object = address in TRUSTED
-    if is_local(address) and address not in HELD:
-        status = os.stat(local_path(address))
-        version = (
-            version,
-            os.path.abspath(local_path(address)),
-            status.st_mtime_ns,
-            status.st_size,
-            status.st_ino,
-        )
+    version = (address in TRUSTED, _state_of(address))
     kept = _VIEWS.used(address)
     if kept is None or kept[0] != version or (trusted is not None and not is_local(address)):
         kept = _VIEWS.keep(address, (version, OpenView(address, address in TRUSTED, manifest)))
     return kept[1]
+
+
+def _state_of(address: str) -> object:
+    """Return a value that changes when a local file is replaced or changed. It is None for other addresses."""
+    if not is_local(address) or address in HELD:
+        return None
+    path = os.path.abspath(local_path(address))
+    with suppress(OSError):
+        status = os.stat(path)
+        return path, status.st_mtime_ns, status.st_size, status.st_ino
+    return path
 
 
 def _find(address: str) -> tuple[OpenView, int] | None:
@@ -272,9 +290,20 @@ def whole_base(address: str) -> tuple[str, ShardInfo] | None:
 def open_view_shard(address: str) -> Source:
     """Open the bytes of a view's shard. Raises InputError, DataError."""
     view, number = shard_of(address)
+    view.renew(number)
     layout = partial(view.layout, number, _by_headers.get())
     is_remote = not all(is_local(view.bases[layer.base]) for layer in layout().layers)
     return ViewSource(address, layout, view.open_base, view.changed, is_remote=is_remote)
+
+
+def check_bases(address: str) -> None:
+    """Raise DataError if a base of the shard at ``VIEW.json/NAME`` has other headers than in the view. Do nothing for
+    other addresses."""
+    if (found := _find(address)) is not None:
+        view, number = found
+        with by_headers():
+            view.renew(number)
+            view.layout(number)
 
 
 def size_of(address: str) -> int | None:

@@ -251,10 +251,10 @@ class Ledger:
 
     def add_error(self, error: DataError) -> None:
         """Add a finding from an error that a reader raised."""
-        message = error.message
         if error.code == "changed" and error.shard and error.shard != self.shard:
-            message = f"{error.shard}: {message}"
-        self.add(error.code, message, offset=error.offset, member=error.member, hint=error.hint)
+            self.add(error.code, str(error), hint=error.hint)
+        else:
+            self.add(error.code, error.message, offset=error.offset, member=error.member, hint=error.hint)
 
     def add_all(self, ledger: Ledger) -> None:
         """Add the findings of one shard's ledger."""
