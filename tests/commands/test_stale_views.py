@@ -280,3 +280,21 @@ def test_an_index_that_hides_the_change(tmp_path: Path, monkeypatch: pytest.Monk
     for shuffle in ("none", "full"):
         with pytest.raises(DataError, match=r"after v\.json was made: its headers differ in a/x\.tar"):
             list(WebDataset("v.json", shuffle=shuffle))  # type: ignore[call-overload]
+
+
+@pytest.mark.usefixtures("view")
+def test_a_view_that_is_replaced_or_removed_while_the_loader_has_it() -> None:
+    """Another view with equally many samples in its shards is not read in its place."""
+    line = "split a --max-count 2 --rename text=txt --slice {} -o v.json --force"
+    assert wds(*line.format(":4").split()).code == 0
+    data, table = WebDataset("v.json"), IndexedDataset("v.json")
+    assert [sample["__key__"] for sample in data] == ["k1", "k2", "k3", "k4"]
+    assert wds(*line.format("1:5").split()).code == 0
+    for read in (lambda: list(data), lambda: table[0]):
+        with pytest.raises(DataError, match=r"v\.json was replaced after the set was opened") as error:
+            read()
+        assert error.value.hint == "open the set again"
+    Path("v.json").unlink()
+    with pytest.raises(WdsError, match="no such file") as missing:
+        list(data)
+    assert missing.value.hint == "there is no view v.json"

@@ -284,7 +284,7 @@ def _copy_each(
                 progress.note(f"{place}: {'linked' if request.settings.links else 'copied by the store'}")
             elif request.settings.links:
                 progress.note(
-                    f"{place}: copied, because only an unchanged shard on the same disc can be linked"
+                    f"{place}: copied, because only an unchanged shard with an index, on the same disc, can be linked"
                 )
             for text in one.warnings:
                 progress.warn(text)

@@ -306,6 +306,15 @@ def check_bases(address: str) -> None:
             view.layout(number)
 
 
+def check_view(address: str, fingerprint: str) -> None:
+    """Raise DataError if the shard at ``VIEW.json/NAME`` is of a view with another fingerprint. Do nothing for other
+    addresses."""
+    place = view_of(address)
+    if place is not None and opened(place[0]).manifest.fingerprint != fingerprint:
+        message = f"{place[0]} was replaced after the set was opened"
+        raise DataError(message, code="changed", hint="open the set again")
+
+
 def size_of(address: str) -> int | None:
     """Return the size of a view's shard in bytes. Only the view is read. Return None if the view has no such shard."""
     found = _find(address)

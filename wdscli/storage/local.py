@@ -21,7 +21,7 @@ from functools import cache
 from math import inf
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError, did_you_mean
-from wdscli.storage.addresses import local_path, range_hint
+from wdscli.storage.addresses import VIEW_SUFFIX, local_path, range_hint
 from wdscli.storage.ends import Data, NotCopied, Sink, Source, replaced, taken
 
 _WHOLE_READ_BYTES = 1 << 24
@@ -133,7 +133,9 @@ def _near(path: str) -> str | None:
     try:
         there = os.listdir(folder or ".")
     except OSError:
-        return f"there is no folder {folder}" if folder else None
+        return (
+            f"there is no {'view' if folder.endswith(VIEW_SUFFIX) else 'folder'} {folder}" if folder else None
+        )
     return did_you_mean(name, there[:10_000], cutoff=0.8)
 
 

@@ -24,6 +24,7 @@ from wdscli.shards.index import Index, IndexBuilder
 from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
+from wdscli.shards.view_shards import check_view
 from wdscli.shown import shown
 from wdscli.storage import Source, base_name, folder_of, has_folder, is_local, local_path, open_source
 from wdscli.storage.addresses import TRUSTED, Held, is_web
@@ -179,6 +180,8 @@ class Catalog:
         self.manifest: Manifest | None = found.manifest
         self.is_indexed = all(map(has_folder, self.addresses))
         self.counts: I64 | None = None
+        self._listed_as: str | None = None
+        """The fingerprint in the manifest."""
         self._digests: U16 | None = None
         """Short digests of the shards' headers, from the manifest. 0 means that the manifest has no digest."""
         self.undecodable: dict[str, int] = {}
@@ -198,6 +201,8 @@ class Catalog:
 
     def open(self, address: str) -> Source:
         """Open the shard ``address``. Raises InputError, DataError."""
+        if self._listed_as is not None:
+            check_view(address, self._listed_as)
         with cached_in(*(self._cache or (None,))):
             return open_source(address)
 
@@ -303,7 +308,7 @@ class Catalog:
             self.counts = numpy.array([shard.samples for shard in manifest.shards], dtype=numpy.int64)
             digests = [_short(shard.headers) for shard in manifest.shards]
             self._digests = numpy.array(digests, dtype=numpy.uint16)
-            self.fingerprint = manifest.fingerprint
+            self.fingerprint = self._listed_as = manifest.fingerprint
             return
         from xxhash import xxh3_128
 
