@@ -300,3 +300,17 @@ def test_a_view_without_shards(line: str, folder: Path) -> None:
         )
         assert ran.code == 0, ran.err
     assert json.loads(Path("real/manifest.json").read_text())["wdscli"]["samples"] == 0
+
+
+@pytest.mark.parametrize("name", ["v%d.json", "v%06d.json", "{name}.json", "v{0..3}.json"])
+def test_a_name_of_several_files(name: str, folder: Path) -> None:
+    for command in ("split", "shuffle"):
+        ran = wds(command, "in", "-o", name)
+        assert (ran.code, f"{name} names several files" in ran.err) == (2, True), ran.err
+
+
+def test_a_damaged_shard_is_no_base(folder: Path) -> None:
+    shard = Path("in/in-1.tar")
+    shard.write_bytes(shard.read_bytes().replace(b"b003.cls", b"b0?3.cls"))
+    ran = wds("split", "in", "--on-error", "skip", "-o", "v.json")
+    assert (ran.code, "in/in-1.tar" in ran.err, "wds repair" in ran.err) == (3, True, True), ran.err

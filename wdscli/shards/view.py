@@ -19,7 +19,7 @@ from wdscli.selection.choice import FieldRule
 from wdscli.selection.layers import OnConflict, Shape, lay_out
 from wdscli.storage import base_name, is_stream
 from wdscli.storage.addresses import VIEW_SUFFIX
-from wdscli.storage.patterns import NAME
+from wdscli.storage.patterns import BRACES, NAME
 from wdscli.tar import Form
 
 MISSING = -1
@@ -273,14 +273,17 @@ def refuse_view(output: str) -> None:
 
 def view_address(pattern: str) -> str:
     """Return the address of the view in a shard pattern ``VIEW.json/NAME``."""
-    return pattern[: pattern.rindex(VIEW_SUFFIX + "/") + len(VIEW_SUFFIX)]
+    return pattern[: pattern.rindex(VIEW_SUFFIX + "/") + len(VIEW_SUFFIX)].replace("%%", "%")
 
 
 def shards_of_view(output: str, *, keeps_shards: bool) -> str:
-    """Return the pattern for the shards of a view. Shards have the names of the input's shards, or numbers.
+    """Return the pattern for the shards of a view. Shards have the names of the input's shards, or numbers. Raises
+    UsageError for a name that could be several names.
 
     >>> shards_of_view("sets/{part}.json", keeps_shards=False)
     'sets/{part}.json/{part}-%06d.tar'
     """
+    if NAME in output or "%" in output.replace("%%", "") or BRACES.search(output):
+        raise UsageError(f"{output} names several files, but a view is one file", hint="-o train.json")
     stem = NAME if keeps_shards else base_name(output).removesuffix(VIEW_SUFFIX) + "-%06d"
     return f"{output}/{stem}.tar"

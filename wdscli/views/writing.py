@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from wdscli.arrays import I64, U64, numpy
-from wdscli.errors import InputNotFoundError, UsageError
+from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input
@@ -136,7 +136,11 @@ class _Writer:
 
     def _index(self, address: str, source: Source) -> Index:
         """Return the index of a base. It is cached for a while."""
-        return self.indexes.keep(address, index_of_base(address, source, self.request.settings.form))
+        try:
+            return self.indexes.keep(address, index_of_base(address, source, self.request.settings.form))
+        except DataError as error:
+            error.hint = "a view needs whole shards, also with --on-error skip: `wds repair` writes the whole samples"
+            raise
 
     def shard(self, shard: PlannedShard) -> tuple[ViewShard, ShardInfo]:
         """Return the samples of a shard, and its entry."""
