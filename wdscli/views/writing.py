@@ -139,7 +139,7 @@ class _Writer:
         try:
             return self.indexes.keep(address, index_of_base(address, source, self.request.settings.form))
         except DataError as error:
-            error.hint = "a view needs whole shards, also with --on-error skip: `wds repair` writes the whole samples"
+            error.hint = "a view needs undamaged shards: `wds repair` writes the whole samples of this one"
             raise
 
     def shard(self, shard: PlannedShard) -> tuple[ViewShard, ShardInfo]:
