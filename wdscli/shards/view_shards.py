@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 
 from wdscli.arrays import I64, numpy
@@ -58,6 +58,11 @@ class OpenView:
         )
         self._states: dict[tuple[int, bool], object] = {}
         """The state (:func:`_state_of`) of each base when its index, or its headers, were compared with the view."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of the set."""
+        return self.manifest.fingerprint
 
     def layout(self, number: int, by_headers: bool | None = None) -> Layout:
         """Return the layout of a shard. Raises DataError if a base has changed."""
@@ -242,14 +247,15 @@ def opened(address: str, *, trusted: bool | None = None, manifest: Manifest | No
 
 
 def _state_of(address: str) -> object:
-    """Return a value that changes when a local file is replaced or changed. It is None for other addresses."""
+    """Return a value that changes when a local file is replaced or changed. It is empty without a file, and None for
+    other addresses."""
     if not is_local(address) or address in HELD:
         return None
-    path = os.path.abspath(local_path(address))
-    with suppress(OSError):
-        status = os.stat(path)
-        return path, status.st_mtime_ns, status.st_size, status.st_ino
-    return path
+    try:
+        status = os.stat(local_path(address))
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _find(address: str) -> tuple[OpenView, int] | None:
@@ -310,7 +316,7 @@ def check_view(address: str, fingerprint: str) -> None:
     """Raise DataError if the shard at ``VIEW.json/NAME`` is of a view with another fingerprint. Do nothing for other
     addresses."""
     place = view_of(address)
-    if place is not None and opened(place[0]).manifest.fingerprint != fingerprint:
+    if place is not None and opened(place[0]).fingerprint != fingerprint:
         message = f"{place[0]} was replaced after the set was opened"
         raise DataError(message, code="changed", hint="open the set again")
 
