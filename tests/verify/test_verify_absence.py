@@ -127,3 +127,11 @@ def test_the_proof_of_a_view_is_of_the_shards_made_from_it(line: str) -> None:
     assert check(*shards) == check("v.json") == "no key of the list is in these shards\n"
     made = json.loads(next(Path("real").glob("*.json")).read_text())["wdscli"]["made"]
     assert made["inputs"] == [proof["set"]]
+
+
+def test_several_views() -> None:
+    for name in ("v1", "v2"):
+        assert wds("split", "a", "--rekey", f"{name}{{n}}", "-o", f"{name}.json").code == 0
+    ran, proof = prove("v1.json", "v2.json")
+    assert (ran.code, len(proof["shards"]), proof["complete"]) == (0, 2, True)  # type: ignore[arg-type]
+    check("v1.json", "v2.json")

@@ -79,7 +79,7 @@ def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list
         if there[folder]:
             files = dict.fromkeys(kind.file_of(address) for kind in (Dali, Energon, Webshart))
             found[address] = Foreign(tuple(one for one in files if base_name(one) in there[folder]))
-    if len(there) > 1:
+    if len(there) > 1 and found:
         # Shards on two machines have no common folder.
         with suppress(WdsError):
             above = common_folder(list(found))
