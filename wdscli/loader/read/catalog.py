@@ -152,6 +152,9 @@ class Catalog:
     which is sent to workers too. ``values`` is a table of numbers by key, for :meth:`find_values`. With ``salvage``,
     the catalog counts the intact samples of a damaged shard without an index, and ``losses`` has the shard's error."""
 
+    _listed_as: str | None = None
+    """The fingerprint in the manifest."""
+
     def __init__(
         self,
         urls: str | Sequence[str],
@@ -180,8 +183,6 @@ class Catalog:
         self.manifest: Manifest | None = found.manifest
         self.is_indexed = all(map(has_folder, self.addresses))
         self.counts: I64 | None = None
-        self._listed_as: str | None = None
-        """The fingerprint in the manifest."""
         self._digests: U16 | None = None
         """Short digests of the shards' headers, from the manifest. 0 means that the manifest has no digest."""
         self.undecodable: dict[str, int] = {}
