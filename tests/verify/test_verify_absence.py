@@ -135,3 +135,12 @@ def test_several_views() -> None:
     ran, proof = prove("v1.json", "v2.json")
     assert (ran.code, len(proof["shards"]), proof["complete"]) == (0, 2, True)  # type: ignore[arg-type]
     check("v1.json", "v2.json")
+    assert wds("verify", "v1.json", "v2.json", "--checksums").code == 2
+    assert wds("index", "a").code == 0
+    for name in ("v1", "v2"):
+        assert wds("split", "a", "--rekey", f"{name}{{n}}", "-o", f"{name}.json", "--force").code == 0
+    assert wds("verify", "v1.json", "v2.json", "--checksums").code == 0
+    data = bytearray(Path("a/s.tar").read_bytes())
+    data[512] ^= 1
+    Path("a/s.tar").write_bytes(data)
+    assert b"s.tar was changed" in wds("verify", "v1.json", "v2.json", "--checksums").out

@@ -36,8 +36,6 @@ class Listing(NamedTuple):
     manifest: str
     shard: ShardInfo
     required: Fields
-    is_view: bool = False
-    """Whether the manifest is a view. A view has checksums of its bases, not of its shards."""
 
 
 def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], list[Ledger]]:
@@ -45,10 +43,10 @@ def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], lis
     found: dict[str, Listing] = {}
     ledgers: list[Ledger] = []
     if shards.manifest is not None:
-        where, is_view = shards.manifest_address or "", shards.manifest.view is not None
+        where = shards.manifest_address or ""
         required = tuple(map(to_bytes, shards.manifest.common_fields))
         for address, shard in zip(shards.addresses, shards.manifest.shards):
-            found[address] = Listing(where, shard, required, is_view)
+            found[address] = Listing(where, shard, required)
         return found, ledgers
     folders: dict[str, list[str]] = {}
     for address in shards.addresses:

@@ -24,6 +24,7 @@ from wdscli.shards.inputs import ShardSet, open_set, without_index
 from wdscli.shards.view_shards import opened
 from wdscli.shown import shown
 from wdscli.storage import exists, is_stream, open_source
+from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request
 from wdscli.verify.beside import Listing, find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, STRUCTURAL, Finding, Ledger, kind_of
@@ -216,12 +217,15 @@ def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> 
 
 
 def _bases_of(shards: ShardSet) -> dict[str, Listing]:
-    """Return the bases of a view, and the view's entry for each base."""
-    address = shards.manifest_address
-    if shards.manifest is None or shards.manifest.view is None or address is None:
-        return {}
-    view = opened(address)
-    return {base: Listing(address, info, ()) for base, info in zip(view.bases, view.view.bases, strict=True)}
+    """Return the bases of views, and a view's entry for each base."""
+    views = [
+        opened(one) for one in dict.fromkeys(place[0] for place in map(view_of, shards.addresses) if place)
+    ]
+    return {
+        base: Listing(view.address, info, ())
+        for view in views
+        for base, info in zip(view.bases, view.view.bases, strict=True)
+    }
 
 
 def _tasks(
@@ -235,7 +239,8 @@ def _tasks(
         listing = listings.get(address)
         size = listing.shard.size_bytes if listing and listing.shard.size_bytes > 0 else None
         fields = dict.fromkeys((*checks.required, *(listing.required if listing else ())))
-        compares = checks.checksums and not (listing and listing.is_view)
+        # A view has checksums of its bases, not of its shards.
+        compares = checks.checksums and view_of(address) is None
         tasks.append(
             ShardTask(
                 address,
