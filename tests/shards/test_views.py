@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from wdscli.shards.layout import ViewSource
 from wdscli.shards.reading import find_index, scan_index
 from wdscli.storage import open_sink, open_source
 from wdscli.storage.addresses import TRUSTED
+from wdscli.views import writing
 
 CHECK_PROOF = Path(__file__).parents[2] / "scripts" / "examples" / "check_proof.py"
 FIELDS = ["jpg", "cls", "txt", "seg.png", "json"]
@@ -345,6 +347,29 @@ def test_a_view_on_a_store_is_made_from_indexes_alone(s3: S3) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_view_on_a_store_reads_the_indexes_at_the_same_time(
+    s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of shards and of a view of them. Each index is read once for all parts."""
+    store = f"s3://{s3.bucket('at-once')}"
+    with ShardWriter(f"{store}/a/x-%06d.tar", max_count=20) as writer:
+        for number in range(80):
+            writer.write(f"k{number}", {"jpg": b"0"})
+    together, read, index_of = threading.Barrier(4, timeout=30), list[str](), writing.index_of_base
+
+    def waiting(address: str, *rest: Any) -> Any:
+        read.append(address)
+        together.wait()
+        return index_of(address, *rest)
+
+    monkeypatch.setattr(writing, "index_of_base", waiting)
+    for given, output in (("a/", "v.json"), ("v.json", "w.json"), ("w.json", "{part}.json")):
+        read.clear()
+        parts = ["--ratio", "one=0.5,two=0.5"] if "part" in output else []
+        assert main(["split", f"{store}/{given}", *parts, "-o", f"{store}/{output}"]) == 0
+        assert sorted(read) == [f"{store}/a/x-{number:06d}.tar" for number in range(4)]
+
+
 def test_workers_trust_the_bases_that_the_command_trusts(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

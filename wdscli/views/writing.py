@@ -8,10 +8,12 @@ their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
+from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, InputNotFoundError, UsageError
@@ -47,7 +49,7 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import VIEW_SUFFIX, Held, hold, view_of
 from wdscli.storage.ends import taken
-from wdscli.storage.opening import abort_uploads
+from wdscli.storage.opening import abort_uploads, at_once
 from wdscli.tar import END_OF_ARCHIVE
 from wdscli.threads import Recent
 
@@ -74,6 +76,14 @@ class _Input:
         rule = None if self.view is None else self.view.view.rule
         return None if rule is None or (rule.is_plain and rule.sets == 1) else rule
 
+    def used_bases(self) -> Iterator[str]:
+        """Yield the addresses of the shards that have its bytes."""
+        if self.view is None:
+            yield self.address
+            return
+        for bases, _ in self.samples:
+            yield from (self.view.bases[base] for base in numpy.unique(bases).tolist() if base != MISSING)
+
     @cached_property
     def samples(self) -> list[tuple[I64, I64]]:
         """Return, for each set of a view's shard, the base and the place of each sample."""
@@ -86,14 +96,23 @@ class _Input:
         return {} if self.view is None else self.view.new_keys(self.number)
 
 
-class _Writer:
-    """The state of one call of :func:`write_views`."""
+class _Base(NamedTuple):
+    """A base, without its name and checksum. ``fields`` is None if the base is not as wdscli writes it."""
 
-    def __init__(self, plan: ReorderPlan, folder: str) -> None:
+    shard: ShardInfo
+    fields: dict[str, FieldTotals] | None
+
+
+class _Writer:
+    """The state of one call of :func:`write_views`. ``known`` are the bases that were read, by address."""
+
+    def __init__(self, plan: ReorderPlan, folder: str, known: dict[str, _Base]) -> None:
         self.request = plan.request
         self.contents = contents = plan.contents
         self.folder = folder
         self.inputs = [*map(_Input, contents.inputs)]
+        self.opening = {one.address: one.open for one in self.inputs if one.view is None}
+        self.known = known
         self.numbers: dict[str, int] = {}
         self.bases: list[ShardInfo] = []
         self.indexes: Recent[str, Index] = Recent(INDEX_CACHE_BYTES, lambda index: index.memory_bytes)
@@ -111,28 +130,48 @@ class _Writer:
         parts = [_either(rules) for rules in self.rules]
         self.rule = _flat(Rule(tuple(parts), policies, plan.request.selection.field_rule))
 
-    def base(self, address: str, checksum: str | None, open_base: Callable[[], Source] | None = None) -> int:
-        """Return the number of the base at an address, which ``open_base`` opens."""
-        known = self.numbers.get(address)
-        if known is None:
-            known = self.numbers[address] = len(self.bases)
-            with open_source(address) if open_base is None else open_base() as source:
-                if not source.seekable or source.size is None:
-                    raise UsageError(
-                        f"{address} can only be read from beginning to end, so a view cannot refer to its samples",
-                        hint="store it as a plain tar first: wds cat SHARD -o plain.tar",
-                    )
-                index = self._index(address, source)
-                name = name_from(self.folder, address)
-                # Members that belong to no sample, and foreign headers, are not in the view.
-                ends = int((index.starts[-1:] + index.lengths[-1:]).sum()) + len(END_OF_ARCHIVE)
-                is_canonical = not index.marks.any() and not index.ignored and ends == source.size
-                is_canonical = is_canonical and source.stored is source
-                self.totals.append(index.totals() if is_canonical else None)
-                self.bases.append(
-                    ShardInfo(name, index.samples, index.members, source.size, index.digest, checksum)
+    def read_bases(self, planned: Sequence[PlannedShard]) -> None:
+        """Read the bases on stores that shards need, several at the same time."""
+        views = {id(one.view): one.view for one in self.inputs if one.view is not None}
+        if all(map(is_local, chain(self.opening, *(view.bases for view in views.values())))):
+            return
+        columns = (
+            ordered.column("shard", shard.first, shard.end)
+            for ordered in self.contents.row_lists
+            for shard in planned
+        )
+        used = {*chain.from_iterable(numpy.unique(column).tolist() for column in columns)} - {MISSING_SHARD}
+        wanted = dict.fromkeys(base for number in sorted(used) for base in self.inputs[number].used_bases())
+        far = [base for base in wanted if not is_local(base) and base not in self.known]
+        self.known.update(zip(far, at_once(self._read, far)))
+
+    def base(self, address: str, checksum: str | None) -> int:
+        """Return the number of the base at an address."""
+        number = self.numbers.get(address)
+        if number is None:
+            number = self.numbers[address] = len(self.bases)
+            found = self.known[address] = self.known.get(address) or self._read(address)
+            name = name_from(self.folder, address)
+            self.totals.append(found.fields)
+            self.bases.append(replace(found.shard, name=name, checksum=checksum))
+        return number
+
+    def _read(self, address: str) -> _Base:
+        """Read the facts of a base from its index."""
+        opening = self.opening.get(address)
+        with open_source(address) if opening is None else opening() as source:
+            if not source.seekable or source.size is None:
+                raise UsageError(
+                    f"{address} can only be read from beginning to end, so a view cannot refer to its samples",
+                    hint="store it as a plain tar first: wds cat SHARD -o plain.tar",
                 )
-        return known
+            index = self._index(address, source)
+            # Members that belong to no sample, and foreign headers, are not in the view.
+            ends = int((index.starts[-1:] + index.lengths[-1:]).sum()) + len(END_OF_ARCHIVE)
+            is_canonical = not index.marks.any() and not index.ignored and ends == source.size
+            is_canonical = is_canonical and source.stored is source
+            shard = ShardInfo("", index.samples, index.members, source.size, index.digest)
+            return _Base(shard, index.totals() if is_canonical else None)
 
     def _index(self, address: str, source: Source) -> Index:
         """Return the index of a base. It is cached for a while."""
@@ -219,7 +258,7 @@ class _Writer:
                 continue
             if one.view is None:
                 listed = self.listed.get(one.address)
-                found[0][0][rows] = self.base(one.address, listed.checksum if listed else None, one.open)
+                found[0][0][rows] = self.base(one.address, listed.checksum if listed else None)
                 found[0][1][rows] = places[rows]
                 continue
             for (bases, at), (their_bases, theirs) in zip(found, one.samples, strict=True):
@@ -389,11 +428,13 @@ def _address(output: OutputSet) -> str:
 
 def _views(plan: ReorderPlan) -> Iterator[tuple[str, Manifest, bytearray]]:
     """Yield the address of the view for each part of a plan, its manifest and its rows."""
+    known: dict[str, _Base] = {}
     for number, output in enumerate(plan.contents.outputs):
         address = _address(output)
         descent = _descent(plan, folder_of(address))
-        writer = _Writer(plan, folder_of(address))
+        writer = _Writer(plan, folder_of(address), known)
         planned = [one for one in plan.contents.shards if one.part == number]
+        writer.read_bases(planned)
         shards, infos = zip(*map(writer.shard, planned)) if planned else ((), ())
         manifest = replace(
             output.manifest_of(infos, plan.made),
