@@ -32,7 +32,7 @@ EDGES = [8, 20, 33]
 
 def planned_dataset(kind: str, window: int = 64, **how: Any) -> Any:
     """A function that makes a dataset of one rank, whose batches are lists of numbers."""
-    more = {name: how.pop(name) for name in ("same_bucket", "truncate", "drop") if name in how}
+    more = {name: how.pop(name) for name in ("same_bucket", "partial", "truncate", "drop") if name in how}
     source = how.pop("source", None)
 
     def make(**share: Any) -> PositionDataset:
@@ -187,6 +187,15 @@ def test_buckets_as_the_oracle_fills_them(seed: int) -> None:
     found = planned(values, rule, seed)
     batches = [rows.tolist() for rows in numpy.split(found.rows, found.ends[:-1])]
     assert sorted(batches) == sorted(oracle_of_buckets(values.tolist(), [0.6, 0.8, 1.25, 1.6], 64))
+
+
+@pytest.mark.parametrize("same", [False, 2])
+def test_ranges_with_full_batches_only(same: bool | int) -> None:
+    batches = list(planned_dataset("ranges", same_bucket=same, partial=False)())
+    assert {len(batch) for batch in batches} == {7, 3, 2}
+    for batch in batches:
+        check_batch("ranges", batch)
+        assert len(batch) == {0: 7, 1: 3, 2: 2}[sum(value_of(batch[0], LONGEST) >= edge for edge in [20, 33])]
 
 
 def first_fit_decreasing(lengths: list[int], size: int) -> int:

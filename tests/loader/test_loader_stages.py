@@ -409,6 +409,9 @@ def test_batches_of_nothing_and_of_batches_are_refused(urls: list[str]) -> None:
         list(ours(urls).batched(2, collation_fn=lambda items: ([1], [1, 2])).unbatched())
     with pytest.raises(TypeError):
         list(ours(urls).batched(2, collation_fn=len).unbatched())
+    for lists in ours(urls).listed(2), ours(urls).map(lambda sample: sample["__key__"]).listed(2):
+        with pytest.raises(TypeError, match="unlisted"):
+            list(lists.unbatched())
     with pytest.raises(TypeError):
         list(ours(urls).batched(2, collation_fn=tuple).unlisted())
 

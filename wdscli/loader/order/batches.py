@@ -200,6 +200,8 @@ def _by_bucket(values: F64, rule: Rule) -> tuple[I64, I64]:
     ends = numpy.bincount(of_row, minlength=len(rule.sizes)).cumsum().tolist()
     rows, numbers, batches = [order[:0]], [order[:0]], 0
     for size, first, end in zip(rule.sizes, [0, *ends], ends):
+        if not size:  # the gap between two buckets, which has no rows
+            continue
         some, of_some, count = _cut(order[first:end], size, rule)
         rows.append(some)
         numbers.append(of_some + batches)
@@ -214,7 +216,7 @@ def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
     if not rule.partial:
         rows = rows[: len(rows) // whole * whole]
     if together == 1 or not len(rows):
-        return rows, numpy.arange(len(rows)) // size if size else rows, -(-len(rows) // whole) if size else 0
+        return rows, numpy.arange(len(rows)) // size, -(-len(rows) // whole)
     if size == 1 or len(rows) < together:
         rows = numpy.resize(rows, -(-len(rows) // together) * together)
     groups = -(-len(rows) // whole)

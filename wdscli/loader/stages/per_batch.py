@@ -166,6 +166,10 @@ def unbatched(batch: Any) -> Iterator[Any]:
     if not isinstance(batch, (dict, list, tuple)):
         raise TypeError(f"unbatched() needs batches that are tuples or dicts, not {type(batch).__name__}")
     columns = batch.values() if isinstance(batch, dict) else batch
+    if odd := [column for column in columns if isinstance(column, (dict, str, bytes))]:
+        raise TypeError(
+            f"unbatched() needs columns, not {type(odd[0]).__name__}; unlisted() splits lists of samples"
+        )
     if len({len(column) for column in columns}) > 1:
         raise ValueError("unbatched() needs batches: these have columns of different lengths")
     rows = zip(*columns)
