@@ -329,6 +329,26 @@ def test_stages_of_a_webloader_run_over_all_workers(manifest: str, workers: int)
         list(bare)
 
 
+@pytest.mark.parametrize("kind", ["plain", "with_epoch", "repeat", "mix"])
+def test_the_epoch_of_a_dataset_reaches_its_webloader(manifest: str, kind: str) -> None:
+    def made() -> Any:
+        if kind == "mix":
+            return wds.mix([data(manifest), data(manifest)], per="batch")
+        return {"plain": lambda: data(manifest), "repeat": lambda: data(manifest).repeat(2)}.get(
+            kind, lambda: data(manifest).with_epoch(batches=5)
+        )()
+
+    dataset, other = made(), made()
+    webloader = wds.WebLoader(dataset)
+    dataset.set_epoch(3)
+    other.set_epoch(3)
+    assert list(webloader) == list(other)
+    batches = iter(other)
+    next(batches)
+    dataset.load_state_dict(other.state_dict())
+    assert list(webloader) == list(batches)
+
+
 def test_epochs_of_another_length(manifest: str) -> None:
     webloader = wds.WebLoader(data(manifest), num_workers=2).with_epoch(4)
     assert len(webloader) == 4

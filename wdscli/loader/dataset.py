@@ -189,8 +189,9 @@ class PositionDataset(Iterated[Item]):
         return tail if batch is None or batch.partial or tail == "pad" else "drop"
 
     def _of_workers(self: Self, workers: int) -> Self:
-        """Return a copy for a known number of workers per rank."""
-        return self if self._span is None else self._with(_span=self._span.resolved(workers))
+        """Return the dataset for a known number of workers per rank. It is a copy only if each worker counts its own
+        epoch, so that :meth:`set_epoch` and :meth:`load_state_dict` of the dataset also reach its WebLoader."""
+        return self._with(_span=self._span.resolved(workers)) if self._span and self._by_worker else self
 
     def _in_samples(self: Self) -> Self:
         """Return a copy that has as many samples in an epoch even if a batch stage is added later."""

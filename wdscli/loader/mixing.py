@@ -182,7 +182,8 @@ class Mixed(WebDataset[Item]):
         return "uneven" if uneven else super().tail
 
     def _of_workers(self: Self, workers: int) -> Self:
-        """Return a copy for a known number of workers per rank."""
+        if not self._by_worker:
+            return self
         parts = tuple(part._of_workers(workers) for part in self._parts)
         return super()._of_workers(workers)._with(_parts=parts)
 
