@@ -101,7 +101,7 @@ def readme_table() -> dict[str, tuple[str, str]]:
 
 
 def test_readme_tells_of_each_command_what_help_tells() -> None:
-    assert {name: told for name, (told, _) in readme_table().items()} == COMMANDS
+    assert {name: summary for name, (summary, _) in readme_table().items()} == COMMANDS
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ chosen.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cached_property, partial
 from itertools import accumulate
@@ -26,7 +25,7 @@ from wdscli.shards.reading import index_of_base
 from wdscli.shards.view import MISSING, Stored, samples_of
 from wdscli.storage import Source, is_local, local_path, open_source, read_all
 from wdscli.storage.addresses import HELD, TRUSTED, shard_address, view_of
-from wdscli.threads import Recent
+from wdscli.threads import Recent, holding
 
 ROWS_SUFFIX = ".rows"
 _COPY_BOTH = "copy both files of the view, or make it again"
@@ -214,14 +213,9 @@ _VIEWS: Recent[str, tuple[object, OpenView]] = Recent(VIEWS_KEPT)
 _by_headers: ContextVar[bool] = ContextVar("by_headers", default=False)
 
 
-@contextmanager
-def by_headers() -> Iterator[None]:
+def by_headers() -> AbstractContextManager[None]:
     """In the block, read shards of views by the headers of their bases, not by indexes."""
-    before = _by_headers.set(True)
-    try:
-        yield
-    finally:
-        _by_headers.reset(before)
+    return holding(_by_headers, True)
 
 
 def rows_address(view: str) -> str:

@@ -135,12 +135,7 @@ def verify(
     with the manifest's checksums. Both read all payloads. ``absent`` is the address of a list of keys that must be
     absent. At most ``max_findings`` findings of each kind are reported in full; the rest are counted. Raises
     UsageError, InputError if nothing matches, and DataError for a file that is no manifest."""
-    keys: frozenset[bytes] = frozenset()
-    searched = None if absent is None else KeyList.at(absent)
-    if searched is not None:
-        keys = listed_keys(searched)
-        for remark in suspicious(keys):
-            progress.warn(remark)
+    searched, count = (None, 0) if absent is None else _list_at(absent, progress)
     checks = Checks(
         tuple(map(to_bytes, require)),
         parse_profiles(profiles),
@@ -156,7 +151,16 @@ def verify(
         progress.warn(
             f"{shards.manifest_address} gives samples new keys, and --absent searches only the new keys"
         )
-    return replace(_checked(shards, checks, jobs, progress), absent=searched, absent_keys=len(keys))
+    return replace(_checked(shards, checks, jobs, progress), absent=searched, absent_keys=count)
+
+
+def _list_at(address: str, progress: Progress) -> tuple[KeyList, int]:
+    """Return a list of keys, and their number. Warn of keys that are probably mistakes."""
+    found = KeyList.at(address)
+    keys = listed_keys(found)
+    for remark in suspicious(keys):
+        progress.warn(remark)
+    return found, len(keys)
 
 
 def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progress) -> VerifyReport:

@@ -300,7 +300,7 @@ class _Writer:
         if one.view is not None:
             index = one.view.layout(one.number).index
         elif index is None:
-            with open_source(one.address) as source:
+            with one.open() as source:
                 index = self._index(one.address, source)
         old = index.key(place)
         if self.contents.rekey is None:
