@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from shard_cases import numbered, write_shards
+from terminals import on_terminal
 
 from wdscli.cli import output
 from wdscli.cli.main import main
@@ -27,31 +26,11 @@ def _close() -> object:
     output.close()
 
 
-def on_terminal(code: str, **environ: str) -> str:
+def said_by(code: str, **environ: str) -> str:
     """What ``code`` writes to a terminal that is its standard output and error, 80 columns wide."""
-    leader, follower = pty.openpty()
-    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
-    env |= {"TERM": "xterm", "COLUMNS": "80"} | environ
-    code = (
-        "from wdscli.cli import output\nfrom wdscli.cli.output import *\nfrom wdscli.cli.options import *\n"
-        + code
-    )
-    code += "\noutput.close()\n"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=follower, stderr=follower, env=env) as process:
-        os.close(follower)
-        said = b""
-        while chunk := read(leader):
-            said += chunk
-        os.close(leader)
-    assert process.returncode == 0, said
-    return said.decode().replace("\r\n", "\n")
-
-
-def read(leader: int) -> bytes:
-    try:
-        return os.read(leader, 65536)
-    except OSError:  # Linux says EIO when the other end is closed
-        return b""
+    code = f"from wdscli.cli import output\nfrom wdscli.cli.output import *\nfrom wdscli.cli.options import *\n{code}"
+    command = [sys.executable, "-c", f"{code}\noutput.close()\n"]
+    return on_terminal(command, shown="stdout stderr", **{"COLUMNS": "80"} | environ)
 
 
 def test_rows_in_a_pipe_are_raw_bytes_between_tabs(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -62,7 +41,7 @@ def test_rows_in_a_pipe_are_raw_bytes_between_tabs(capfdbinary: pytest.CaptureFi
 
 
 def test_rows_on_a_terminal_are_aligned_and_safe() -> None:
-    said = on_terminal(
+    said = said_by(
         'Out(CommonOptions()).rows(["key", "bytes"], [("a\\x1b[1m", 1), (b"caf\\xe9", 20)], right=[1])',
         NO_COLOR="1",
     )
@@ -71,12 +50,12 @@ def test_rows_on_a_terminal_are_aligned_and_safe() -> None:
 
 def test_rows_are_bold_and_colours_are_refused_by_no_color() -> None:
     code = 'Out(CommonOptions()).rows(["key"], [("a",)])'
-    assert "\x1b[1mkey\x1b[0m" in on_terminal(code)
-    assert "\x1b" not in on_terminal(code, NO_COLOR="1")
+    assert "\x1b[1mkey\x1b[0m" in said_by(code)
+    assert "\x1b" not in said_by(code, NO_COLOR="1")
 
 
 def test_rows_come_at_once_and_later_ones_keep_the_columns() -> None:
-    said = on_terminal(
+    said = said_by(
         'Out(CommonOptions()).rows(["a", "b"], ((("x" * 9 if i == 300 else "x"), i) for i in range(302)))',
         NO_COLOR="1",
     ).splitlines()
@@ -116,9 +95,7 @@ def test_table_in_a_pipe_has_a_header(capfdbinary: pytest.CaptureFixture[bytes])
 
 
 def test_table_on_a_terminal_is_ruled() -> None:
-    said = on_terminal(
-        'Out(CommonOptions()).table(["field", "n"], [("j\\x1bpg", 2)], right=[1])', NO_COLOR="1"
-    )
+    said = said_by('Out(CommonOptions()).table(["field", "n"], [("j\\x1bpg", 2)], right=[1])', NO_COLOR="1")
     assert "─" in said
     assert "j\\x1bpg" in said
     assert "j\x1b" not in said
@@ -167,7 +144,7 @@ bar.finish()
 
 
 def test_a_bar_on_a_terminal() -> None:
-    said = on_terminal(BAR.format(options=""))
+    said = said_by(BAR.format(options=""))
     assert "copying" in said
     assert "1.50 kB of 2.00 kB" in said
     assert "warning: above it\n" in said
@@ -175,12 +152,12 @@ def test_a_bar_on_a_terminal() -> None:
 
 @pytest.mark.parametrize("options", ["quiet=True", "progress=False"])
 def test_no_bar_on_a_terminal_when_it_is_not_wanted(options: str) -> None:
-    assert on_terminal(BAR.format(options=options), NO_COLOR="1") == "warning: above it\n"
+    assert said_by(BAR.format(options=options), NO_COLOR="1") == "warning: above it\n"
 
 
 def test_a_quick_stage_draws_nothing_and_loads_no_rich() -> None:
     code = BAR.format(options="").replace("bar._next = 0\n", "").replace('out.warn("above it")\n', "")
-    assert on_terminal(code + "import sys\nassert 'rich' not in sys.modules") == ""
+    assert said_by(code + "import sys\nassert 'rich' not in sys.modules") == ""
 
 
 class Clock:
@@ -238,7 +215,7 @@ def test_stages_share_one_bar() -> None:
     code = BAR.format(options="").replace(
         "bar.finish()", 'live = bar._live\nbar.start("writing", None, "samples")'
     )
-    said = on_terminal(
+    said = said_by(
         code + "\nbar.advance(7)\nassert bar._live is live\nbar.finish()\nassert bar._live is live\n"
     )
     assert "writing" in said

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
-import pty
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +15,7 @@ import pytest
 from executor_tasks import count
 from shard_cases import numbered, tar_of, wds
 from storage_servers import Web, web_server
+from terminals import on_terminal
 
 from wdscli.executors import make_executor, run_tasks
 from wdscli.ops.shuffle import shuffle
@@ -111,7 +110,9 @@ def test_on_a_terminal(server: Web, tmp_path: Path, jobs: int) -> None:
         "-j",
         str(jobs),
     ]
-    said = on_terminal(["split", *args], tmp_path)
+    command = [sys.executable, "-m", "wdscli", "split", *args]
+    said = on_terminal(command, shown="stderr", cwd=tmp_path, COLUMNS="120")
+    said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said)
     facts = re.findall(
         r"writing .*?([0-9.]+) (k|M)?B of 48.1 MB, ([0-9.]+) [kM]?B/s(?:, ([0-9.a-z ]+) left)?", said
     )
@@ -164,29 +165,6 @@ class TestRunTasks:
         for jobs in (1, 2):
             with make_executor(jobs) as executor:
                 assert list(run_tasks(executor, count, [1, 2])) == [3, 4]
-
-
-def on_terminal(args: list[str], folder: Path) -> str:
-    """What a command says on a terminal."""
-    leader, follower = pty.openpty()
-    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
-    env |= {"TERM": "xterm", "COLUMNS": "120"}
-    command = [sys.executable, "-m", "wdscli", *args]
-    with subprocess.Popen(command, cwd=folder, stderr=follower, stdin=subprocess.DEVNULL, env=env) as process:
-        os.close(follower)
-        said = b""
-        while chunk := _read(leader):
-            said += chunk
-        os.close(leader)
-    assert process.returncode == 0, said
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
-
-
-def _read(leader: int) -> bytes:
-    try:
-        return os.read(leader, 65536)
-    except OSError:
-        return b""
 
 
 class Stages(NullProgress):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import random
 import signal
 import statistics
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 from shard_cases import wds
+from terminals import on_terminal
 
 from wdscli.cli.main import main
 from wdscli.look import listing as ls_module
@@ -610,34 +610,14 @@ def test_streams_and_compressed_shards_are_listed_alike(folder: Path, run: Run) 
     ] * 3
 
 
-def listen(command: list[str], cwd: Path, *, columns: int = 100, **environ: str) -> str:
-    """What a terminal would show of ``command``'s standard output."""
-    control, terminal = pty.openpty()
-    env = os.environ | {"TERM": "xterm", "COLUMNS": str(columns)} | environ
-    with subprocess.Popen(command, cwd=cwd, stdout=terminal, stderr=subprocess.PIPE, env=env) as process:
-        os.close(terminal)
-        found = b""
-        while True:
-            try:
-                data = os.read(control, 65536)
-            except OSError:
-                break
-            if not data:
-                break
-            found += data
-        assert process.wait(20) == 0
-    os.close(control)
-    return found.decode().replace("\r\n", "\n")
-
-
 def test_a_terminal_gets_columns(folder: Path) -> None:
     write(folder / "odd.tar", [("esc\x1b[31m", {"jpg": b"1"})])
-    shown = listen([*WDS, "cats.tar", "odd.tar"], folder, NO_COLOR="1").splitlines()
+    shown = on_terminal([*WDS, "cats.tar", "odd.tar"], cwd=folder, NO_COLOR="1").splitlines()
     assert shown[0].split() == ["key", "fields", "bytes"]
     assert shown[1].split() == ["n01/a", "jpg,json,cls", "1.01", "kB"]
     assert len({line.index("jpg") for line in shown[1:3]}) == 1
     assert "\x1b" not in "".join(shown)
-    assert "\x1b[1m" in listen([*WDS, "cats.tar", "--bytes"], folder, NO_COLOR="")
+    assert "\x1b[1m" in on_terminal([*WDS, "cats.tar", "--bytes"], cwd=folder, NO_COLOR="")
 
 
 @pytest.mark.parametrize(
@@ -666,7 +646,7 @@ def test_sizes_are_for_people_on_a_terminal_and_exact_when_asked(
 
 
 def test_a_terminal_gets_a_summary_for_people(folder: Path) -> None:
-    shown = listen([*WDS, "--summary", "cats.tar", "dogs.tar"], folder, NO_COLOR="1")
+    shown = on_terminal([*WDS, "--summary", "cats.tar", "dogs.tar"], cwd=folder, NO_COLOR="1")
     assert "of headers and padding" in shown
     assert "1 key is repeated" in shown
     assert "2, of 2 to 3 samples" in shown
@@ -675,7 +655,7 @@ def test_a_terminal_gets_a_summary_for_people(folder: Path) -> None:
 
 
 def test_json_on_a_terminal_is_still_json(folder: Path) -> None:
-    shown = listen([*WDS, "--json", "cats.tar"], folder)
+    shown = on_terminal([*WDS, "--json", "cats.tar"], cwd=folder)
     assert json.loads(shown.splitlines()[0])["key"] == "n01/a"
 
 

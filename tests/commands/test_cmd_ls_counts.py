@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import math
-import os
-import pty
 import random
 import statistics
 import subprocess
@@ -20,6 +18,7 @@ import numpy
 import pytest
 from PIL import Image
 from shard_cases import Ran, wds
+from terminals import on_terminal
 
 from wdscli.cli import pictures
 from wdscli.look import table as counts_module
@@ -290,31 +289,14 @@ class TestCounts:
         assert ran.out == b""
 
 
-def on_terminal(*args: object, **environ: str) -> str:
-    """What a terminal gets of a command's standard output."""
-    control, terminal = pty.openpty()
-    plain = {
-        name: value for name, value in os.environ.items() if name not in ("TMUX", "TERM_PROGRAM", "COLORTERM")
-    }
-    env = plain | {"TERM": "xterm", "COLUMNS": "100"} | environ
-    command = [sys.executable, "-m", "wdscli", "ls", *map(str, args)]
-    with subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, env=env) as process:
-        os.close(terminal)
-        found = b""
-        while True:
-            try:
-                data = os.read(control, 65536)
-            except OSError:
-                break
-            found += data
-        assert process.wait(20) == 0
-    os.close(control)
-    return found.decode().replace("\r\n", "\n")
+def shown_by(*args: object, **environ: str) -> str:
+    """What a terminal gets of ``ls`` with ``args``."""
+    return on_terminal([sys.executable, "-m", "wdscli", "ls", *map(str, args)], **environ)
 
 
 def test_a_terminal_gets_bars_and_the_beginning(tmp_path: Path) -> None:
     write(tmp_path, [{"cls": b"%d" % (n % 3), "x": b"k%d" % n, "n": b"%d.5" % n} for n in range(301)])
-    shown = on_terminal(tmp_path, "--count", "cls", "--count", "x", "--count", "n", NO_COLOR="1")
+    shown = shown_by(tmp_path, "--count", "cls", "--count", "x", "--count", "n", NO_COLOR="1")
     first, second, third = shown.split("\n\n")
     assert [line.split() for line in first.splitlines()[2:]] == [
         ["0", "101", "33.6%", "█" * 24],
@@ -423,7 +405,7 @@ class TestShow:
 
     def test_pictures_on_terminals(self, made: Path) -> None:
         def shown(**environ: str) -> str:
-            return on_terminal(made, "--show", "--fields", "png", **environ)
+            return shown_by(made, "--show", "--fields", "png", **environ)
 
         assert "\x1b[38;2;200;10;10;48;2;200;10;10m▀" in shown(COLORTERM="truecolor")
         assert shown().count("▀") == 40 * 15

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import pty
 import subprocess
 import sys
 import tarfile
@@ -17,6 +16,7 @@ import msgpack
 import numpy
 import pytest
 from PIL import Image
+from terminals import on_terminal
 from verify_cases import GOOD, flipped, good_tar, sparse_tar, tar_bytes, tar_member, typed_tar, write
 
 from wdscli.cli.main import main
@@ -284,14 +284,10 @@ def test_report_is_grouped_by_kind(wds: Any, tmp_path: Path) -> None:
 def test_a_terminal_sees_escapes_written_out(tmp_path: Path) -> None:
     address = write(tmp_path, tar_bytes(*GOOD, (b"\x1b[2Jd.jpg", b""), (b"\x1b[2Jd.cls", b"1")))
     command = [sys.executable, "-m", "wdscli", "verify", address]
-    parent, child = pty.openpty()
-    subprocess.run(command, stdout=child, stderr=subprocess.DEVNULL, check=False)
-    os.close(child)
-    shown = os.read(parent, 1 << 16)
-    os.close(parent)
-    assert b"empty-payload: 1 warning" in shown
-    assert b"\\x1b[2Jd.jpg" in shown
-    assert b"\x1b[2J" not in shown
+    shown = on_terminal(command)
+    assert "empty-payload: 1 warning" in shown
+    assert "\\x1b[2Jd.jpg" in shown
+    assert "\x1b[2J" not in shown
     piped = subprocess.run(command, capture_output=True, check=False)
     assert b"\x1b[2Jd.jpg" in piped.stdout
 
