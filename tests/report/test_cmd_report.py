@@ -196,6 +196,13 @@ class TestOptions:
         assert more[:6] == few.keys
         assert "samples" not in look("--samples", 0).sections
 
+    def test_samples_is_exact_if_shards_repeat_the_keys(self, look: Look, tmp_path: Path) -> None:
+        for number in range(9):
+            (tmp_path / f"s-{number}.tar").write_bytes(
+                tar_of([("n000.txt", b"%d" % number), ("n001.txt", b"a")])
+            )
+        assert len(look("--samples", "4:6", of=f"{tmp_path}/s-*.tar").keys) == 4
+
     def test_no_images(self, look: Look) -> None:
         page = look("--no-images")
         assert not page.all("img")

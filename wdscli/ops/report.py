@@ -25,7 +25,7 @@ from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.report.facts import Facts, Found, gather, plain_value
-from wdscli.report.looking import Drawing, Drawn, Looked, LookTask, look_into, new_looked
+from wdscli.report.looking import Drawing, Drawn, Looked, LookTask, look_into, new_looked, order
 from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set, without_index
@@ -206,13 +206,13 @@ def _look(
     for one in drawn:
         by_shard.setdefault(one.shard, []).append(one)
     cards = min(options.cards, len(drawn))
-    pictured = drawn[min(PICTURED_SAMPLES, len(drawn)) - 1].rank if drawn else -1
+    orders = [(-1, "", 0), *map(order, drawn)]
     tasks = [
         LookTask(
             address,
             tuple(sorted(by_shard[address], key=lambda one: one.place)),
-            pictured,
-            drawn[cards - 1].rank if cards else -1,
+            orders[min(PICTURED_SAMPLES, len(drawn))],
+            orders[cards],
             MEDIA_BYTES // cards if cards and options.media else 0,
         )
         for address in dict.fromkeys(addresses)

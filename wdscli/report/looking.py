@@ -27,7 +27,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
@@ -98,7 +98,7 @@ class Drawing:
             self._prune()
 
     def _prune(self) -> None:
-        self._kept.sort(key=_order)
+        self._kept.sort(key=order)
         del self._kept[self._limit :]
         # Two samples with the same key have the same rank. Their order is decided later.
         self._worst = self._kept[-1].rank + 1 if self._kept else 0
@@ -109,7 +109,11 @@ class Drawing:
         return self._kept
 
 
-def _order(one: Drawn) -> tuple[int, str, int]:
+Order: TypeAlias = tuple[int, str, int]
+
+
+def order(one: Drawn) -> Order:
+    """Return the place of a sample in the order of ranks. Samples with the same key have the same rank."""
     return one.rank, one.shard, one.place
 
 
@@ -128,14 +132,14 @@ def _drawn(page: Page, row: int, rank: int) -> Drawn:
 
 
 class LookTask(NamedTuple):
-    """The drawn samples of one shard, by place. Pictures are measured in samples with a rank up to ``pictured``.
-    Samples with a rank up to ``carded`` become cards. A card has at most ``card_bytes`` of pictures and sound; 0 means
+    """The drawn samples of one shard, by place. Pictures are measured in the samples up to ``pictured`` in the order of
+    ranks. The samples up to ``carded`` become cards. A card has at most ``card_bytes`` of pictures and sound; 0 means
     none."""
 
     address: str
     samples: tuple[Drawn, ...]
-    pictured: int
-    carded: int
+    pictured: Order
+    carded: Order
     card_bytes: int
 
 
@@ -197,8 +201,8 @@ def _spans(one: Drawn, task: LookTask, index: Index | None) -> list[tuple[int, i
     spans = []
     for raw, expected in one.members:
         field, end = to_text(raw), expected.offset + expected.size
-        if one.rank > task.carded and not _is_value(field, expected.size):
-            if one.rank > task.pictured or not _is_picture(field) or _stored_size(one, expected, index):
+        if order(one) > task.carded and not _is_value(field, expected.size):
+            if order(one) > task.pictured or not _is_picture(field) or _stored_size(one, expected, index):
                 continue
             end = min(end, expected.offset + HEADER_BYTES)
         spans.append((expected.first, end))
@@ -247,15 +251,15 @@ class _Sample:
         for raw, expected in drawn.members:
             field, size = to_text(raw), expected.size
             is_value = _is_value(field, size)
-            is_whole = drawn.rank <= task.carded or is_value
+            is_whole = order(drawn) <= task.carded or is_value
             data = self._payload(field, expected) if is_whole else None
             if data is not None and is_value:
                 self._value(field, data)
-            if drawn.rank <= task.pictured and _is_picture(field) and (data is not None or not is_whole):
+            if order(drawn) <= task.pictured and _is_picture(field) and (data is not None or not is_whole):
                 self._picture(field, expected, data)
             payloads.append((field, size, data))
         self.found.classes.append((drawn.place, drawn.key, tuple(self.classes)))
-        if drawn.rank <= task.carded:
+        if order(drawn) <= task.carded:
             card = make_card(
                 drawn.key, drawn.place, payloads, self.classes, self.texts, task.card_bytes, task.address
             )
