@@ -228,14 +228,15 @@ class TestLostWorkers:
             return set(map(int, pids.read_text().split())) if pids.exists() else set()
 
         with dask_cluster(tmp_path / "cluster", 1) as cluster:
-            running = start(
-                tmp_path, "--engine", cluster.url, "--post", "echo $PPID >> pids; sleep 0.5; true"
-            )
+            # Shards are left for the second worker, however long it takes to start, and when the first is sent away.
+            post = "echo $PPID >> pids; for i in $(seq 600); do [ -e go ] && break; sleep 0.1; done; true"
+            running = start(tmp_path, "--engine", cluster.url, "--post", post)
             wait_for(begun)
             [first] = begun()
             cluster.add_worker()
             wait_for(lambda: len(begun()) == 2)
             os.kill(first, signal.SIGTERM)
+            (tmp_path / "go").touch()
             _, err = running.communicate(timeout=60)
             assert running.returncode == 0, err.decode() + cluster.logs()
         assert content(tmp_path / "serial") == content(tmp_path / "dask")

@@ -92,7 +92,7 @@ def dask_cluster(folder: Path, workers: int = 2, *, nanny: bool = False) -> Iter
         cluster.close()
 
 
-def wait_for(holds: Any, seconds: float = 60) -> None:
+def wait_for(holds: Any, seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, "waited too long"
