@@ -156,6 +156,31 @@ def test_an_option_of_other_commands_hints_at_what_does_the_work() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("ls -n 3 set.tar", "did you mean --limit?"),
+        ("split set.tar -o x.tar --overwrite", "did you mean --force?"),
+        ("cat set.tar --filter txt", "did you mean --where?"),
+        ("sort set.tar -o x.tar --desc", "did you mean --reverse?"),
+        ("split set.tar -o x-%d.tar --num-shards 3", "did you mean --shards?"),
+        ("-cf x.tar folder", "try wds create SOURCE -o OUT"),
+        ("split set.tar", "-o, --output OUT: Shards to write, such as out-%06d.tar"),
+        ("split set.tar -o x-%d.tar --shards x", "--shards N: Write N shards of about equal size"),
+    ],
+)
+def test_hints_for_words_of_other_programs_and_for_missing_options(line: str, hint: str) -> None:
+    done = wds(*line.split())
+    assert (done.code, done.err.splitlines()[1:]) == (2, [f"hint: {hint}"])
+
+
+def test_words_of_other_programs_are_not_words_of_ours_for_the_same_option() -> None:
+    for name, words in cli.OTHER_WORDS.items():
+        mine = {one for command in cli.COMMANDS for param in cli.load(command).params for one in param.opts}
+        assert name in mine
+        assert name not in words.split()
+
+
+@pytest.mark.parametrize(
     ("args", "words"),
     [
         (["act"], "missing argument 'what'"),

@@ -85,7 +85,7 @@ class TestHintsThatHelp:
         both = [tar_of([(f"{name}{number}.txt", b"text") for number in range(3)]) for name in "ab"]
         Path("joined.tar").write_bytes(b"".join(both))
         ran = wds("cat", "joined.tar", "-o", "new.tar")
-        assert (ran.code, "`wds repair -o OUT`" in hint_of(ran.err)) == (3, True)
+        assert (ran.code, "`wds repair SHARDS -o OUT`" in hint_of(ran.err)) == (3, True)
         wds("repair", "joined.tar", "-o", "saved-%d.tar")
         assert keys_of("saved-0.tar") == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
@@ -95,7 +95,7 @@ class TestHintsThatHelp:
             tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3"), ("b.txt", b"4")])
         )
         ran = wds(command, "a.tar", "-o", "new.tar")
-        assert (ran.code, "wds repair -o OUT" in hint_of(ran.err)) == (3, True)
+        assert (ran.code, "wds repair SHARDS -o OUT" in hint_of(ran.err)) == (3, True)
         wds("repair", "a.tar", "-o", "saved-%d.tar")
         assert [line.split("\t")[1] for line in wds("ls", "saved-0.tar").out.decode().splitlines()] == [
             "jpg,txt"

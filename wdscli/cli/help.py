@@ -114,6 +114,12 @@ def panels(command: Any, ctx: Any, *, usual: bool = False) -> list[tuple[str, li
     return [(title, found[title]) for title in order if found[title]]
 
 
+def summary_of(parameter: Any, ctx: Any) -> str:
+    """Return one parameter and the first sentence of its help, without the full stop."""
+    entry = _describe(parameter, ctx).short()
+    return f"{_terms(entry)}: {entry.text.removesuffix('.')}"
+
+
 def _describe(parameter: Any, ctx: Any) -> Entry:
     if parameter.param_type_name == "argument":
         return Entry([parameter.make_metavar(ctx=ctx)], "", parameter.help or "", "")

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from wdscli.cli import former, output
-from wdscli.cli.help import Entry, WdsCommand, render
+from wdscli.cli.help import Entry, WdsCommand, render, summary_of
 from wdscli.errors import WdsError, did_you_mean, printable, ran_out_of_memory
 from wdscli.shown import shown
 
@@ -66,8 +66,29 @@ WISHED_OPTIONS = {
     "cat --max-size": "wds split --max-size SIZE cuts a set into shards",
     "cat --shards": "wds split --shards N cuts a set into shards",
     "ls --max-count": "--limit N lists the first N samples",
+    "wds -c": "try wds create SOURCE -o OUT",
+    "wds -t": "try wds ls SHARDS",
+    "wds -x": "try wds cat SHARDS --to FOLDER/",
 }
 """Hints for options that do not exist, but that people expect. A name is a command and an option."""
+OTHER_WORDS = {
+    "--dedup": "--deduplicate --uniq --unique",
+    "--drop": "--exclude --ignore --remove --without",
+    "--fields": "--include --only --select",
+    "--force": "-f --clobber --overwrite --replace",
+    "--join": "--how --on",
+    "--jobs": "-p --parallel --processes --num-workers --workers",
+    "--limit": "-N -n --first --head --max-samples --num-samples --take",
+    "--max-count": "-c --count --maxcount --per-shard --samples-per-shard",
+    "--max-size": "-s --maxsize --shard-size --size",
+    "--not-keys-from": "--exclude-keys --remove-keys --skip-keys",
+    "--on-error": "--keep-going --ignore-errors --skip-errors",
+    "--reverse": "--desc --descending",
+    "--sample": "--fraction --random --subset",
+    "--summary": "--info --stats --total --totals",
+    "--where": "--filter --query",
+}
+"""Words of other programs for options. A word counts only in commands that have the option but not the word."""
 PANELS = {
     "Make and change": {
         "create": "Make shards from folders, files, lists or tables.",
@@ -432,8 +453,22 @@ def _describe_usage(error: Any) -> tuple[str, str | None, int]:
     if hasattr(error, "possibilities"):
         message = f"no such option: {printable(error.option_name)}"
         options = ctx.command.get_params(ctx) if ctx else []
-        known = [name for one in options if not getattr(one, "hidden", False) for name in one.opts]
+        known = [
+            name
+            for one in options
+            if not getattr(one, "hidden", False)
+            for name in one.opts
+            if name[0] == "-"
+        ]
         wished = f"{ctx.info_name} {error.option_name}" if ctx else ""
-        hint = WISHED_OPTIONS.get(wished) or did_you_mean(error.option_name, known)
+        meant = [
+            name
+            for name, words in OTHER_WORDS.items()
+            if error.option_name in words.split() and name in known
+        ]
+        hint = did_you_mean(error.option_name, known)
+        hint = WISHED_OPTIONS.get(wished) or (f"did you mean {meant[0]}?" if meant else hint)
+    elif hint is None and getattr(error, "param", None) is not None:
+        hint = summary_of(error.param, ctx)
     message = message[:1].lower() + message[1:].strip().removesuffix(".").removesuffix(" range")
     return message, hint or f"see `{path} --help`", 2

@@ -85,7 +85,7 @@ class Layout(NamedTuple):
 
 SAMPLE_KEY = ""
 """The column of the key. No field can have this name."""
-KEY_HINT = "--key-column id, or --rekey '{split}/{index:08d}'"
+KEY_HINT = "--key-column id, or --rekey '{index:08d}'"
 _KEY = "key"
 _AFTER_BLANKS = re.compile(r"[ \t\r\n:,]*")
 _LINE = {_KEY, "shard", "index", "fields"}

@@ -224,7 +224,10 @@ class TableReader:
             text = str(rekey)
             return to_bytes(_FORMAT.vformat(text, (), named) if "!k}" in text else text.format_map(named))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise DataError(f'--rekey "{rekey}" cannot be filled in: {error}', code="bad-table") from None
+            hint = f"there are index, {', '.join(row.cells)}"
+            raise DataError(
+                f'--rekey "{rekey}" cannot be filled in: {error}', code="bad-table", hint=hint
+            ) from None
 
     def values(self, row: Row, key: bytes) -> Iterator[Value]:
         """Yield the values of a row with this key, one per field. Raises DataError."""

@@ -120,7 +120,8 @@ def cat(
     output = OutputSet(request.output, request.settings, names=names_of(addresses) if is_each else None)
     if not (is_each or output.pattern.single):
         raise UsageError(
-            f"{request.output} is for more than one shard, but cat writes one shard", hint="-o all.tar"
+            f"{request.output} is for more than one shard, but cat writes one shard",
+            hint="-o all.tar, or -o 'OUT/{name}.tar' to copy each shard; wds split writes numbered shards",
         )
     check_post(request.post, request.output, is_stream=output.pattern.is_stream)
     output.check(addresses)

@@ -302,6 +302,17 @@ def plan_create(
     return creating.cut()
 
 
+def _warn_of_containers(sources: Sequence[str], progress: Progress) -> None:
+    """Warn if all sources are tables, or all are tars: they become one file each, which is rarely what is meant."""
+    if not sources or not all(map(os.path.isfile, sources)):
+        return
+    what = f"{sources[0]} is packed as one file"
+    if all(map(kind_of, sources)):
+        progress.warn(f"{what}; to make a sample of each row, use --from {sources[0]}")
+    elif all(".tar" in source for source in sources):
+        progress.warn(f"{what}; to rewrite shards, use wds split {sources[0]}")
+
+
 class _Creating:
     """The state of one call of :func:`plan_create`. Each step uses the results of the steps before it."""
 
@@ -355,10 +366,7 @@ class _Creating:
         for source in sources:
             files.begin_source()
             walk(source, wanted, files, skipped, progress)
-        if sources and all(kind_of(source) and os.path.isfile(source) for source in sources):
-            progress.warn(
-                f"{sources[0]} is packed as one file; to make a sample of each row, use --from {sources[0]}"
-            )
+        _warn_of_containers(sources, progress)
         if lists or options.table is not None:
             self.walked = grouping.sorted_numbers(files)
         for address in lists:

@@ -49,7 +49,7 @@ KEY = "key"
 HINT = "--on-duplicate skip drops later samples, and rekey renames them; --rekey FORMAT renames all"
 JOIN_HINT = "--join inner joins sets by key; --on-duplicate skip drops later samples, and rekey renames them"
 HINT_IN_ONE_SHARD = (
-    "--on-duplicate skip drops it, and rekey renames it; wds repair -o OUT joins separated files"
+    "--on-duplicate skip drops it, and rekey renames it; wds repair SHARDS -o OUT joins separated files"
 )
 
 

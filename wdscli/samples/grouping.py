@@ -217,7 +217,7 @@ class Grouper:
                 offset=start,
                 member=to_text(name),
                 hint=f"archive regular files (GNU tar: {_MAKE_REGULAR[kind]}), or save the intact samples with "
-                "`wds repair -o OUT`",
+                "`wds repair SHARDS -o OUT`",
             )
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:

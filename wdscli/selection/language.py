@@ -322,8 +322,10 @@ def _check_name(name: str, known: Any) -> None:
     if name in FUNCTIONS:
         raise UsageError(f"--where: {name} is a function", hint=f"call it: {name}(...)")
     similar = hint_of([name], NAMES)
-    other = "" if similar.startswith("did") else f"a value in JSON is json.{name}, text is '{name}'; "
-    raise UsageError(f"--where: no such name: {name}", hint=other + similar)
+    other = f"a value in JSON is json.{name}, a size is size.{name}, text is '{name}'; "
+    raise UsageError(
+        f"--where: no such name: {name}", hint=similar if similar.startswith("did") else other + similar
+    )
 
 
 def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:
@@ -334,6 +336,8 @@ def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:
         hint = (
             "get(json, 'name', default)"
             if name == "get"
+            else f"call it: {name}(...)"
+            if name in FUNCTIONS
             else "methods of text: " + ", ".join(sorted(TEXT_METHODS))
         )
         raise UsageError(f"--where: no such method: .{name}()", hint=hint)

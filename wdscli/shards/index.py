@@ -584,7 +584,7 @@ class IndexBuilder:
                     code="unsafe-name",
                     shard=shard,
                     member=to_text(field),
-                    hint="save the other samples with `wds repair -o OUT`",
+                    hint="save the other samples with `wds repair SHARDS -o OUT`",
                 )
         return {
             "format": FORMAT,

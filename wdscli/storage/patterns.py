@@ -271,7 +271,8 @@ def _folder(address: str, words: Words | None) -> list[str]:
     names = [name for name in names if not (here and os.path.isdir(local_path(prefix + name)))]
     if not names:
         raise InputNotFoundError(
-            f"no shard matches {address}: no *.tar file in this folder", hint=_below(prefix)
+            f"no shard matches {address}: no *.tar file in this folder",
+            hint=_below(prefix) or (there and "make shards of its files with `wds create`") or None,
         )
     return [prefix + name for name in sorted(names, key=natural)]
 
@@ -399,7 +400,8 @@ class OutputPattern:
                     f"{text} contains the same shard twice", hint="out-{0000..0127}.tar, or out-%06d.tar"
                 )
         elif parts.field is None and text.endswith("/"):
-            raise UsageError(f"{text} is a folder's name", hint=f"{text}%06d.tar for shards in this folder")
+            hint = f"name the shards in it: {text}%06d.tar, or in cat and map {text}{NAME}.tar"
+            raise UsageError(f"{text} is a folder's name", hint=hint)
         device = (
             parts.field is None and names is None and is_local(text) and is_device(local_path(parts.before))
         )
@@ -418,6 +420,8 @@ class OutputPattern:
             raise UsageError(
                 f"{NAME} cannot name shards that a command receives", hint=f"-o 'out/{NAME}.tar.zst'"
             )
+        if text.endswith(NAME):
+            raise UsageError(f"{text} has no suffix", hint=f"-o '{text}.tar'")
         pattern = cls.parse(text.replace(NAME, ""))
         if text.count(NAME) != 1 or not pattern.single or pattern.is_stream:
             raise UsageError(

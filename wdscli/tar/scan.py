@@ -57,7 +57,7 @@ _MAX_POSITION = 1 << 60
 MAX_ZEROS_BYTES = 1 << 26
 """The most zeros after a stream's end of archive. The last record of a tape has many times fewer zeros."""
 _ZERO_BLOCK = bytes(BLOCK)
-CUT_SHORT = "the shard is incomplete: copy it again, or save whole samples with `wds repair -o OUT`"
+CUT_SHORT = "the shard is incomplete: copy it again, or save whole samples with `wds repair SHARDS -o OUT`"
 """The hint for an archive that ends too early."""
 _MAKE_AGAIN = "copy or create the shard again"
 _OTHER_FORMATS = {
@@ -467,7 +467,7 @@ class Scanner:
                 "data after the end of the archive",
                 "data-after-end",
                 offset,
-                hint="join archives with `wds cat A B -o OUT`; save these with `wds repair -o OUT`",
+                hint="join archives with `wds cat A B -o OUT`; save these with `wds repair SHARDS -o OUT`",
             )
         self.position = max(self.position, base + len(buffer))
         if self.limit is None and self.position - self._end_at > MAX_ZEROS_BYTES:

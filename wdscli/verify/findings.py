@@ -47,8 +47,8 @@ class Kind(NamedTuple):
     severity: Severity = "error"
 
 
-_COPY_AGAIN = "copy or create the shard again, or save its whole samples with `wds repair -o OUT`"
-_REPAIR = "save the sound samples with `wds repair -o OUT`"
+_COPY_AGAIN = "copy or create the shard again, or save its whole samples with `wds repair SHARDS -o OUT`"
+_REPAIR = "save the intact samples with `wds repair SHARDS -o OUT`"
 
 _SIDE_FILES = ("stale-index", "manifest-mismatch")
 _ENTRY = re.compile(r"\n {4}(?! )")
@@ -93,7 +93,7 @@ STRUCTURAL = frozenset(_OF_ARCHIVES)
 """Kinds after which some of a shard's members may be unknown."""
 _OF_SAMPLES = _table("""
     interleaved-key: a key comes back later in its shard with other fields
-        -> join such samples with `wds repair -o OUT`
+        -> join such samples with `wds repair SHARDS -o OUT`
     duplicate-key: two samples have the same key, in one shard or in two
         -> give the samples new keys, or {repair}
     duplicate-field: a sample has the same field twice

@@ -403,7 +403,7 @@ def check_repair(
     target = OutputSet(output, settings)
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(
-            f"{output} is for one shard, but {len(addresses)} shards need repair",
+            f"{output} is for one shard, but there are {len(addresses)} shards to repair",
             hint="use repaired-%06d.tar for any number of shards",
         )
     target.check(addresses)
