@@ -164,6 +164,8 @@ class Where:
             hint = "convert a value with int(), float() or str()"
             if isinstance(error, ArithmeticError):
                 hint = "test the value first: json.h > 0 and json.w / json.h > 2"
+            elif "'dict'" in str(error):
+                hint = "name a value: size.jpg, sum(size), json.width"
             raise sample.error(
                 f"--where cannot be evaluated: {error}", "undecodable", hint=f"{hint}; {_SKIP_HINT}"
             ) from None

@@ -40,7 +40,7 @@ def repair(
         if names.pattern.count is not None:
             # Check by a dry run whether the output can name enough shards.
             save(shards, target, **how, dry_run=True)
-        code = check(out, shards, general, checks)
+        code = check(out, shards, general, checks, hints=False)
         saved = save(shards, target, **how, dry_run=output.dry_run, progress=out.progress())
         _print(out, saved, dry_run=output.dry_run)
     return code

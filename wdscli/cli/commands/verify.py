@@ -77,7 +77,9 @@ def verify(shards: Shards, general: GeneralOptions, checks: CheckOptions) -> int
     return check(Out.of(general), shards, general, checks)
 
 
-def check(out: Out, shards: Sequence[str], general: GeneralOptions, checks: CheckOptions) -> int:
+def check(
+    out: Out, shards: Sequence[str], general: GeneralOptions, checks: CheckOptions, *, hints: bool = True
+) -> int:
     """Check shards, print the findings, and return the exit code. Raises UsageError, InputError."""
     if general.network.cache is not None or general.network.cache_limit is not None:
         raise UsageError("verify checks the stored shards, not copies of them", hint="leave --cache out")
@@ -92,7 +94,7 @@ def check(out: Out, shards: Sequence[str], general: GeneralOptions, checks: Chec
         trust_addresses=general.trust_addresses,
         progress=out.progress(),
     )
-    _print_report(out, report, searches=checks.absent is not None)
+    _print_report(out, report, searches=checks.absent is not None, hints=hints)
     if checks.absent is not None and checks.report is not None:
         _write_proof(report, shards, checks.report, general.trust_addresses)
     # A shard that could not be read leaves the check incomplete.
@@ -111,11 +113,11 @@ def _write_proof(report: VerifyReport, shards: Sequence[str], address: str, trus
         sink.write((json.dumps(report.proof(root), indent=2) + "\n").encode())
 
 
-def _print_report(out: Out, report: VerifyReport, searches: bool) -> None:
+def _print_report(out: Out, report: VerifyReport, *, searches: bool, hints: bool) -> None:
     if out.json:
         _print_json(out, report)
     else:
-        _print_text(out, report)
+        _print_text(out, report, hints)
     words = ((report.errors, "error"), (report.warnings, "warning"))
     found = ", ".join(plural(count, word) for count, word in words if count) or "nothing wrong"
     if searches and PRESENT not in report.counts:
@@ -132,12 +134,12 @@ def _print_json(out: Out, report: VerifyReport) -> None:
     out.object({"summary": True, **facts(report, totals)})
 
 
-def _print_text(out: Out, report: VerifyReport) -> None:
-    """Print the findings of each kind: a heading, a line for each finding, and how to mend them."""
+def _print_text(out: Out, report: VerifyReport, hints: bool) -> None:
+    """Print the findings of each kind: a heading, a line for each finding, and with ``hints`` how to mend them."""
     for kind in by_kind(report.findings, report.counts):
         out.line(f"{kind.code}: {plural(kind.total, kind.severity)}")
         print_lines(out, kind)
-        for hint in kind.hints:
+        for hint in kind.hints if hints else ():
             out.line(f"  hint: {hint}")
         out.line("")
 
