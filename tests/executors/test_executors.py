@@ -17,7 +17,7 @@ from typing import Any
 
 import executor_tasks
 import pytest
-from executor_tasks import chatter, die, double, fails, finalizes, linger, whoami
+from executor_tasks import chatter, die, double, fails, finalizes, leave_a_thread, linger, whoami
 
 from wdscli import executors
 from wdscli.errors import DataError, EngineError, OutputExistsError, UsageError, WdsError
@@ -340,6 +340,13 @@ class TestInterruptsHeld:
             executor.submit(double, 1)
         assert made == [True]
         assert not multiprocessing.active_children()
+
+    def test_a_thread_of_a_task_does_not_keep_its_worker(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local, "PATIENCE_SECONDS", 0.1)
+        begun = time.monotonic()
+        with make_executor(2) as executor:
+            assert list(run_tasks(executor, leave_a_thread, [7])) == [7]
+        assert time.monotonic() - begun < 30
 
     @pytest.mark.exhaustive
     def test_a_worker_is_lost_while_tasks_wait(self) -> None:

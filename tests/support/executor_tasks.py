@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from wdscli import executors
@@ -71,6 +72,11 @@ def finalizes(path: str) -> None:
     slow = Slow(path)
     del slow
     linger(path)
+
+
+def leave_a_thread(number: int) -> int:
+    Thread(target=time.sleep, args=(60,)).start()
+    return number
 
 
 def chatter(size: int) -> bytes:

@@ -360,7 +360,9 @@ class Processes(Executor):
             self._calls.put(None)
         for worker, thread in self._started if wait else ():
             thread.join()
-            worker.join()
+            worker.join(PATIENCE_SECONDS)
+        if wait:  # a thread of a user's function may keep its worker
+            _stop([worker for worker, _ in self._started], self._patience_seconds)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
