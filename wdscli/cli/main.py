@@ -25,41 +25,36 @@ from wdscli.errors import WdsError, did_you_mean, printable, ran_out_of_memory
 from wdscli.shown import shown
 
 WISHES = {
-    "append": "create SOURCE -o OUT --append",
-    "check": "verify SHARDS",
-    "concat": "merge SETS -o OUT",
-    "convert": "cat SHARDS --to x.parquet, or wds create --from x.parquet",
-    "copy": "cat SHARDS -o 'OUT/{name}.tar'",
-    "count": "ls SHARDS --count FIELD",
-    "dedup": "split SHARDS --dedup FIELD -o OUT",
-    "delete": "split SHARDS --not-keys-from LIST -o OUT",
-    "export": "cat SHARDS --to x.parquet",
-    "extract": "cat SHARDS --to FOLDER/",
-    "filter": "split SHARDS --where EXPR -o OUT",
-    "head": "ls SHARDS --limit 10",
-    "import": "create --from x.parquet -o OUT",
-    "info": "ls SHARDS --summary",
-    "join": "merge --join inner SETS -o OUT",
-    "list": "ls SHARDS",
-    "pack": "create SOURCE -o OUT",
-    "remove": "split SHARDS --not-keys-from LIST -o OUT",
-    "rename": "split SHARDS --rename NEW=OLD -o OUT",
-    "reshard": "split SHARDS --max-count 1000 -o 'out-%06d.tar'",
-    "resize": "map SHARDS --resize 256 -o 'OUT/{name}.tar'",
-    "rm": "split SHARDS --not-keys-from LIST -o OUT",
-    "sample": "ls SHARDS --sample 3 --show",
-    "select": "split SHARDS --where EXPR -o OUT",
-    "show": "ls SHARDS --show",
-    "stat": "ls SHARDS --summary",
-    "stats": "ls SHARDS --summary",
-    "subset": "split SHARDS --sample 10% -o OUT",
-    "tar": "create SOURCE -o OUT",
-    "unpack": "cat SHARDS --to FOLDER/",
-    "untar": "cat SHARDS --to FOLDER/",
-    "validate": "verify SHARDS",
-    "view": "split SHARDS -o x.json",
+    "cat SHARDS -o 'OUT/{name}.tar'": "copy cp download upload",
+    "cat SHARDS --to FOLDER/": "extract unpack untar",
+    "cat SHARDS --to raw --keys KEY --fields FIELD": "get print",
+    "cat SHARDS --to x.parquet": "export",
+    "cat SHARDS --to x.parquet, or wds create --from x.parquet": "convert",
+    "create --from x.parquet -o OUT": "import",
+    "create SOURCE -o OUT": "build make pack tar",
+    "create SOURCE -o OUT --append": "add append",
+    "ls SHARDS": "keys list",
+    "ls SHARDS --count FIELD": "count",
+    "ls SHARDS --limit 10": "head",
+    "ls SHARDS --sample 3 --show": "sample",
+    "ls SHARDS --show": "preview show",
+    "ls SHARDS --summary": "describe du info inspect size stat stats summary wc",
+    "ls SHARDS --where EXPR": "find grep query search",
+    "map SHARDS --resize 256 -o 'OUT/{name}.tar'": "resize",
+    "merge --join inner SETS -o OUT": "join",
+    "merge SETS -o OUT": "concat",
+    "merge SETS -o OUT --weights equal": "interleave mix",
+    "repair SHARDS -o OUT": "fix recover",
+    "split SHARDS --dedup FIELD -o OUT": "dedup dedupe deduplicate uniq",
+    "split SHARDS --max-count 1000 -o 'out-%06d.tar'": "reshard",
+    "split SHARDS --not-keys-from LIST -o OUT": "delete remove rm",
+    "split SHARDS --rename NEW=OLD -o OUT": "rename",
+    "split SHARDS --sample 10% -o OUT": "subset",
+    "split SHARDS --where EXPR -o OUT": "filter select",
+    "split SHARDS -o x.json": "view",
+    "verify SHARDS": "check validate",
 }
-"""The commands to use instead of command names that people expect but that do not exist."""
+"""Commands to use instead of names that people expect but that do not exist."""
 WISHED_OPTIONS = {
     "bench --prefetch": "set WDSCLI_READ_AHEAD=SIZE in the environment",
     "cat --max-count": "--limit N keeps the first N samples; wds split --max-count N cuts a set into shards",
@@ -136,7 +131,8 @@ class WdsGroup(TyperGroup):
             if {"-q", "--quiet"}.isdisjoint(args):
                 note_former(["verify --repair is now repair"])
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            hint = f"try wds {WISHES[args[0]]}" if args[0] in WISHES else did_you_mean(args[0], COMMANDS)
+            meant = [line for line, words in WISHES.items() if args[0] in words.split()]
+            hint = f"try wds {meant[0]}" if meant else did_you_mean(args[0], COMMANDS)
             raise WdsUsage(f'no such command: "{printable(args[0])}"', hint, ctx)
         return super().resolve_command(ctx, args)
 

@@ -46,11 +46,11 @@ def want_whole(name: str, value: Any, least: int | None = None, hint: str | None
     return number
 
 
-def want_word(name: str, value: Any, words: tuple[str, ...]) -> None:
+def want_word(name: str, value: Any, words: tuple[str, ...], hint: str | None = None) -> None:
     """Raise UsageError for a value that is not among ``words``."""
     if value not in words:
         *others, last = (f'"{one}"' for one in words)
-        raise UsageError(f"{name}={value!r} is not one of {', '.join(others)} and {last}")
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(others)} and {last}", hint=hint)
 
 
 def want_size(name: str, value: Any) -> int:

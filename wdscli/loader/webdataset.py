@@ -303,7 +303,12 @@ def _order(shuffle: Shuffle | None, shardshuffle: Any, resampled: bool) -> Shuff
     """Return the order of an epoch. Raises UsageError for an unknown order, and if two arguments contradict each
     other."""
     if shuffle:
-        want_word("shuffle", shuffle, ORDERS)
+        want_word(
+            "shuffle",
+            shuffle,
+            ORDERS,
+            hint='shuffle="window" suits most sets; .shuffle(1000) mixes in a buffer',
+        )
     if shuffle == "none" and shardshuffle:
         raise UsageError(
             'WebDataset(shuffle="none", shardshuffle=...) contradict each other', hint="give one of them"

@@ -69,7 +69,7 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
     counted: --count FIELD  Count the values of a field, most frequent first. FIELD is a field (cls), a place in JSON
         (json.category) or an expression as in --where. More than 100 different numbers are shown as quantiles,
         unless FIELD is cls. Repeatable.
-    --show  Show a sample: texts, JSON, arrays, pictures. By default, this is the first sample; --sample, --limit and
+    --show  Show samples: texts, JSON, arrays, pictures. By default, this is the first sample; --sample, --limit and
         --slice choose others.
     exact: --bytes  Now the default in a pipe.
     """)
