@@ -4,6 +4,7 @@ store."""
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from shard_cases import Ran
 from storage_servers import S3, s3_server
 from tiers import EXHAUSTIVE
 
-from wdscli.errors import InputNotFoundError
+from wdscli.errors import InputNotFoundError, InputPermissionError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.loader.read import catalog
 from wdscli.look.listing import ls
@@ -243,6 +244,21 @@ class TestSets:
             with open_sink(place + name) as sink:
                 sink.write(data)
         assert missing_shards(open_set([place])) == []
+
+    def test_a_manifest_that_cannot_be_read_is_an_error(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """Without it, no missing shard would be noticed."""
+        fill(f"{tmp_path}/", "t-1.tar")
+        (tmp_path / "x-manifest.json").mkdir()
+        manifest, opened = f"{tmp_path}/t-manifest.json", os.open
+
+        def refuse(path: Any, *more: Any, **how: Any) -> int:
+            if path == manifest:
+                raise PermissionError(13, "no")
+            return opened(path, *more, **how)
+
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(InputPermissionError, match=r"t-manifest\.json: no"):
+            whole_set([f"{tmp_path}/*.tar"])
 
     def test_a_set_with_no_shard_left_is_an_error_whatever_is_skipped(self, place: str) -> None:
         fill(place, *(f"t-{number}.tar" for number in range(5)))

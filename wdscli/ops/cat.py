@@ -20,6 +20,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
+from os.path import exists
 from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
@@ -54,7 +55,7 @@ from wdscli.samples import RAGGED, SampleBatch, iter_batches
 from wdscli.samples.keys import KeySet
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
-from wdscli.shards.index import Index
+from wdscli.shards.index import Index, index_address
 from wdscli.shards.inputs import ShardSet, classes_of, fingerprint_of, warn_of_mixing
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.manifest import Manifest
@@ -62,7 +63,7 @@ from wdscli.shards.moving import copied, find_original
 from wdscli.shards.reading import index_batches
 from wdscli.shards.view import is_view
 from wdscli.shards.writing import OutputSet, ShardFile
-from wdscli.storage import Source, is_local, open_source
+from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.patterns import NAME
 from wdscli.tar import FOREIGN, GLOBAL, core, padded, scan
 from wdscli.tar.header import with_globals
@@ -221,10 +222,7 @@ class _Copied(NamedTuple):
 def _has_index(address: str) -> bool:
     """Return whether a local shard may have an index. If it has no index, numpy is not loaded, which saves 5 MB of
     memory."""
-    from pathlib import Path
-
-    path = Path(address)
-    return ".json/" in address or (path.parent / ".wds" / f"{path.name}.wdx").exists()
+    return ".json/" in address or exists(local_path(index_address(address)))
 
 
 def _copied(picker: SampleReader, request: Request, preserve: bool, address: str | None) -> _Copied:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.errors import InputError, InputNotFoundError, UsageError, WdsError
+from wdscli.errors import DataError, InputError, InputIsFolderError, InputNotFoundError, UsageError, WdsError
 from wdscli.progress import FEW_SHARDS
 from wdscli.shards.locks import MANIFEST_SUFFIX as MANIFEST_SUFFIX
 from wdscli.shards.locks import Unfinished, is_state_name, read_state
@@ -223,7 +223,7 @@ def _manifests_in(
     folder: str, given: Given | None, *, strict: bool = False
 ) -> Iterator[tuple[str, Manifest]]:
     """Return the manifests in a folder, each with its address. Other files with such names are skipped. With
-    ``strict``, a manifest that contradicts itself is an error."""
+    ``strict``, a manifest that contradicts itself is an error. Raises InputError for a file that cannot be read."""
     from wdscli.shards.manifest import ContradictoryManifestError
 
     for name in names_in(folder, given):
@@ -237,7 +237,7 @@ def _manifests_in(
             except ContradictoryManifestError:
                 if strict:
                     raise
-            except WdsError:
+            except (DataError, InputNotFoundError, InputIsFolderError):
                 known[address] = None
         manifest = known.get(address)
         if manifest is not None:
