@@ -103,6 +103,19 @@ def test_what_cannot_be_meant(folder: Path, output: str, options: tuple[Any, ...
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", ["create", "repair"])
+def test_commands_without_input_names_refuse_the_field(command: str, folder: Path, tmp_path: Path) -> None:
+    done = wds(command, folder, "-o", f"{tmp_path}/out/{{name}}.tar")
+    assert (done.code, "{name} is the name of an input shard" in done.err) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_split_selects_and_keeps_the_names(folder: Path, tmp_path: Path) -> None:
+    assert wds("split", folder, "-o", f"{tmp_path}/out/{{name}}.tar", "--drop", "cls").code == 0
+    names = [{path.name for path in where.glob("*.tar")} for where in (folder, tmp_path / "out")]
+    assert names[0] == names[1] != set()
+
+
 def test_what_is_there_is_not_replaced_unasked(folder: Path, tmp_path: Path) -> None:
     target = f"{tmp_path}/out/{{name}}.tar"
     assert each(folder, target).code == 0

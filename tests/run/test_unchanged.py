@@ -149,7 +149,7 @@ def test_a_set_that_is_not_whole(here: Path, gone: str) -> None:
     ran = wds(*SHUFFLE)
     if gone == "out-manifest.json":
         assert ran.code == 4
-        assert "no manifest says who made it" in ran.err
+        assert "no manifest says which command wrote it" in ran.err
         assert wds(*SHUFFLE, "--force").code == 0
     else:
         assert ran.code == 0, ran.err

@@ -155,7 +155,7 @@ def _check_whole(request: Request) -> None:
     if not (takes_all and request.rekey is None and request.on_duplicate == "error"):
         raise UsageError(
             f"-o with {NAME} copies whole shards, so it cannot select samples or change keys",
-            hint="select first: wds cat OPTIONS SHARDS -o all.tar, or wds split OPTIONS SHARDS -o out-%06d.tar",
+            hint=f"wds split takes the same options, and -o 'OUT/{NAME}.tar' keeps the names there too",
         )
 
 

@@ -46,7 +46,7 @@ from wdscli.samples import iter_batches
 from wdscli.shards.inputs import read_manifest
 from wdscli.shards.manifest import Manifest, Provenance, Standing
 from wdscli.shards.reading import find_index, index_batches
-from wdscli.shards.view import refuse_view
+from wdscli.shards.view import check_new_names
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in
 from wdscli.storage import addresses_of, base_name, folder_of, open_sink, open_source
@@ -335,7 +335,7 @@ class _Creating:
     ) -> None:
         # With --if-changed, check_replaceable later decides whether an existing set may be replaced.
         output, settings = request.output, request.settings
-        refuse_view(output)
+        check_new_names(output)
         settings = settings._replace(force=settings.force or request.if_changed)
         self.output = out = OutputSet(output, settings, standing=standing)
         self.base = None if standing is None else standing.manifest

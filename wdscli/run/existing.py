@@ -222,11 +222,11 @@ def check_replaceable(output: OutputSet, operation: str) -> None:
         except WdsError:
             made = {}
         if made.get("operation") != operation:
-            text = f"{address} is there, and is not of a set that `wds {operation}` made"
+            text = f"{address} exists, and `wds {operation}` did not write it"
         elif made.get(APPENDED):
-            text = f"shards were added to the set of {address}, which would be lost"
+            text = f"shards were appended to the set of {address}, and would be lost"
     elif (there := output.existing()) and output.state.read() is None:
-        text = f"{there[0]} is there, and no manifest says who made it"
+        text = f"{there[0]} exists, and no manifest says which command wrote it"
     if text:
         raise OutputExistsError(text, hint="choose another name, or replace it with --force")
 

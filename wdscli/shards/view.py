@@ -271,6 +271,16 @@ def refuse_view(output: str) -> None:
         )
 
 
+def check_new_names(output: str) -> None:
+    """Raise UsageError if the output of a command without input names has the name of a view, or {name} in it."""
+    refuse_view(output)
+    if NAME in output:
+        raise UsageError(
+            f"{NAME} is the name of an input shard; only cat, map, split and merge --join keep such names",
+            hint="number the shards: -o out-%06d.tar",
+        )
+
+
 def view_address(pattern: str) -> str:
     """Return the address of the view in a shard pattern ``VIEW.json/NAME``."""
     return pattern[: pattern.rindex(VIEW_SUFFIX + "/") + len(VIEW_SUFFIX)].replace("%%", "%")

@@ -400,7 +400,7 @@ class OutputPattern:
                     f"{text} contains the same shard twice", hint="out-{0000..0127}.tar, or out-%06d.tar"
                 )
         elif parts.field is None and text.endswith("/"):
-            hint = f"name the shards in it: {text}%06d.tar, or in cat and map {text}{NAME}.tar"
+            hint = f"name the shards in it: {text}%06d.tar, or to keep the shards' names {text}{NAME}.tar"
             raise UsageError(f"{text} is a folder's name", hint=hint)
         device = (
             parts.field is None and names is None and is_local(text) and is_device(local_path(parts.before))

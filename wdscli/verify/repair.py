@@ -33,7 +33,7 @@ from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import new_batch, split_name, why_ignored, why_unsafe
 from wdscli.shards.inputs import open_set
-from wdscli.shards.view import refuse_view
+from wdscli.shards.view import check_new_names
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Window
@@ -399,7 +399,7 @@ def check_repair(
             "wds repair cannot read standard input, because it reads a shard more than once",
             hint="write the shard to a file first, and repair the file",
         )
-    refuse_view(output)
+    check_new_names(output)
     target = OutputSet(output, settings)
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(

@@ -34,7 +34,9 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
     """Rewrite a set with other shard sizes, or divide it into parts.
 
     Samples stay in input order. {part} in OUT is the name of the part; each part is a set with its own manifest.
-    Shards hold at most 1 GB unless their size is given. -o NAME.json writes a view, which copies no bytes.
+    {name} in OUT is the name of the input shard: shards stay as they are, without the samples and fields that are left
+    out. Otherwise shards hold at most 1 GB unless their size is given. -o NAME.json writes a view, which copies no
+    bytes.
 
     Examples:
 
@@ -42,6 +44,7 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
         wds split shards/ -o 'even-%06d.tar' --max-count 10000 --divisible-by 8
         wds split shards/ -o 'parts/{part}-%06d.tar' --ratio train=0.9,val=0.1
         wds split shards/ -o '{part}/%06d.tar' --by cls
+        wds split shards/ -o 'wide/{name}.tar' --where 'json.width > 500' --drop json
     """
     from wdscli.ops.split import SplitOptions, split_order
 
