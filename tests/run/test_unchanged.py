@@ -178,7 +178,7 @@ def test_what_is_not_replaced(here: Path) -> None:
     assert wds(*sort, "--force").code == 0
     ran = wds(*SHUFFLE)
     assert ran.code == 4
-    assert "is not of a set that `wds shuffle` made" in ran.err
+    assert "`wds shuffle` did not write it" in ran.err
     assert wds(*SHUFFLE, "--force").code == 0
     assert NOTHING in wds(*SHUFFLE).err
 

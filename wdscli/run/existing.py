@@ -224,7 +224,7 @@ def check_replaceable(output: OutputSet, operation: str) -> None:
         if made.get("operation") != operation:
             text = f"{address} exists, and `wds {operation}` did not write it"
         elif made.get(APPENDED):
-            text = f"shards were appended to the set of {address}, and would be lost"
+            text = f"shards were added to the set of {address}, and would be lost"
     elif (there := output.existing()) and output.state.read() is None:
         text = f"{there[0]} exists, and no manifest says which command wrote it"
     if text:

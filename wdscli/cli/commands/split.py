@@ -44,7 +44,7 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
         wds split shards/ -o 'even-%06d.tar' --max-count 10000 --divisible-by 8
         wds split shards/ -o 'parts/{part}-%06d.tar' --ratio train=0.9,val=0.1
         wds split shards/ -o '{part}/%06d.tar' --by cls
-        wds split shards/ -o 'wide/{name}.tar' --where 'json.width > 500' --drop json
+        wds split shards/ -o 'new/{name}.tar' --where 'size.jpg > 600' --drop txt
     """
     from wdscli.ops.split import SplitOptions, split_order
 
