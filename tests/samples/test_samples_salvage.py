@@ -68,6 +68,16 @@ def test_cuts_anywhere(tmp_path: Path, whole: bytes, seed: int) -> None:
         assert sum(dropped.values()) <= 1
 
 
+def test_a_cut_in_a_payload_costs_its_sample(tmp_path: Path, whole: bytes) -> None:
+    """Also in the first member, and in one that the samples before it do not have."""
+    originals = samples_of(whole)
+    for at in (3584 * 4 + 512, 3584 * 4 + 513, 3584 * 4 + 1024 + 515):
+        assert both_ways(tmp_path, whole[:at]) == (originals[:4], {"damaged": 1}, ["truncated"])
+    more = [*numbered(3), [*sample("z", 1), ("z.more", bytes(9))]]
+    data = tar_of(flat(more)).removesuffix(END_OF_ARCHIVE)
+    assert both_ways(tmp_path, data[:-510]) == (originals[:3], {"damaged": 1}, ["truncated"])
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_flips_anywhere_in_headers(tmp_path: Path, whole: bytes, seed: int) -> None:
     """A header that is hit costs its sample, and at most the one beside it."""

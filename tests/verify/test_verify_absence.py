@@ -101,6 +101,9 @@ def test_new_keys_are_named() -> None:
     ran, _ = prove("v.json")
     assert (ran.code, "v.json gives samples new keys" in ran.err) == (0, True), ran.err
     assert "new keys" not in prove("a")[0].err
+    assert wds("split", "a", "--rekey", "w{n}", "-o", "w.json").code == 0
+    ran = wds("verify", "v.json", "w.json", "--absent", "out.txt")
+    assert [name in ran.err for name in ("v.json gives", "w.json gives")] == [True, True], ran.err
 
 
 def test_the_proof_is_of_the_list_that_was_searched() -> None:

@@ -470,8 +470,8 @@ class PositionDataset(Iterated[Item]):
 
     def find(self, key: str, epoch: int) -> tuple[int, int]:
         """Return (batch, rank) of the sample with this key in an epoch, without reading payloads. If the sample comes
-        twice, return batch and rank of its first place. Raises KeyError if no batch has the sample, and UsageError for
-        streams and generators."""
+        twice, return batch and rank of its first place. If several samples have the key, look for only one of them.
+        Raises KeyError if no batch has the sample, and UsageError for streams and generators."""
         source, batches = self._counted(epoch)
         with closing(source.reader(epoch)) as reader:
             position = reader.find(key, batches.length)

@@ -403,6 +403,8 @@ class Salvager:
         self.is_hurt = self.was_hurt = False
         self.seen = 0
         self.usual: frozenset[bytes] | None = None
+        self.cut: bytes | None = None
+        """The key of the sample that the end of a truncated shard cuts."""
 
     def batches(self, known: int = -1) -> Iterator[SampleBatch]:
         """Yield the samples. ``known`` is the expected number of samples in the shard. If a damaged shard has fewer
@@ -421,7 +423,14 @@ class Salvager:
             if batch.keys:
                 yield from self._sound(batch, after_damage, False)
                 after_damage = False
-        yield from self._sound(self.grouper.finish(), after_damage, self.is_hurt)
+        last = self.grouper.finish()
+        cuts_next = (
+            self.cut is not None and self.cut not in last.keys[-1:]
+        )  # then the last sample is complete
+        yield from self._sound(last, after_damage, self.is_hurt and not cuts_next)
+        if cuts_next:
+            self.seen += 1
+            self._drop("damaged")
 
     def _windows(self) -> Iterator[Window]:
         payloads = self.see is not None
@@ -439,6 +448,8 @@ class Salvager:
 
     def _damage(self, error: DataError) -> None:
         self.is_hurt = self.was_hurt = True
+        if error.code == "truncated" and error.member is not None:
+            self.cut = (split_name(to_bytes(error.member)) or (None,))[0]
         self.report(error)
 
     def _sound(self, batch: SampleBatch, first_hurt: bool, last_hurt: bool) -> Iterator[SampleBatch]:
@@ -452,7 +463,7 @@ class Salvager:
             beside = (first_hurt and row == 0) or (last_hurt and row == last)
             if len(names) < len(fields):
                 self._drop("duplicate-field")
-            elif beside and names != self.usual:
+            elif beside and (names != self.usual or batch.keys[row] == self.cut):
                 self._drop("damaged")
             else:
                 rows.append(row)

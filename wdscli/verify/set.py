@@ -21,7 +21,7 @@ from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, 
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import ShardSet, open_set, without_index
-from wdscli.shards.view_shards import opened
+from wdscli.shards.view_shards import OpenView, opened
 from wdscli.shown import shown
 from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.addresses import view_of
@@ -146,11 +146,9 @@ def verify(
         new_seed(),
     )
     shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
-    view = None if searched is None or shards.manifest is None else shards.manifest.view
-    if view is not None and any(shard.keys for shard in view.shards):
-        progress.warn(
-            f"{shards.manifest_address} gives samples new keys, and --absent searches only the new keys"
-        )
+    for view in _views_of(shards) if searched is not None else ():
+        if any(shard.keys for shard in view.view.shards):
+            progress.warn(f"{view.address} gives samples new keys, and --absent searches only the new keys")
     return replace(_checked(shards, checks, jobs, progress), absent=searched, absent_keys=count)
 
 
@@ -220,14 +218,18 @@ def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> 
     )
 
 
-def _bases_of(shards: ShardSet) -> dict[str, Listing]:
-    """Return the bases of views, and a view's entry for each base."""
-    views = [
+def _views_of(shards: ShardSet) -> list[OpenView]:
+    """Return the views that the set's shards belong to."""
+    return [
         opened(one) for one in dict.fromkeys(place[0] for place in map(view_of, shards.addresses) if place)
     ]
+
+
+def _bases_of(shards: ShardSet) -> dict[str, Listing]:
+    """Return the bases of views, and a view's entry for each base."""
     return {
         base: Listing(view.address, info, ())
-        for view in views
+        for view in _views_of(shards)
         for base, info in zip(view.bases, view.view.bases, strict=True)
     }
 
