@@ -166,6 +166,7 @@ def test_an_option_of_other_commands_hints_at_what_does_the_work() -> None:
         ("-cf x.tar folder", "try wds create SOURCE -o OUT"),
         ("split set.tar", "-o, --output OUT: Shards to write, such as out-%06d.tar"),
         ("split set.tar -o x-%d.tar --shards x", "--shards N: Write N shards of about equal size"),
+        ("ls set.tar --count", "--count FIELD: Count the values of a field, most frequent first"),
     ],
 )
 def test_hints_for_words_of_other_programs_and_for_missing_options(line: str, hint: str) -> None:

@@ -52,6 +52,7 @@ class TestPrintf:
             ("out-{0..3}-%06d.tar", "braces and a %d field"),
             ("", "needs a name"),
             ("out/", "is a folder's name"),
+            ("cat.jpg", "shards are tar archives"),
         ],
     )
     def test_errors(self, text: str, message: str) -> None:

@@ -464,7 +464,13 @@ def _describe_usage(error: Any) -> tuple[str, str | None, int]:
         ]
         hint = did_you_mean(error.option_name, known)
         hint = WISHED_OPTIONS.get(wished) or (f"did you mean {meant[0]}?" if meant else hint)
-    elif hint is None and getattr(error, "param", None) is not None:
-        hint = summary_of(error.param, ctx)
+    elif hint is None:
+        named = (
+            (one for one in ctx.command.params if getattr(error, "option_name", None) in one.opts)
+            if ctx
+            else ()
+        )
+        param = getattr(error, "param", None) or next(iter(named), None)
+        hint = summary_of(param, ctx) if param is not None else None
     message = message[:1].lower() + message[1:].strip().removesuffix(".").removesuffix(" range")
     return message, hint or f"see `{path} --help`", 2

@@ -359,7 +359,7 @@ def parse_form(text: str) -> tuple[str, str | None]:
         return form, text
     raise UsageError(
         f"--to {text} has no known format",
-        hint=f"use a name such as captions.csv, a folder such as out/, or for standard output {', '.join(forms)}",
+        hint=f"name a table (captions.csv), a folder (out/), or a format: {', '.join(forms)}, with or without -o FILE",
     )
 
 

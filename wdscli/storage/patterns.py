@@ -349,6 +349,11 @@ def _check_suffix(text: str) -> None:
         raise UsageError(
             f"cannot write {text}: shards are tar archives", hint=f"wds cat SHARDS --to {text} writes a table"
         )
+    if text.endswith((".jpg", ".jpeg", ".png", ".webp", ".txt", ".npy", ".wav", ".mp3", ".mp4")):
+        raise UsageError(
+            f"cannot write {text}: shards are tar archives",
+            hint=f"wds cat SHARDS --to raw --keys KEY --fields {text.rpartition('.')[2]} -o {text}",
+        )
 
 
 class OutputPattern:
