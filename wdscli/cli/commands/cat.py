@@ -134,9 +134,7 @@ def cat(
     """
     what, inputs = Form.parse(form, output.output)
     if what.kind is not None:
-        _check_tar_options(
-            "--to FOLDER/" if what.kind == "dir" else f"--to {what.kind}", output, work, inputs, form.preserve
-        )
+        _check_tar_options(f"--to {form.to}", output, work, inputs, form.preserve)
     out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
     if work.jobs is not None and (what.kind or NAME not in output.output):
         raise UsageError(
@@ -267,7 +265,7 @@ def _check_tar_options(
     """Raise UsageError for options that only a tar uses."""
     given = changed_options(output._replace(force=False, fsync=False))
     given += changed_options(inputs.duplicates) + changed_options(work._replace(jobs=None))
-    if instead == "--to FOLDER/" and output.fsync:
+    if instead.endswith("/") and output.fsync:
         given.append("--fsync")
     if preserve:
         given.append("--preserve")

@@ -74,9 +74,7 @@ class MapOptions(NamedTuple):
         ways = [kind for kind, given in kinds.items() if given is not None]
         if len(ways) != 1:
             what = f"--{ways[0]} and --{ways[1]} exclude each other" if ways else "no transform is given"
-            hint = (
-                "give one of --cmd, --filter, --python, --resize; wds cat and wds split only select samples"
-            )
+            hint = "give one of --cmd, --filter, --python, --resize; to select samples, use wds split"
             raise UsageError(what, hint=hint)
         for option, value, goes_with in (
             ("--multi", self.multi, ("cmd",)),
