@@ -33,10 +33,9 @@ class PartOptions(NamedTuple):
 def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: ReorderOptions) -> None:
     """Rewrite a set with other shard sizes, or divide it into parts.
 
-    Samples stay in input order. {part} in OUT is the name of the part; each part is a set with its own manifest.
-    {name} in OUT is the name of the input shard: shards stay as they are, without the samples and fields that are left
-    out. Otherwise shards hold at most 1 GB unless their size is given. -o NAME.json writes a view, which copies no
-    bytes.
+    Samples stay in input order. In OUT, {part} is the name of a part, which is a set with its own manifest, and {name}
+    is the name of the input shard, which stays a shard. Otherwise shards hold at most 1 GB unless their size is given.
+    -o NAME.json writes a view, which copies no bytes.
 
     Examples:
 
