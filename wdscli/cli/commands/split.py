@@ -40,7 +40,6 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
     Examples:
 
         wds split big.tar -o 'part-%06d.tar' --max-size 500MB
-        wds split shards/ -o 'even-%06d.tar' --max-count 10000 --divisible-by 8
         wds split shards/ -o 'parts/{part}-%06d.tar' --ratio train=0.9,val=0.1
         wds split shards/ -o '{part}/%06d.tar' --by cls
         wds split shards/ -o 'new/{name}.tar' --where 'size.jpg > 600' --drop txt
