@@ -187,6 +187,16 @@ def changed_behind_its_index(case: Case) -> object:
     return [table(lambda number=number: dataset[number]) for number in range(len(dataset))]
 
 
+def viewed(case: Case) -> object:
+    """A view of the archive, and the shard that it describes."""
+    view, shard = case.folder / "v.json", case.folder / "v.tar"
+    shard.unlink(missing_ok=True)
+    ran = [
+        wds_here("cat", one, "-o", to, "-q", "--force") for one, to in ((case.file(), view), (view, shard))
+    ]
+    return [(one.code, one.out, one.err) for one in ran], shard.exists() and shard.read_bytes()
+
+
 def command(*words: object) -> Callable[[Case], object]:
     """A command on the file: its exit code, what it says and what it writes."""
 
@@ -222,6 +232,7 @@ SLOW: dict[str, Callable[[Case], object]] = {
     "created": created,
     "loader": loader,
     "changed": changed_behind_its_index,
+    "viewed": viewed,
     "cat": command("cat", "IN", "-o", "OUT/o.tar", "-q"),
     "cat-skip": command("cat", "IN", "-o", "OUT/o.tar", "-q", "--on-error", "skip"),
     "cat-preserve": command("cat", "IN", "-o", "OUT/o.tar", "-q", "--preserve"),

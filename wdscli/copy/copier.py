@@ -310,9 +310,8 @@ class Copier:
         chunk = self.chunk
         files, begins = (column[first:end].astype(numpy.int64) for column in chunk.places)
         ends, places = begins + chunk.rows.lengths[first:end].view(numpy.int64), chunk.totals[first:end]
-        order = begins.argsort()  # because sorted ranges are found faster
         for number in numpy.flatnonzero(numpy.bincount(files)).tolist():
-            rows = order[files[order] == number]
+            rows = numpy.flatnonzero(files == number)
             source = self.inputs[number]
             assert isinstance(source, ViewSource)
             source.scatter(begins[rows], ends[rows], (places - places[0])[rows], self.buffer)

@@ -11,7 +11,6 @@ a view is stored, or how samples were chosen.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
@@ -24,7 +23,7 @@ from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, fields_of, joined
 from wdscli.shards.index import Index, SampleArrays
 from wdscli.storage import Source
-from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header
+from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header, core
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 FEW_MEMBERS = 1 << 10
@@ -493,16 +492,14 @@ class ViewSource(Source):
         for offset, end, place in made:
             view[place : place + end - offset] = bytes(end - offset)
             self._make_headers(view[place:], offset, end)
+        columns = (offsets, ends, places), self.layout.runs[:4]
+        if core.CORE is not None and core.CORE.scatter(view, *columns, self._descriptors):
+            return
+        # A base is not open yet, has no descriptor or has changed.
         pieces, ranges = self._ranges(offsets, ends, places)
         views = [view[low:high] for low, high in pieces]
-        preadv, descriptors = os.preadv, self._descriptors
         for first, last, base, start, total in ranges:
-            try:
-                done = preadv(descriptors[base], views[first:last], start)
-            except (KeyError, OSError):
-                done = -1
-            if done != total:
-                self._read(base, start, total, views[first:last])
+            self._read(base, start, total, views[first:last])
 
     def _make_headers(self, view: memoryview, offset: int, end: int) -> None:
         """Put made headers into a buffer, which begins with the byte ``offset``. Before that, compare the members'

@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <sys/stat.h>
@@ -1134,6 +1135,144 @@ done:
     return answer;
 }
 
+/* --- views: ranges of an archive whose bytes are in other files -------------------------------------------------- */
+
+enum {
+    PARTS_TOGETHER = 512, /* places that one call fills; the kernel would allow twice as many */
+    SOUGHT_TOGETHER = 32
+};
+
+/* Bytes of another file, from `start` on, and their place in the buffer. `file` is a base, later its descriptor. */
+typedef struct {
+    i64 file, start, length;
+    byte *to;
+} Span;
+
+static int
+by_place(const void *one, const void *other)
+{
+    const Span *a = one, *b = other;
+    if (a->file != b->file)
+        return a->file < b->file ? -1 : 1;
+    return (a->start > b->start) - (a->start < b->start);
+}
+
+/* Set firsts[i] to the first run that ends after offsets[i]. Several searches at a time wait for memory together. */
+static void
+find_runs(const i64 *stops, Py_ssize_t all, const i64 *offsets, Py_ssize_t count, Py_ssize_t *firsts)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        firsts[i] = 0;
+    for (Py_ssize_t rest = all; rest > 0; rest /= 2) {
+        Py_ssize_t half = rest - rest / 2;
+        for (Py_ssize_t i = 0; i < count; i++)
+            firsts[i] += stops[firsts[i] + half - 1] <= offsets[i] ? half : 0;
+    }
+}
+
+/* Find the spans of all ranges, which are (offsets, ends, places), in runs of bases, which are (begins, ends, bases,
+   shifts). Returns their number, or -1 on error. */
+static Py_ssize_t
+find_spans(const Py_buffer *view, const Py_buffer *ranges, const Py_buffer *runs, Span **spans)
+{
+    Py_ssize_t count = 0, room = 0, all = runs[0].len / 8, total = ranges[0].len / 8, firsts[SOUGHT_TOGETHER];
+    const i64 *offsets = ranges[0].buf, *ends = ranges[1].buf, *places = ranges[2].buf, *begins = runs[0].buf;
+    const i64 *stops = runs[1].buf, *bases = runs[2].buf, *shifts = runs[3].buf;
+    for (Py_ssize_t i = 0; i < total; i++) {
+        if (i % SOUGHT_TOGETHER == 0)
+            find_runs(stops, all, offsets + i, total - i < SOUGHT_TOGETHER ? total - i : SOUGHT_TOGETHER, firsts);
+        for (Py_ssize_t run = firsts[i % SOUGHT_TOGETHER]; run < all && begins[run] < ends[i]; run++) {
+            i64 first = begins[run] > offsets[i] ? begins[run] : offsets[i];
+            i64 end = stops[run] < ends[i] ? stops[run] : ends[i], at = places[i] + first - offsets[i];
+            if (count == room) {
+                Span *more = PyMem_Realloc(*spans, (size_t)(room = 2 * room + 64) * sizeof **spans);
+                if (!more) {
+                    PyErr_NoMemory();
+                    return -1;
+                }
+                *spans = more;
+            }
+            if (at < 0 || end < first || end - first > view->len - at) {
+                PyErr_SetString(PyExc_ValueError, "a range does not fit in the buffer");
+                return -1;
+            }
+            (*spans)[count++] = (Span){bases[run], first + shifts[run], end - first, (byte *)view->buf + at};
+        }
+    }
+    return count;
+}
+
+/* Read sorted spans, adjacent ones together. Returns whether all bytes were read. */
+static int
+read_spans(const Span *span, const Span *last)
+{
+    struct iovec parts[PARTS_TOGETHER];
+    while (span < last) {
+        const Span *first = span;
+        i64 total = 0;
+        do {
+            parts[span - first] = (struct iovec){span->to, (size_t)span->length};
+            total += span++->length;
+        } while (span < last && span - first < PARTS_TOGETHER && span->file == first->file &&
+                 span->start == first->start + total);
+        if (preadv((int)first->file, parts, (int)(span - first), (off_t)first->start) != total)
+            return 0;
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(scatter_doc, "scatter(buffer, ranges, runs, descriptors)\n--\n\n"
+"Fill places of a buffer with ranges of an archive whose bytes are in other files, its bases. `ranges` is (offsets,\n"
+"ends, places), and `runs` is (begins, ends, bases, shifts) in rising order, all columns of 8 bytes a number. A run\n"
+"has the bytes of a base from its begin plus its shift on. Bytes that no run has stay. `descriptors` is a dictionary\n"
+"from bases to descriptors. Returns whether all bytes were read.");
+
+static PyObject *
+core_scatter(PyObject *self, PyObject *args)
+{
+    Py_buffer view, ranges[3], runs[4];
+    PyObject *descriptors;
+    Span *spans = NULL;
+    if (!PyArg_ParseTuple(args, "w*(y*y*y*)(y*y*y*y*)O!", &view, &ranges[0], &ranges[1], &ranges[2], &runs[0], &runs[1],
+                          &runs[2], &runs[3], &PyDict_Type, &descriptors))
+        return NULL;
+    int is_whole = 1;
+    for (int i = 1; i < 4; i++)
+        is_whole = is_whole && runs[i].len == runs[0].len && (i == 3 || ranges[i].len == ranges[0].len);
+    Py_ssize_t count = -1;
+    if (is_whole)
+        count = find_spans(&view, ranges, runs, &spans);
+    else
+        PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+    if (count > 0)
+        qsort(spans, (size_t)count, sizeof *spans, by_place);
+    i64 base = -1, descriptor = -1;
+    for (Py_ssize_t i = 0; is_whole && i < count; i++) {
+        if (i == 0 || spans[i].file != base) {
+            PyObject *key = PyLong_FromLongLong(base = spans[i].file);
+            PyObject *found = key ? PyDict_GetItemWithError(descriptors, key) : NULL;
+            Py_DecRef(key);
+            is_whole = found != NULL;
+            descriptor = found ? PyLong_AsLongLong(found) : -1;
+        }
+        spans[i].file = descriptor;
+    }
+    int failed = count < 0 || PyErr_Occurred();
+    if (!failed && is_whole) {
+        Py_BEGIN_ALLOW_THREADS
+        is_whole = read_spans(spans, spans + count);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(spans);
+    PyBuffer_Release(&view);
+    for (int i = 0; i < 4; i++) {
+        PyBuffer_Release(&runs[i]);
+        if (i < 3)
+            PyBuffer_Release(&ranges[i]);
+    }
+    return failed ? NULL : PyBool_FromLong(is_whole);
+}
+
 /* --- headers --------------------------------------------------------------------------------------------------- */
 
 /* Write the canonical block of a member. Returns 0 if name or size do not fit in one block. */
@@ -1974,6 +2113,7 @@ static PyMethodDef methods[] = {
     {"cut", core_cut, METH_VARARGS, cut_doc},
     {"says", core_says, METH_VARARGS, says_doc},
     {"read", core_read, METH_VARARGS, read_doc},
+    {"scatter", core_scatter, METH_VARARGS, scatter_doc},
     {"pack", core_pack, METH_VARARGS, pack_doc},
     {"settle", core_settle, METH_VARARGS, settle_doc},
     {"remember", core_remember, METH_VARARGS, remember_doc},
