@@ -33,9 +33,8 @@ class PartOptions(NamedTuple):
 def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: ReorderOptions) -> None:
     """Rewrite a set with other shard sizes, or divide it into parts.
 
-    Samples stay in input order. In OUT, {part} is the name of a part, which is a set with its own manifest, and {name}
-    is the name of the input shard, which stays a shard. Otherwise shards hold at most 1 GB unless their size is given.
-    -o NAME.json writes a view, which copies no bytes.
+    Samples stay in input order. In OUT, {part} is the name of a part, and {name} the name of an input shard, which
+    stays a shard. Otherwise shards hold at most 1 GB by default. -o NAME.json writes a view, which copies no bytes.
 
     Examples:
 
