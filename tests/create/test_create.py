@@ -362,10 +362,10 @@ def test_sizes_at_addresses_are_asked_for_several_at_a_time(
 
 
 def test_lines_of_a_list() -> None:
-    assert parse_line(1, b"a.txt\ttext:") is not None
+    assert parse_line(b"a.txt\ttext:") is not None
     with pytest.raises(DataError):
-        parse_line(1, b"a.txt\t")
-    assert parse_line(1, b" \t ") is None
+        parse_line(b"a.txt\t")
+    assert parse_line(b" \t ") is None
 
 
 def test_a_seed_is_any_number(tmp_path: Path) -> None:

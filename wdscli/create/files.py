@@ -53,15 +53,9 @@ class Stored(NamedTuple):
     offset: int
 
 
-class Remote(NamedTuple):
-    """A payload at a remote address."""
-
-    address: str
-
-
-Place = bytes | Inline | Stored | Remote
-"""The place of a payload. Bytes are a local path."""
-_KINDS: tuple[type[Inline | Stored | Remote], ...] = (Inline, Stored, Remote)
+Place = bytes | str | Inline | Stored
+"""The place of a payload. Bytes are a local path, and text is a remote address."""
+_KINDS: tuple[type[Inline | Stored], ...] = (Inline, Stored)
 _SHIFT = 15
 _MASK = (1 << _SHIFT) - 1
 """A block has one more file than this number."""
@@ -170,7 +164,7 @@ class Files:
         """Store a place, and return its number."""
         number = len(self._others)
         self._others += marshal.dumps(
-            place if isinstance(place, bytes) else (_KINDS.index(type(place)), *place)
+            place if isinstance(place, (bytes, str)) else (_KINDS.index(type(place)), *place)
         )
         return number
 
@@ -229,7 +223,7 @@ class Files:
 
     def _kept(self, number: int) -> Place:
         found = marshal.loads(memoryview(self._others)[number:])
-        place: Place = found if isinstance(found, bytes) else _KINDS[found[0]](*found[1:])
+        place: Place = found if isinstance(found, (bytes, str)) else _KINDS[found[0]](*found[1:])
         return place
 
     def part(self, numbers: Iterable[int], rows: Iterable[bytes] | None = None) -> Files:
@@ -253,16 +247,14 @@ def numbers_of(numbers: Iterable[int], count: int) -> array[int]:
 
 def is_value(place: Place) -> bool:
     """Return whether the payload is a value in a list or table."""
-    return not isinstance(place, (bytes, Remote))
+    return isinstance(place, (Inline, Stored))
 
 
 def describe_place(place: Place) -> str:
     """Return the text for a place in messages."""
     if isinstance(place, bytes):
         return to_text(place)
-    if isinstance(place, Remote):
-        return place.address
-    return "a value of the list or table"
+    return place if isinstance(place, str) else "a value of the list or table"
 
 
 def cannot_read(place: Place, error: OSError | ValueError) -> InputError:

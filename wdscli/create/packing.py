@@ -22,7 +22,6 @@ from wdscli.create.files import (
     Files,
     Inline,
     Place,
-    Remote,
     Stored,
     cannot_read,
     describe_place,
@@ -59,7 +58,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
 """Fields, header offsets and payload offsets of members."""
-_Elsewhere = bytes | Stored | Remote
+_Elsewhere = bytes | str | Stored
 
 
 class PackTask(NamedTuple):
@@ -94,9 +93,9 @@ class PackTask(NamedTuple):
             if kept < 0:
                 root = os.path.abspath(part.files.folder(kept))
                 places.append([ROOT, roots.setdefault(root, len(roots))])
-            elif isinstance(place, Remote):
-                check_shown(place.address)
-                places.append([REMOTE, place.address])
+            elif isinstance(place, str):
+                check_shown(place)
+                places.append([REMOTE, place])
             elif isinstance(place, Inline):
                 places.append([INLINE, place.payload])
             else:
@@ -130,8 +129,7 @@ def unpacked_task(plan: ReorderPlan, number: int) -> PackTask:
             if kind == ROOT:
                 files.add_row(row, size, roots[value])
             else:
-                place = value if kind == PATH else Remote(value) if kind == REMOTE else Inline(value)
-                files.add_row(row, size, files.keep(place))
+                files.add_row(row, size, files.keep(Inline(value) if kind == INLINE else value))
         count = len(files)
         members, firsts = numbers_of(range(count), count), numbers_of(plain["firsts"], count + 1)
     except (KeyError, TypeError, ValueError) as error:
@@ -326,7 +324,7 @@ class _Packer:
         """Yield the pieces of one payload."""
         if isinstance(place, Inline):
             return [place.payload]
-        fetched = next(self._fetched) if isinstance(place, Remote) else None
+        fetched = next(self._fetched) if isinstance(place, str) else None
         return _pieces(place, size, self._view) if fetched is None else [fetched]
 
 
@@ -337,19 +335,19 @@ def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[byt
     waiting: list[str] = []
 
     def answers() -> Iterator[bytes | None]:
-        found = dict(zip(group, at_once(lambda one: payload_at(Remote(one), group[one]), list(group))))
+        found = dict(zip(group, at_once(lambda one: payload_at(one, group[one]), list(group))))
         yield from map(found.get, waiting)
         group.clear()
         waiting.clear()
 
     for number, size in zip(members, sizes):
         place = files.place(number) if files.place_number(number) >= 0 else None
-        if isinstance(place, Remote):
+        if isinstance(place, str):
             if sum(group.values()) + size > AHEAD_BYTES:
                 yield from answers()
             if size <= HELD_BYTES:
-                group[place.address] = size
-            waiting.append(place.address)
+                group[place] = size
+            waiting.append(place)
     yield from answers()
 
 
@@ -377,8 +375,8 @@ def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | 
     """Yield the pieces of a payload. If it has grown, there is one more byte than planned. Pieces of files share
     ``buffer``."""
     done = 0
-    if isinstance(place, Remote):
-        with open_source(place.address, decompress=False) as source:
+    if isinstance(place, str):
+        with open_source(place, decompress=False) as source:
             while data := source.read_some(done, min(len(buffer), size + 1 - done)):
                 done += len(data)
                 yield data

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import islice
 from typing import IO, NamedTuple, TypeVar
 
-from wdscli.create.files import Files, Inline, KeyRule, Place, Remote, Skipped, Stored, check_written
+from wdscli.create.files import Files, Inline, KeyRule, Place, Skipped, Stored, check_written
 from wdscli.create.walk import Outputs
 from wdscli.errors import DataError, InputError, InputNotFoundError, OutputError, WdsError
 from wdscli.model import to_text
@@ -167,11 +167,11 @@ class Payloads:
         if isinstance(known, InputError):
             raise known
         if known is not None:
-            return known, Remote(address)
+            return known, address
         with open_source(address, decompress=False) as source:
             if source.size is not None and source.seekable:
-                place = os.fsencode(address.removeprefix("file://")) if is_local(address) else Remote(address)
-                return source.size, place
+                path = os.fsencode(address.removeprefix("file://")) if is_local(address) else address
+                return source.size, path
             file, begin = self._file(), self._end
             while data := source.read_some(self._end - begin, _PIECE_BYTES):
                 self._digest.update(data)
@@ -213,21 +213,12 @@ def _size_at(address: str) -> int | InputError | None:
         return error
 
 
-class Line(NamedTuple):
-    """One line of a list. ``number`` counts the lines from 1."""
+def parse_line(line: bytes) -> tuple[bytes, bytes] | None:
+    r"""Return the name and the source in a line of a list. Return None for a blank line and a comment. Raises DataError
+    for a name without a source.
 
-    number: int
-    name: bytes
-    source: bytes
-
-
-def parse_line(number: int, line: bytes) -> Line | None:
-    r"""Parse a line. Return None for a blank line and a comment. Raises DataError for a name without a source.
-
-    >>> parse_line(1, b"a b.txt\ttext: hello\n")
-    Line(number=1, name=b'a b.txt', source=b'text: hello')
-    >>> parse_line(2, b"a.jpg   pictures/1.jpg")
-    Line(number=2, name=b'a.jpg', source=b'pictures/1.jpg')
+    >>> parse_line(b"a b.txt\ttext: hello\n"), parse_line(b"a.jpg   pictures/1.jpg")
+    ((b'a b.txt', b'text: hello'), (b'a.jpg', b'pictures/1.jpg'))
     """
     text = line.removesuffix(b"\n").removesuffix(b"\r")
     if not text.strip() or text.lstrip().startswith(b"#"):
@@ -245,7 +236,7 @@ def parse_line(number: int, line: bytes) -> Line | None:
             hint="use NAME<TAB>SOURCE, such as n01/img7.jpg<TAB>pictures/7.jpg; "
             r"for a list of paths: sed 's/.*/&\t&/'",
         )
-    return Line(number, name, source)
+    return name, source
 
 
 def read_recipe(
@@ -261,11 +252,12 @@ def read_recipe(
     with open_source(address) as source:
         for number, text in payloads.ahead(enumerate(stream_of(source), 1), partial(_addresses, address)):
             try:
-                if (line := parse_line(number, text)) is not None:
-                    key, field = _split(line.name, rule)
-                    found = locate(key, field, line.source, payloads, address)
+                if (line := parse_line(text)) is not None:
+                    name, where = line
+                    key, field = _split(name, rule)
+                    found = locate(key, field, where, payloads, address)
                     if found is None:
-                        skipped.add("no-source", line.name)
+                        skipped.add("no-source", name)
                     else:
                         files.add(key, field, *found)
             except WdsError as error:
@@ -279,9 +271,9 @@ def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[Named]:
     """Return the address in a line, if it has an address."""
     if b"://" in line[1]:
         with suppress(WdsError):
-            found = parse_line(*line)
-            if found is not None and not found.source.startswith((b"text:", b"pipe:")):
-                yield Named(os.fsdecode(found.source), where)
+            found = parse_line(line[1])
+            if found is not None and not found[1].startswith((b"text:", b"pipe:")):
+                yield Named(os.fsdecode(found[1]), where)
 
 
 def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:

@@ -22,7 +22,7 @@ from xxhash import xxh3_128
 
 from wdscli.arrays import numpy
 from wdscli.create import grouping
-from wdscli.create.files import Files, Inline, KeyRule, Remote, Skipped, Stored, numbers_of
+from wdscli.create.files import Files, KeyRule, Skipped, is_value, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.packing import PackMaker, PackTask, payload_at
 from wdscli.create.payloads import Payloads, Unread, read_recipe
@@ -524,15 +524,15 @@ def _stamp(plan: CreatePlan) -> str:
     files, request, options = plan.samples.files, plan.request, plan.options
     order = plan.samples.order
     places = map(files.place, order)
-    far = list(dict.fromkeys(one.address for one in places if isinstance(one, Remote)))
+    far = list(dict.fromkeys(one for one in places if isinstance(one, str)))
     versions = dict(zip(far, at_once(source_version, far)))
     digest = xxh3_128()
     for number in order:
         place = files.place(number)
-        if isinstance(place, (Inline, Stored)):
+        if is_value(place):
             content: Any = payload_at(place, files.size(number))
         else:
-            content = source_version(to_text(place)) if isinstance(place, bytes) else versions[place.address]
+            content = source_version(to_text(place)) if isinstance(place, bytes) else versions[str(place)]
         row, content = files.row(number), content if isinstance(content, bytes) else repr(content).encode()
         digest.update(b"%d:%b%d:%b" % (len(row), row, len(content), content))
     more, shaping = [request.post, plan.report.classes], _shaping(request, options)
