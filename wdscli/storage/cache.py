@@ -27,7 +27,7 @@ import stat
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from xxhash import xxh3_128
 
@@ -57,11 +57,8 @@ class CacheWarning(UserWarning):
     """The warning for a remote shard that cannot be cached. It is read from its store each time."""
 
 
-class Version(NamedTuple):
-    """The size and version of an object. ``text`` has the form of :attr:`Source.version`."""
-
-    size: int
-    text: str
+Version: TypeAlias = tuple[int, str]
+"""The size and version of an object. The version has the form of :attr:`Source.version`."""
 
 
 def open_cached(address: str, chosen: Network, known: tuple[int, str] | None = None) -> Source | None:
@@ -72,18 +69,17 @@ def open_cached(address: str, chosen: Network, known: tuple[int, str] | None = N
     Raises UsageError for an impossible cache folder, and the errors of reading the original.
     """
     folder = _Folder.of(chosen.cache_dir)
-    known = known or version_at(address)
-    version = known and Version(*known)
-    if version is None or not version.text:
+    version = known or version_at(address)
+    if version is None or not version[1]:
         _say(f"{shown(address)} is not cached: it has no length, or neither an ETag nor a time of change")
         return None
-    if chosen.cache_bytes and version.size > chosen.cache_bytes:
+    if chosen.cache_bytes and version[0] > chosen.cache_bytes:
         _say(f"{shown(address)} is not cached: it is larger than the whole cache")
         return None
     name = _name_of(address, version)
-    found = folder.opened(name, version.size)
+    found = folder.opened(name, version[0])
     if found is None:
-        found = folder.add(name, version, lambda: _original(address, version), chosen.cache_bytes)
+        found = folder.add(name, version[0], lambda: _original(address, version), chosen.cache_bytes)
     return None if found is None else CachedSource(address, found, version)
 
 
@@ -99,7 +95,8 @@ def _original(address: str, version: Version) -> Source:
 def _name_of(address: str, version: Version) -> str:
     """Return the name of a copy: a readable part, and a hash of address and version. The hash is cryptographic, so that
     a server cannot produce the name of another server's shard."""
-    whole = f"{address}\n{version.size}\n{version.text}".encode("utf-8", "surrogateescape")
+    size, text = version
+    whole = f"{address}\n{size}\n{text}".encode("utf-8", "surrogateescape")
     readable = _ODD.sub("_", base_name(address)).lstrip(".")[:_NAME_LENGTH]
     return f"{readable}.{_name_hash(whole)}"
 
@@ -114,8 +111,8 @@ class CachedSource(LocalSource):
     """A copy of an object, with the address and version of the original."""
 
     def __init__(self, name: str, descriptor: int, version: Version) -> None:
-        super().__init__(name, descriptor, version.size)
-        self.version = self._whole_version = version.text
+        super().__init__(name, descriptor, version[0])
+        self.version = self._whole_version = version[1]
         self.is_pinned = kind_of(name).is_s3
 
     def confirm(self) -> None:
@@ -162,7 +159,7 @@ def open_held(address: str, folder: str, known: tuple[int, str] | None = None) -
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with open(f"{path}{_VERSION}", encoding="utf-8", errors="surrogateescape") as note:
-            version = Version(os.fstat(descriptor).st_size, note.read())
+            version = os.fstat(descriptor).st_size, note.read()
     except OSError:
         return None
     source = CachedSource(address, descriptor, version)
@@ -261,20 +258,20 @@ class _Folder:
             with contextlib.suppress(OSError):
                 os.unlink(one)
 
-    def add(self, name: str, version: Version, original: Callable[[], Source], limit: int) -> int | None:
+    def add(self, name: str, size: int, original: Callable[[], Source], limit: int) -> int | None:
         """Return a descriptor of a copy that this process downloads, or that another process has just downloaded.
         Return None if space or permission is missing. Raises the errors of reading the original."""
         if not self._may_write:
             return None
         try:
-            with self._part(name) as part:
+            with self._part(name) as (path, descriptor):
                 # Another process may have made the copy while this process waited for the lock.
-                found = self.opened(name, version.size)
+                found = self.opened(name, size)
                 if found is not None:
-                    os.unlink(part.path)
+                    os.unlink(path)
                     return found
-                self._make_room(version.size, part.descriptor, limit)
-                return self._fill(name, part, version, original)
+                self._make_room(size, descriptor, limit)
+                return self._fill(name, path, descriptor, size, original)
         except StorageError:
             raise  # an error of reading the original
         except OSError as error:
@@ -286,9 +283,9 @@ class _Folder:
             return None
 
     @contextlib.contextmanager
-    def _part(self, name: str) -> Iterator[_Part]:
-        """A context manager with the locked file that becomes a copy. At the end, the file is removed if it is not
-        complete. Raises OSError."""
+    def _part(self, name: str) -> Iterator[tuple[str, int]]:
+        """A context manager with path and descriptor of the locked file that becomes a copy. At the end, the file is
+        removed if it is not complete. Raises OSError."""
         path = self._at(f".{name}{PART}")
         part = _locked(path) or _locked(self._at(f".{name}.{os.urandom(6).hex()}{PART}"))
         if part is None:
@@ -297,36 +294,36 @@ class _Folder:
             yield part
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(part.path)
+                os.unlink(part[0])
             raise
         finally:
-            _unlock(part.descriptor)
+            _unlock(part[1])
 
-    def _fill(self, name: str, part: _Part, version: Version, original: Callable[[], Source]) -> int:
-        """Download the original into ``part``, and give the file its name. Raises OSError, and the errors of
-        reading."""
+    def _fill(self, name: str, path: str, part: int, size: int, original: Callable[[], Source]) -> int:
+        """Download the original into the open file ``part``, and give the file its name. Raises OSError, and the errors
+        of reading."""
         digest, at = _digest(), 0
         with original() as source:
             source.peek(1)  # the first request; the next requests continue after it
             for data in source.pieces():
                 digest.update(data)
                 at += len(data)
-                write_all(part.descriptor, data)
+                write_all(part, data)
             source.confirm()
-            if at != version.size:
-                raise InputError(f"cannot read {source.name}: only {at} of {version.size} bytes arrived")
-        side = f"{part.path}{SUM}"
+            if at != size:
+                raise InputError(f"cannot read {source.name}: only {at} of {size} bytes arrived")
+        side = f"{path}{SUM}"
         try:
             # The mode of the folder, not the umask, decides who may read its files.
             mode = 0o600 | (stat.S_IMODE(os.stat(self.path).st_mode) & 0o044)
-            os.fchmod(part.descriptor, mode)
+            os.fchmod(part, mode)
             with open(side, "wb") as file:
                 os.fchmod(file.fileno(), mode)
                 file.write(_sum(digest) + b"\n")
             # Open the file before it gets its name, because other processes may remove it after that.
-            descriptor = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             os.replace(side, self._at(name + SUM))
-            os.replace(part.path, self._at(name))
+            os.replace(path, self._at(name))
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(side)
@@ -379,14 +376,9 @@ class _Folder:
 _folders: dict[str, _Folder] = {}
 
 
-class _Part(NamedTuple):
-    path: str
-    descriptor: int
-
-
-def _locked(path: str) -> _Part | None:
-    """Open the partial file under an exclusive lock, and wait for another writer. Return None if the file belongs to
-    another user. Raises OSError."""
+def _locked(path: str) -> tuple[str, int] | None:
+    """Open the partial file at ``path`` under an exclusive lock, and wait for another writer. Return path and
+    descriptor, or None if the file belongs to another user. Raises OSError."""
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
@@ -398,7 +390,7 @@ def _locked(path: str) -> _Part | None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if is_same_file(descriptor, path):
                 os.ftruncate(descriptor, 0)
-                return _Part(path, descriptor)
+                return path, descriptor
         except OSError as error:
             os.close(descriptor)
             # Without locks, two processes may download the same shard, each to its own file.
