@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import F64, I64, numpy, runs
 from wdscli.errors import UsageError
@@ -31,43 +31,39 @@ SOUGHT = 1 << 18
 """The number of positions that are searched together for a key."""
 
 
-class Fact(Protocol):
+class Fact:
     """A question about the samples of a set, such as their keys. The set's index answers the question without reading
     payloads."""
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> Sequence[Any]:
         """Return the answer for each sample. The samples are given by their shards in ``catalog`` and their places in
         these shards."""
+        raise NotImplementedError
 
     def of_set(self, name: str) -> Fact:
         """Return the question for the set ``name`` of a mix."""
+        return self
 
     def prepare(self, catalog: Any) -> None:
         """Compute the answers that the indexes of a catalog lack. The loader calls this method once, before workers
         start."""
 
 
-class Keys:
+class Keys(Fact):
     """The question for the key of each sample."""
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> list[str]:
         return [catalog.table(shard).key(place) for shard, place in zip(shards.tolist(), places.tolist())]
 
-    def of_set(self, name: str) -> Keys:
-        """Return the same question."""
-        return self
 
-    def prepare(self, catalog: Any) -> None:
-        """Do nothing: all indexes have keys."""
-
-
-class Holds(NamedTuple):
+class Holds(Fact):
     """The question whether a sample is the sample that the catalog finds by ``key``."""
 
-    key: str
-    found: dict[int, tuple[int, int] | None]
-    """The found (shard, place), or None, for each catalog that was searched. The dict's keys are the id() of the
-    catalogs."""
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.found: dict[int, tuple[int, int] | None] = {}
+        """The found (shard, place), or None, for each catalog that was searched. The dict's keys are the id() of the
+        catalogs."""
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> Any:
         number = id(catalog)
@@ -76,19 +72,13 @@ class Holds(NamedTuple):
         shard, place = self.found[number] or (-1, -1)
         return (shards == shard) & (places == place)
 
-    def prepare(self, catalog: Any) -> None:
-        """Do nothing: all indexes have keys."""
 
-    def of_set(self, name: str) -> Holds:
-        """Return the same question."""
-        return self
-
-
-class Values(NamedTuple):
+class Values(Fact):
     """The question for the value of ``expression`` of each sample. In a mix, each set may have its own expression. A
     missing value is NaN. The values come from :meth:`Catalog.values <wdscli.loader.read.catalog.Catalog.values>`."""
 
-    expression: str | Mapping[str, str]
+    def __init__(self, expression: str | Mapping[str, str]) -> None:
+        self.expression = expression
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> F64:
         if not isinstance(self.expression, str):
@@ -150,7 +140,7 @@ class EpochReader:
     def find(self, key: str, length: int) -> int | None:
         """Return the first position below ``length`` that has the sample with this key, or None if there is no such
         position. No payload is read."""
-        fact = Holds(key, {})
+        fact = Holds(key)
         for first in range(0, length, SOUGHT):
             positions: I64 = numpy.arange(first, min(first + SOUGHT, length), dtype=numpy.int64)
             rows = numpy.asarray(self.about(positions, fact)).nonzero()[0]
