@@ -315,34 +315,29 @@ def repair(
     limit, required = max_decoded if decode else None, tuple(map(to_bytes, require))
     task = SalvageTask("", limit, max_findings, required, seed=new_seed())
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
-        found = _looked_at(executor, [task._replace(address=address) for address in addresses], progress)
-        if target.pattern.count not in (None, len(found.writes)):
+        each = [task._replace(address=address) for address in addresses]
+        writes, samples, lost = _looked_at(executor, each, progress)
+        if target.pattern.count not in (None, len(writes)):
             raise UsageError(
-                f"{output} names {target.pattern.count} shards, but {len(found.writes)} can be saved",
+                f"{output} names {target.pattern.count} shards, but {len(writes)} can be saved",
                 hint="use repaired-%06d.tar for any number of shards",
             )
         infos: list[ShardInfo] = []
         if not dry_run:
             with target.claimed(addresses):
-                infos = _written(executor, found.writes, target, decode, progress)
-    samples = found.samples if dry_run else sum(info.samples for info in infos)
-    manifest, lost = None if dry_run else target.manifest_address, found.left_out
+                infos = _written(executor, writes, target, decode, progress)
+    samples = samples if dry_run else sum(info.samples for info in infos)
+    manifest = None if dry_run else target.manifest_address
     return RepairReport(
         len(addresses), samples, tuple(infos), manifest, tuple(lost.findings), dict(lost.counts)
     )
 
 
-class _Found(NamedTuple):
-    """The result of planning: the tasks of the inputs with remaining samples, the number of these samples, and the
-    losses."""
-
-    writes: list[SalvageTask]
-    samples: int
-    left_out: Ledger
-
-
-def _looked_at(executor: Executor, tasks: list[SalvageTask], progress: Progress) -> _Found:
-    """Plan every input. Then each task drops the keys that earlier inputs have."""
+def _looked_at(
+    executor: Executor, tasks: list[SalvageTask], progress: Progress
+) -> tuple[list[SalvageTask], int, Ledger]:
+    """Plan every input. Then each task drops the keys that earlier inputs have. Return the tasks of the inputs with
+    remaining samples, the number of these samples, and the losses."""
     left_out, digests = Ledger(limit=tasks[0].limit), []
     addresses = [task.address for task in tasks]
     for result in run_shard_tasks(executor, salvage, tasks, progress, "looking for whole samples", addresses):
@@ -353,12 +348,12 @@ def _looked_at(executor: Executor, tasks: list[SalvageTask], progress: Progress)
     across = dict(repeats_across(digests, _EVERY))
     for number, found in compared(across, addresses, executor, tasks[0].seed, {}):
         if found:
-            tasks[number] = tasks[number]._replace(dropped=frozenset(one.here.key for one in found))
+            tasks[number] = tasks[number]._replace(dropped=frozenset(key for key, *_ in found))
             repeating.append(tasks[number])
             counts[number] -= len(found)
     for result in run_tasks(executor, salvage, repeating):
         left_out.add_all(result.ledger)
-    return _Found([task for task, count in zip(tasks, counts) if count], sum(counts), left_out)
+    return [task for task, count in zip(tasks, counts) if count], sum(counts), left_out
 
 
 def _written(

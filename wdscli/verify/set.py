@@ -33,7 +33,6 @@ from wdscli.verify.keys import PRESENT, Across, KeyColumns, KeyList, listed_keys
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import (
     Checks,
-    Located,
     LocateTask,
     ShardResult,
     ShardTask,
@@ -317,12 +316,8 @@ def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardRes
     )
 
 
-class Repeat(NamedTuple):
-    """A sample with a key of an earlier shard: its place, the number of the earlier shard, and the place in it."""
-
-    here: Located
-    shard: int
-    there: Located
+Repeat = tuple[bytes, int, int, int]
+"""A key that an earlier shard has too, its offset, the number of the earlier shard, and the offset there."""
 
 
 def compared(
@@ -348,8 +343,8 @@ def compared(
         found = []
         for digest, first in zip(repeats.digests, repeats.first_shards):
             here, there = located[number].get(digest), located[first].get(digest)
-            if here is not None and there is not None and here.key == there.key:
-                found.append(Repeat(here, first, there))
+            if here is not None and there is not None and here[0] == there[0]:
+                found.append((*here, first, there[1]))
         yield number, found
 
 
@@ -365,9 +360,9 @@ def _add_repeats(
     across = dict(repeats_across(digests, whole.limit))
     for number, found in compared(across, addresses, executor, seed, kept):
         ledger = Ledger(addresses[number], whole.limit)
-        for here, first, there in found:
-            message = f"{addresses[first]} has the same key, at byte {there.offset}"
-            ledger.add("duplicate-key", message, offset=here.offset, member=here.key)
+        for key, offset, first, there in found:
+            message = f"{addresses[first]} has the same key, at byte {there}"
+            ledger.add("duplicate-key", message, offset=offset, member=key)
         ledger.more("duplicate-key", across[number].total - len(across[number].digests))
         whole.add_all(ledger)
 

@@ -500,32 +500,25 @@ class LocateTask(NamedTuple):
     seed: int
 
 
-class Located(NamedTuple):
-    """The place of a key."""
-
-    key: bytes
-    offset: int
-
-
-def locate(task: LocateTask) -> dict[int, Located]:
-    """Return the samples with the wanted digests, each key only at its first place. Samples that can no longer be read
-    are left out."""
+def locate(task: LocateTask) -> dict[int, tuple[bytes, int]]:
+    """Return key and offset of the samples with the wanted digests, each key only at its first place. Samples that can
+    no longer be read are left out."""
     missing = set(task.digests)
-    found: dict[int, Located] = {}
-    for one in _located(task):
-        number = digest(one.key, task.seed)
+    found: dict[int, tuple[bytes, int]] = {}
+    for key, offset in _located(task):
+        number = digest(key, task.seed)
         if number in missing:
             missing.discard(number)
-            found[number] = one
+            found[number] = key, offset
             if not missing:
                 break
     return found
 
 
-def _located(task: LocateTask) -> Iterator[Located]:
-    """Yield all keys of a shard, until it cannot be read."""
+def _located(task: LocateTask) -> Iterator[tuple[bytes, int]]:
+    """Yield all keys of a shard with their offsets, until it cannot be read."""
     if task.kept is not None:
-        yield from (Located(task.kept.name(row) or b"", start) for row, start in enumerate(task.kept.starts))
+        yield from ((task.kept.name(row) or b"", start) for row, start in enumerate(task.kept.starts))
         return
     grouper = Grouper(task.address, lenient=True)
     with suppress(DataError, StorageError), open_source(task.address) as source:
@@ -534,8 +527,8 @@ def _located(task: LocateTask) -> Iterator[Located]:
         yield from _places(grouper.finish())
 
 
-def _places(batch: SampleBatch) -> Iterator[Located]:
-    return (Located(key, batch.start(row)) for row, key in enumerate(batch.keys))
+def _places(batch: SampleBatch) -> Iterator[tuple[bytes, int]]:
+    return ((key, batch.start(row)) for row, key in enumerate(batch.keys))
 
 
 class Decoder:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import NamedTuple
+from typing import TypeAlias
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, InputNotFoundError, UsageError
@@ -96,11 +96,8 @@ class _Input:
         return {} if self.view is None else self.view.new_keys(self.number)
 
 
-class _Base(NamedTuple):
-    """A base, without its name and checksum. ``fields`` is None if the base is not as wdscli writes it."""
-
-    shard: ShardInfo
-    fields: dict[str, FieldTotals] | None
+_Base: TypeAlias = "tuple[ShardInfo, dict[str, FieldTotals] | None]"
+"""A base, without its name and checksum, and its fields. They are None if the base is not as wdscli writes it."""
 
 
 class _Writer:
@@ -150,10 +147,9 @@ class _Writer:
         number = self.numbers.get(address)
         if number is None:
             number = self.numbers[address] = len(self.bases)
-            found = self.known[address] = self.known.get(address) or self._read(address)
-            name = name_from(self.folder, address)
-            self.totals.append(found.fields)
-            self.bases.append(replace(found.shard, name=name, checksum=checksum))
+            shard, fields = self.known[address] = self.known.get(address) or self._read(address)
+            self.totals.append(fields)
+            self.bases.append(replace(shard, name=name_from(self.folder, address), checksum=checksum))
         return number
 
     def _read(self, address: str) -> _Base:
@@ -171,7 +167,7 @@ class _Writer:
             is_canonical = not index.marks.any() and not index.ignored and ends == source.size
             is_canonical = is_canonical and source.stored is source
             shard = ShardInfo("", index.samples, index.members, source.size, index.digest)
-            return _Base(shard, index.totals() if is_canonical else None)
+            return shard, index.totals() if is_canonical else None
 
     def _index(self, address: str, source: Source) -> Index:
         """Return the index of a base. It is cached for a while."""
