@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from wdscli.copy.maker import Maker, payload_bytes_of
@@ -43,7 +44,7 @@ from wdscli.run.existing import (
     tidy_set,
 )
 from wdscli.run.input_versions import note_of_inputs, same_inputs
-from wdscli.run.receipts import ReceiptWriter, ShardTask, make_shard
+from wdscli.run.receipts import ShardTask, leave_receipt, make_shard
 from wdscli.shards.inputs import open_sets
 from wdscli.shards.locks import OutputLock, lock_address, receipt_address
 from wdscli.shards.manifest import Manifest
@@ -205,16 +206,15 @@ def _shard_task(
 ) -> ShardTask:
     """Return the task that makes shard ``number`` of a plan and writes its receipt."""
     request, contents = run.plan.request, run.contents
-    witness = ReceiptWriter(run.mark, number, posted=request.post is None)
     output = contents.outputs[contents.shards[number].part]
     settings = request.settings._replace(
-        witness=witness.leave,
+        witness=partial(leave_receipt, run.mark, number, request.post is None),
         # Without --force only this plan's own shards are replaced.
         force=request.settings.force or number in kept.again,
         # On other machines, the lock's folder may have another inode number.
         ticket=output.settings.ticket if request.engine is None else None,
     )
-    return ShardTask(given._replace(settings=settings), make, witness, request.post)
+    return ShardTask(given._replace(settings=settings), make, run.mark, request.post)
 
 
 def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> ReorderReport:

@@ -1,7 +1,7 @@
 """This module does the last steps for one shard: write the receipt, publish the shard, and run the command ``--post
 'CMD {}'``.
 
-:func:`make_shard` makes a shard once. A receipt (:class:`ReceiptWriter`) is a file in ``.wds/`` beside the shard. It is
+:func:`make_shard` makes a shard once. A receipt (:class:`Receipt`) is a file in ``.wds/`` beside the shard. It is
 written when the shard is complete, but before the shard gets its name. So every published shard has a receipt. The
 receipt contains the shard's checksum. A resumed run reads each shard again, and compares it with its receipt
 (:func:`check_shard`). Receipts are removed after the manifest is written.
@@ -144,31 +144,20 @@ class Receipt(NamedTuple):
         return CheckTask(address, self.shard, self.index_seal, form)
 
 
-class ReceiptWriter(NamedTuple):
-    """Writes the receipt for the shard of one task. The shard calls :meth:`leave` before it is published. If ``posted``
-    is false, a command runs after that, and :meth:`done` then records it."""
-
-    mark: PlanMark
-    task: int
-    posted: bool = True
-
-    def leave(self, address: str, shard: ShardInfo, seal: str) -> None:
-        _write(address, Receipt(self.mark, self.task, shard, seal, self.posted))
-
-    def done(self, address: str) -> None:
-        """Record that nothing is left to do for the shard."""
-        receipt = read_receipt(address)
-        if receipt is not None and not receipt.posted:
-            _write(address, receipt._replace(posted=True))
+def leave_receipt(
+    mark: PlanMark, task: int, posted: bool, address: str, shard: ShardInfo, index_seal: str
+) -> None:
+    """Write the receipt for the shard of one task. The shard calls this before it is published."""
+    _write(address, Receipt(mark, task, shard, index_seal, posted))
 
 
 class ShardTask(NamedTuple):
-    """A worker's task for one shard. ``make`` makes the shard from ``given``, which has the shard's ``address`` and
-    ``settings``. ``witness`` writes the receipt. The command ``post`` runs after the shard is published."""
+    """A worker's task for one shard of the plan with the fingerprint ``mark``. ``make`` makes the shard from ``given``,
+    which has the shard's ``address`` and ``settings``. The command ``post`` runs after the shard is published."""
 
     given: Any
     make: Callable[[Any], PendingCommit[ShardInfo]]
-    witness: ReceiptWriter
+    mark: PlanMark
     post: str | None
 
 
@@ -195,11 +184,13 @@ def _end(task: ShardTask, ending: PendingCommit[ShardInfo]) -> ShardInfo:
 
 
 def _post(task: ShardTask, ending: PendingCommit[ShardInfo]) -> ShardInfo:
-    address, witness = task.given.address, task.witness
+    address = task.given.address
     info = run_post(task.post, address, ending.result())
-    if not witness.posted:
+    if task.post is not None:
         task.given.settings.check_folder(address)
-        witness.done(address)
+        receipt = read_receipt(address)
+        if receipt is not None and not receipt.posted:
+            _write(address, receipt._replace(posted=True))
     return info
 
 
@@ -207,7 +198,7 @@ def _made_before(task: ShardTask, error: OutputExistsError) -> ShardInfo:
     """Return the existing shard, if an earlier attempt made it. Otherwise raise ``error``."""
     address, settings = task.given.address, task.given.settings
     receipt = read_receipt(address)
-    if receipt is None or not task.witness.mark.accepts(receipt.mark):
+    if receipt is None or not task.mark.accepts(receipt.mark):
         raise error
     state = check_shard(receipt.check(address, settings.form))
     if state == "other":
