@@ -35,7 +35,7 @@ from wdscli.loader.stages.generators import (
     Thin,
     UserShuffle,
 )
-from wdscli.loader.stages.per_batch import Concatenation, default_collation, unbatched, unlisted
+from wdscli.loader.stages.per_batch import concatenated, default_collation, unbatched, unlisted
 from wdscli.loader.stages.per_sample import XDECODERS, alternatives, want_callable
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ class Fluent(PerSample[Item]):
         too_long: Any = "truncate" if truncate else "drop" if drop else "error"
         window = want_whole("packed: window", window, 1)
         rule = Rule("packed", length, size, too_long=too_long, window=window)
-        return self._planned(rule, collation_fn or Concatenation(size, truncate).pack)
+        return self._planned(rule, collation_fn or partial(concatenated, size, truncate))
 
     def _planned(self: Whole, rule: Rule, collate: Function) -> Whole:
         """Return the same dataset with batches that are planned by a rule."""

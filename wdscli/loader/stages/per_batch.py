@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdscli.arrays import numpy
 from wdscli.errors import DataError
@@ -189,51 +189,39 @@ def packed(samples: Sequence[Any]) -> Any:
     return in_columns(default_collation(samples))
 
 
-class Concatenation(NamedTuple):
-    """Makes a pack of samples by joining their arrays, with at most ``size`` values in all. With ``truncate``, arrays
-    longer than ``size`` are shortened."""
-
-    size: int
-    truncate: bool = False
-
-    def pack(self, samples: Sequence[Any]) -> Any:
-        """Return a pack of the samples: a dict of columns if the samples are dicts, otherwise a tuple of columns.
-        Arrays and tensors are concatenated; other values are joined as in :func:`default_collation`. ``position_ids``
-        counts from 0 in each sample. ``cu_seqlens`` has 0 and then the end of each sample. In a tuple, ``position_ids``
-        and ``cu_seqlens`` are the last columns. Raises DataError if the arrays of one sample have different lengths,
-        and if the pack has more than ``size`` values."""
-        (_same_fields if isinstance(samples[0], dict) else _same_lengths)(samples)
-        rows = samples if isinstance(samples[0], (dict, tuple, list)) else [(sample,) for sample in samples]
-        names = list(rows[0]) if isinstance(rows[0], dict) else list(range(len(rows[0])))
-        columns = {name: [row[name] for row in rows] for name in names}
-        lengths: list[int] = []
-        for name, values in columns.items():
-            if not getattr(values[0], "shape", ()):
-                columns[name] = combine_values(values)
-                continue
-            values = [value[: self.size] for value in values] if self.truncate else values
-            found = [len(value) for value in values]
-            if lengths and found != lengths:
-                odd = next(at for at, (one, other) in enumerate(zip(lengths, found)) if one != other)
-                said = f"field {name!r} has {found[odd]} values, another one has {lengths[odd]}"
-                raise _misfit(
-                    samples[odd], said, "for arrays of different lengths, use packed(collation_fn=)"
-                )
-            lengths = found
-            tensor = type(values[0]).__module__.partition(".")[0] == "torch"
-            columns[name] = sys.modules["torch"].cat(values) if tensor else numpy.concatenate(values)
-        if not lengths or sum(lengths) > self.size:
-            said = (
-                f"a pack of {sum(lengths)} values, more than {self.size}"
-                if lengths
-                else "a pack without an array"
-            )
-            raise _misfit(samples[0], said, "the expression of packed() must give the length of the arrays")
-        ends = numpy.cumsum([0, *lengths], dtype=numpy.int32)
-        position_ids = numpy.concatenate([numpy.arange(length) for length in lengths])
-        if isinstance(rows[0], dict):
-            return {**columns, "position_ids": position_ids, "cu_seqlens": ends}
-        return (*columns.values(), position_ids, ends)
+def concatenated(size: int, truncate: bool, samples: Sequence[Any]) -> Any:
+    """Join the arrays of samples to one pack, with at most ``size`` values in all. With ``truncate``, longer arrays are
+    shortened to ``size``. The pack is a dict of columns if the samples are dicts, otherwise a tuple of columns. Arrays
+    and tensors are concatenated; other values are joined as in :func:`default_collation`. ``position_ids`` counts from
+    0 in each sample. ``cu_seqlens`` has 0 and then the end of each sample. In a tuple, ``position_ids`` and
+    ``cu_seqlens`` are the last columns. Raises DataError if the arrays of one sample have different lengths, and if the
+    pack has more than ``size`` values."""
+    (_same_fields if isinstance(samples[0], dict) else _same_lengths)(samples)
+    rows = samples if isinstance(samples[0], (dict, tuple, list)) else [(sample,) for sample in samples]
+    names = list(rows[0]) if isinstance(rows[0], dict) else list(range(len(rows[0])))
+    columns = {name: [row[name] for row in rows] for name in names}
+    lengths: list[int] = []
+    for name, values in columns.items():
+        if not getattr(values[0], "shape", ()):
+            columns[name] = combine_values(values)
+            continue
+        values = [value[:size] for value in values] if truncate else values
+        found = [len(value) for value in values]
+        if lengths and found != lengths:
+            odd = next(at for at, (one, other) in enumerate(zip(lengths, found)) if one != other)
+            said = f"field {name!r} has {found[odd]} values, another one has {lengths[odd]}"
+            raise _misfit(samples[odd], said, "for arrays of different lengths, use packed(collation_fn=)")
+        lengths = found
+        tensor = type(values[0]).__module__.partition(".")[0] == "torch"
+        columns[name] = sys.modules["torch"].cat(values) if tensor else numpy.concatenate(values)
+    if not lengths or sum(lengths) > size:
+        said = f"a pack of {sum(lengths)} values, more than {size}" if lengths else "a pack without an array"
+        raise _misfit(samples[0], said, "the expression of packed() must give the length of the arrays")
+    ends = numpy.cumsum([0, *lengths], dtype=numpy.int32)
+    position_ids = numpy.concatenate([numpy.arange(length) for length in lengths])
+    if isinstance(rows[0], dict):
+        return {**columns, "position_ids": position_ids, "cu_seqlens": ends}
+    return (*columns.values(), position_ids, ends)
 
 
 def in_columns(batch: Any) -> Any:
