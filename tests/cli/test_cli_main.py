@@ -412,5 +412,5 @@ def test_how_much_is_said(act: Callable[..., Ran], flags: list[str], said: list[
 def test_completion_script_and_words() -> None:
     script = run(WDS, "--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert "_WDS_COMPLETE=complete_bash" in script.stdout
-    words = run(WDS, _WDS_COMPLETE="complete_bash", COMP_WORDS="wds shu", COMP_CWORD="1", WDSCLI_DEBUG="")
+    words = run(WDS, _WDS_COMPLETE="complete_bash", COMP_LINE="wds shu", WDSCLI_DEBUG="")
     assert "shuffle" in words.stdout.split()

@@ -177,12 +177,6 @@ def answer(instruction: str, program: str, group: Any) -> str:
 
 def _typed_line() -> Line:
     """Return the line up to the cursor, from the shell's variables."""
-    if "COMP_LINE" not in os.environ:
-        # Scripts of earlier versions pass words, not the line.
-        words = os.environ.get("COMP_WORDS", "").split()
-        at = int(os.environ.get("COMP_CWORD", len(words)))
-        typed = words[at] if at < len(words) else ""
-        return Line(words[1:at], typed, typed, "")
     line = os.environb[b"COMP_LINE"]
     point = os.environ.get("COMP_POINT", "")
     return split_line(os.fsdecode(line[: int(point)] if point.isdecimal() else line))
