@@ -13,48 +13,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wdscli.errors import UsageError
-from wdscli.executors.local import (
-    MIN_PARALLEL_BYTES,
-    MIN_SCANNED_BYTES,
-    Stopped,
-    default_jobs,
-    defer_signals,
-    local_executor,
-    separate_executor,
-    tick_of_task,
-    useful_jobs,
-)
-from wdscli.executors.tasks import (
-    LostWorkerError,
-    copying_worth,
-    run_shard_tasks,
-    run_tasks,
-    useful_shard_jobs,
-    useful_together,
-    workers_of,
-)
+from wdscli.executors.local import MIN_PARALLEL_BYTES as MIN_PARALLEL_BYTES
+from wdscli.executors.local import MIN_SCANNED_BYTES as MIN_SCANNED_BYTES
+from wdscli.executors.local import Stopped as Stopped
+from wdscli.executors.local import default_jobs as default_jobs
+from wdscli.executors.local import defer_signals as defer_signals
+from wdscli.executors.local import local_executor
+from wdscli.executors.local import separate_executor as separate_executor
+from wdscli.executors.local import tick_of_task as tick_of_task
+from wdscli.executors.local import useful_jobs as useful_jobs
+from wdscli.executors.tasks import LostWorkerError as LostWorkerError
+from wdscli.executors.tasks import copying_worth as copying_worth
+from wdscli.executors.tasks import run_shard_tasks as run_shard_tasks
+from wdscli.executors.tasks import run_tasks as run_tasks
+from wdscli.executors.tasks import useful_shard_jobs as useful_shard_jobs
+from wdscli.executors.tasks import useful_together as useful_together
+from wdscli.executors.tasks import workers_of as workers_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-__all__ = [
-    "MIN_PARALLEL_BYTES",
-    "MIN_SCANNED_BYTES",
-    "LostWorkerError",
-    "Stopped",
-    "copying_worth",
-    "default_jobs",
-    "defer_signals",
-    "make_executor",
-    "run_shard_tasks",
-    "run_tasks",
-    "separate_executor",
-    "tick_of_task",
-    "useful_jobs",
-    "useful_shard_jobs",
-    "useful_together",
-    "workers_of",
-]
 
 
 def make_executor(jobs: int | None = None, engine: str | None = None) -> Executor:

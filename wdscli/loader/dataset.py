@@ -20,16 +20,7 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.order import ENDLESS
-from wdscli.loader.order.source import (
-    Apart,
-    BatchSlice,
-    Keys,
-    PositionSource,
-    Span,
-    Spare,
-    Values,
-    Viewed,
-)
+from wdscli.loader.order.source import Apart, BatchSlice, Keys, PositionSource, Span, Spare, Values, Viewed
 from wdscli.loader.place.iteration import Iteration, IterationState
 from wdscli.loader.place.planned import PlannedBatches, Plans
 from wdscli.loader.place.ranks import (

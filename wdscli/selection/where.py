@@ -47,14 +47,7 @@ from wdscli.selection.language import (
     payloads_in,
     place_name,
 )
-from wdscli.selection.named import (
-    MissingName,
-    Place,
-    SeenNames,
-    class_number,
-    hint_of,
-    listed,
-)
+from wdscli.selection.named import MissingName, Place, SeenNames, class_number, hint_of, listed
 
 __all__ = ["FUNCTIONS", "TEXT_METHODS", "Number", "Where"]
 

@@ -23,18 +23,7 @@ from copy import copy
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
-from wdscli.arrays import (
-    I64,
-    U64,
-    Buffer,
-    Column,
-    Scratch,
-    joined_keys,
-    msgpack_pieces,
-    numpy,
-    spread,
-    steps,
-)
+from wdscli.arrays import I64, U64, Buffer, Column, Scratch, joined_keys, msgpack_pieces, numpy, spread, steps
 from wdscli.errors import DataError
 from wdscli.model import FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch

@@ -34,13 +34,7 @@ from wdscli.storage.addresses import is_web
 from wdscli.storage.ahead import Ahead, Block, Range, copy, line_to
 from wdscli.storage.ends import SMALL_BYTES, Source, replaced
 from wdscli.storage.kinds import Entry, Store, is_file_name
-from wdscli.storage.remote import (
-    NOTE,
-    explained,
-    found_current,
-    is_bucket_missing,
-    store_of,
-)
+from wdscli.storage.remote import NOTE, explained, found_current, is_bucket_missing, store_of
 from wdscli.storage.retry import (
     CONNECT_SECONDS,
     Attempts,
