@@ -39,7 +39,7 @@ from wdscli.loader.checks import Urls, want_whole, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import stretches
 from wdscli.loader.order.source import EpochReader, Fact, PositionSource
-from wdscli.loader.read.catalog import Catalog, each_shard
+from wdscli.loader.read.catalog import Access, Catalog
 from wdscli.loader.read.failures import (
     Counts,
     Failed,
@@ -51,7 +51,7 @@ from wdscli.loader.read.failures import (
     reraise_exception,
 )
 from wdscli.loader.read.fetch import Pool, Raw
-from wdscli.loader.read.selected import Access, Filter, FilteredCatalog, Share, Wanted, open_catalog
+from wdscli.loader.read.selected import Filter, FilteredCatalog, Share, Wanted, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.model import to_bytes
@@ -184,7 +184,7 @@ class KeyIndex:
         self._catalog, self._lenient, self._counts = catalog, lenient, catalog.counts
         self._ends = self._counts.cumsum()
         self._seed = int.from_bytes(os.urandom(8), "little")
-        hashes = numpy.concatenate([*each_shard(catalog.addresses, self._hashed)])
+        hashes = numpy.concatenate([*catalog.each(self._hashed)])
         order = hashes.argsort(kind="stable")
         self._hashes = hashes[order]
         self._numbers: Any = order.astype(numpy.uint32 if len(hashes) < 1 << 32 else numpy.int64)

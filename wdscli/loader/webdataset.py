@@ -18,9 +18,10 @@ from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ORDERS, Shuffle
 from wdscli.loader.order.source import PositionSource
 from wdscli.loader.place.ranks import EXACT, Split, Tail, name_of, split_by_node, split_by_worker
+from wdscli.loader.read.catalog import Access
 from wdscli.loader.read.failures import Handler, OnError, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, IndexedSource
-from wdscli.loader.read.selected import Access, Wanted, open_catalog
+from wdscli.loader.read.selected import Wanted, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.per_sample import Files

@@ -455,17 +455,21 @@ def current_versions(addresses: Sequence[str]) -> Iterator[str]:
     return at_once(_version_at, addresses)
 
 
-def at_once(function: Callable[[str], Answer], addresses: Sequence[str]) -> Iterator[Answer]:
-    """Call ``function`` with each address; for remote addresses, several calls run at the same time."""
+def at_once(
+    function: Callable[[Any], Answer], addresses: Sequence[str], items: Sequence[Any] | None = None
+) -> Iterator[Answer]:
+    """Call ``function`` with each address, or with the item of each address. For remote addresses, several calls run at
+    the same time."""
+    items = addresses if items is None else items
     if all(map(is_local, addresses)):
-        yield from map(function, addresses)
+        yield from map(function, items)
         return
     from wdscli.threads import DaemonPool
 
     # Pass on the folder of relative paths and the network options, because threads do not inherit them.
     around = [copy_context() for _ in addresses]
     with DaemonPool(REQUESTS_AT_ONCE, "wdscli-requests") as threads:
-        yield from threads.map(lambda context, address: context.run(function, address), around, addresses)
+        yield from threads.map(lambda context, item: context.run(function, item), around, items)
 
 
 def do_together(address: str, works: Sequence[Callable[[], None]]) -> None:

@@ -10,12 +10,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pickle import dumps, loads
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from warnings import warn
 from zlib import compress, decompress
 
 from wdscli.arrays import F64, I64, U16, numpy
 from wdscli.errors import DataError, InputError, StorageError, WdsError
+from wdscli.loader.checks import cache_of
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import Ignored
 from wdscli.samples.reading import Expected
@@ -29,15 +30,23 @@ from wdscli.shown import shown
 from wdscli.storage import Source, base_name, folder_of, has_folder, is_local, local_path, open_source
 from wdscli.storage.addresses import TRUSTED, Held, is_web
 from wdscli.storage.kinds import source_version, stored_version, tells_bytes
-from wdscli.storage.opening import COMPRESSED_SUFFIX, is_device, is_pinnable, listed_version, open_pinned
+from wdscli.storage.opening import (
+    COMPRESSED_SUFFIX,
+    at_once,
+    is_device,
+    is_pinnable,
+    listed_version,
+    open_pinned,
+)
 from wdscli.storage.retry import cached_in
 from wdscli.tar import padded
-from wdscli.threads import DaemonPool, Recent
+from wdscli.threads import Recent
+
+if TYPE_CHECKING:
+    from wdscli.plan.join import JoinKind
 
 Result = TypeVar("Result")
 
-REMOTE_THREADS = 16
-"""The number of remote shards that are opened at the same time."""
 TABLES_BYTES = 256 << 20
 """The approximate largest memory for shards' tables."""
 SHARDS_SOUGHT = 256
@@ -58,6 +67,23 @@ class Packed(NamedTuple):
     offsets: memoryview
     sizes: memoryview
     field_ids: memoryview
+
+
+class Access(NamedTuple):
+    """The arguments that say how shards are opened. ``trust_addresses`` and ``pipes`` are arguments of
+    :func:`~wdscli.shards.inputs.open_set` too. ``cache_dir`` is a folder for copies of remote shards, and
+    ``cache_size`` is its limit. ``join`` is the kind of join. ``values`` is a table of numbers by key, for
+    :meth:`Catalog.find_values`."""
+
+    trust_addresses: bool = False
+    pipes: bool = True
+    cache_dir: str | None = None
+    cache_size: int = -1
+    join: JoinKind | None = None
+    values: str | None = None
+
+
+USUAL = Access()
 
 
 class ShardTable:
@@ -147,10 +173,8 @@ class Catalog:
 
     ``counts`` has the number of samples in each shard, and ``fingerprint`` identifies the set. ``is_indexed`` is False
     if a shard can only be streamed, and then there are no counts. With ``spelled``, field names keep their capital
-    letters. ``trust_addresses`` and ``pipes`` are arguments of :func:`~wdscli.shards.inputs.open_set` too. ``cache`` is
-    a pair: the folder for copies of remote shards, and its limit in bytes (0: no limit). ``held`` is a view in memory,
-    which is sent to workers too. ``values`` is a table of numbers by key, for :meth:`find_values`. With ``salvage``,
-    the catalog counts the intact samples of a damaged shard without an index, and ``losses`` has the shard's error."""
+    letters. ``held`` is a view in memory, which is sent to workers too. With ``salvage``, the catalog counts the intact
+    samples of a damaged shard without an index, and ``losses`` has the shard's error."""
 
     _listed_as: str | None = None
     """The fingerprint in the manifest."""
@@ -158,23 +182,22 @@ class Catalog:
     def __init__(
         self,
         urls: str | Sequence[str],
+        access: Access = USUAL,
         *,
         salvage: bool = False,
-        trust_addresses: bool = False,
-        pipes: bool = True,
-        cache: tuple[str, int] | None = None,
         spelled: bool = False,
         held: Sequence[Held] = (),
-        values: str | None = None,
     ) -> None:
         self._view = held
         self._salvages, self.spelled = salvage, spelled
         self._seen_fields: set[bytes] = set()
-        self._cache = cache
+        self._cache = cache_of(access.cache_dir, access.cache_size)
         self.losses: dict[str, WdsError] = {}
         """The errors of shards that can be read only in part or not at all, by address."""
         found = open_set(
-            [urls] if isinstance(urls, str) else list(urls), trust_addresses=trust_addresses, pipes=pipes
+            [urls] if isinstance(urls, str) else list(urls),
+            trust_addresses=access.trust_addresses,
+            pipes=access.pipes,
         )
         self._trusted = frozenset(TRUSTED)
         self.addresses = found.addresses
@@ -190,7 +213,7 @@ class Catalog:
         self.fingerprint = ""
         self._read_values: dict[str, list[F64]] = {}
         """The values that were read from payloads or a table, by expression: an array for each shard."""
-        self._values_table = values
+        self._values_table = access.values
         self._begin()
         if self.is_indexed:
             self._count(found)
@@ -290,10 +313,14 @@ class Catalog:
             totals = [shard.fields.values() for shard in self.manifest.shards]
             found = [sum(MEMBER_BYTES * one.count + one.size_bytes for one in each) for each in totals]
         else:
-            tables = each_shard(self.addresses, self.table)
+            tables = self.each(self.table)
             found = [MEMBER_BYTES * len(one.sizes) + int(one.sizes.sum()) for one in tables]
         sizes: I64 = numpy.array(found, dtype=numpy.int64)
         return numpy.maximum(1, -(-ORDER_BLOCK_BYTES * self._held // numpy.maximum(1, sizes)))
+
+    def each(self, function: Callable[[int], Result]) -> Iterator[Result]:
+        """Yield ``function(number)`` for every shard, in order. Calls for remote shards run at the same time."""
+        return at_once(function, self.addresses, range(len(self.addresses)))
 
     @property
     def total(self) -> int | None:
@@ -316,7 +343,7 @@ class Catalog:
         digest = xxh3_128()
         counts: list[int] = []
         listed = frozenset(() if found.given is None else found.given.names)
-        for index in each_shard(self.addresses, partial(self._found_index, listed=listed)):
+        for index in self.each(partial(self._found_index, listed=listed)):
             if index is None:
                 self.is_indexed = False
                 return
@@ -475,7 +502,7 @@ class Catalog:
         for first in range(0, len(shards), SHARDS_SOUGHT):
             some = shards[first : first + SHARDS_SOUGHT]
             addresses = [self.addresses[shard] for shard in some]
-            found = each_shard(addresses, lambda at, some=some: self._place_of(raw, some[at]))
+            found = at_once(partial(self._place_of, raw), addresses, some)
             for shard, place in zip(some, found):
                 if place is not None:
                     return shard, place
@@ -514,17 +541,6 @@ class Catalog:
 
 def _short(digest: str) -> int:
     return int(digest or "0", 16) & 0xFFFF
-
-
-def each_shard(addresses: Sequence[str], function: Callable[[int], Result]) -> Iterator[Result]:
-    """Yield ``function(number)`` for every shard, in order. Calls for remote shards run at the same time in several
-    threads, because each call waits for a store."""
-    shards = range(len(addresses))
-    if all(map(is_local, addresses)):
-        yield from map(function, shards)
-        return
-    with DaemonPool(REMOTE_THREADS, "wdscli-shards") as pool:
-        yield from pool.map(function, shards)
 
 
 def only_streams(address: str) -> bool:

@@ -23,7 +23,7 @@ from wdscli.arrays import I64, numpy, runs
 from wdscli.errors import DataError, StorageError, WdsError
 from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
-from wdscli.loader.read.catalog import REMOTE_THREADS, Catalog
+from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.rows import (
     FetchRequests,
     Found,
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+REMOTE_THREADS = 16
+"""The number of threads that read samples of remote shards."""
 COPY_THREADS = 4
 """The largest number of threads that copy large samples of local shards at the same time."""
 LARGE_BYTES = 1 << 15

@@ -23,9 +23,9 @@ from warnings import warn
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
-from wdscli.loader.checks import Urls, addresses_of, argument, cache_of, in_code, texts, want_word
+from wdscli.loader.checks import Urls, addresses_of, argument, in_code, texts, want_word
 from wdscli.loader.order.order import groups
-from wdscli.loader.read.catalog import Catalog, each_shard
+from wdscli.loader.read.catalog import Access, Catalog
 from wdscli.loader.read.fetch import Fetcher, Raw
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
@@ -34,7 +34,6 @@ from wdscli.storage.addresses import Held, check_pipe
 from wdscli.threads import Recent
 
 if TYPE_CHECKING:
-    from wdscli.plan.join import JoinKind
     from wdscli.samples import SampleBatch
 
 OnUndecodable = Literal["raise", "skip"]
@@ -73,19 +72,6 @@ class Wanted(NamedTuple):
     def is_all(self) -> bool:
         """Whether the arguments keep all samples."""
         return self == Wanted()
-
-
-class Access(NamedTuple):
-    """The arguments that say how shards are opened. ``trust_addresses`` and ``pipes`` are arguments of
-    :func:`~wdscli.shards.inputs.open_set` too. ``cache_dir`` is a folder for copies of remote shards, and
-    ``cache_size`` is its limit. ``join`` is the kind of join. ``values`` is a table of numbers by key."""
-
-    trust_addresses: bool = False
-    pipes: bool = True
-    cache_dir: str | None = None
-    cache_size: int = -1
-    join: JoinKind | None = None
-    values: str | None = None
 
 
 class Filter(NamedTuple):
@@ -233,8 +219,7 @@ class FilteredCatalog(Catalog):
         self._unpacked: Recent[int, I64] = Recent(UNPACKED_PLACES, len)
         self.losses, self.undecodable = dict(base.losses), {}
         counts, seen = [], chosen.selection.new_state()
-        each = each_shard(self.addresses, partial(chosen.kept, base))
-        for shard, (places, state, error) in enumerate(each):
+        for shard, (places, state, error) in enumerate(self.each(partial(chosen.kept, base))):
             if error is not None:
                 self.losses.setdefault(self.addresses[shard], error)
             before = base.kept(shard)
@@ -323,16 +308,7 @@ def open_catalog(
     if access.join is not None:
         held = _joined(addresses, access)
         addresses = [held[0].address]
-    catalog = Catalog(
-        addresses,
-        held=held,
-        salvage=salvage,
-        trust_addresses=access.trust_addresses,
-        pipes=access.pipes,
-        cache=cache_of(access.cache_dir, access.cache_size),
-        spelled=spelled,
-        values=access.values,
-    )
+    catalog = Catalog(addresses, access, held=held, salvage=salvage, spelled=spelled)
     return filtered(catalog, on_error, **wanted._asdict())
 
 
