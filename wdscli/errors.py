@@ -79,9 +79,11 @@ class DataError(WdsError, ValueError):
     """Invalid bytes in a shard.
 
     ``code`` is a finding code of ``wds verify`` (``truncated``, ``bad-checksum``, ...). ``shard`` is the redacted
-    address of the shard, ``offset`` the first bad byte, and ``member`` the name of the member, if known."""
+    address of the shard, ``offset`` the first bad byte, and ``member`` the name of the member, or the key of the sample
+    if ``of`` is "sample"."""
 
     exit_code = 3
+    of = "member"
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class DataError(WdsError, ValueError):
         self.member = member
 
     def __str__(self) -> str:
-        member = "" if self.member is None else f' in member "{printable(self.member)}"'
+        member = "" if self.member is None else f' in {self.of} "{printable(self.member)}"'
         shard = "" if self.shard is None else f" in {printable(self.shard)}"
         offset = "" if self.offset is None else f" at byte {self.offset}"
         return f"{self.message}{member}{shard}{offset}"

@@ -258,7 +258,7 @@ class TestByKey:
         names = spread(tmp_path / "in", [one("1", cls=b"1"), one("n2", cls=b"1")], 1)
         ran = run(*names, "-o", tmp_path / "out.tar", "--numeric")
         assert ran.code == 3
-        assert f'cannot sort by key: it is not a number in member "n2" in {names[0]} at byte 1024' in ran.err
+        assert f'cannot sort by key: it is not a number in sample "n2" in {names[0]} at byte 1024' in ran.err
 
     def test_the_key_as_it_is_read(self, good: Command, tmp_path: Path) -> None:
         names = spread(tmp_path / "in", numbered(7, "b") + numbered(5, "a"))
@@ -479,7 +479,7 @@ class TestMissing:
             ran = run(*names, "-o", tmp_path / "out.tar", "--by", what, "--missing", "error")
             assert ran.code == 3
             assert (
-                f'the sample has no {what} to sort by in member "{key}" in {names[0]} at byte {byte}'
+                f'the sample has no {what} to sort by in sample "{key}" in {names[0]} at byte {byte}'
                 in ran.err
             )
             assert "hint: sort such samples before or after all others: --missing first|last" in ran.err

@@ -554,7 +554,7 @@ class TestMissing:
         with no_new_files(tmp_path):
             ran = run(*holes, "-o", tmp_path / "{part}.tar", *options)
         assert ran.code == 3
-        assert f'no value for {options[-2]} cls in member "b" in {holes[0]} at byte 3584' in ran.err
+        assert f'no value for {options[-2]} cls in sample "b" in {holes[0]} at byte 3584' in ran.err
         assert "--missing skip" in ran.err
         planned = good(*holes, "-o", tmp_path / "{part}.tar", *options, "--missing", "skip", "-n")
         assert "would write 4 samples" in planned.err
@@ -586,7 +586,7 @@ class TestMissing:
     ) -> None:
         options = [*shards, "-o", tmp_path / "{part}.tar", "--ratio", RATIO, "--group-by", "^[ab]"]
         ran = run(*options)
-        assert (ran.code, 'no value for --group-by ^[ab] in member "c000"' in ran.err) == (3, True)
+        assert (ran.code, 'no value for --group-by ^[ab] in sample "c000"' in ran.err) == (3, True)
         (told,) = good(*options, "--missing", "skip", "--json").objects
         assert told["dropped"] == {"missing": 8}
 
@@ -624,7 +624,7 @@ class TestMissing:
         with no_new_files(tmp_path):
             ran = run(*names, "-o", tmp_path / "{part}.tar", "--by", "cls")
         assert ran.code == 3
-        assert f'cls: "../x" cannot be the name of a part in member "b" in {names[0]} at byte 3584' in ran.err
+        assert f'cls: "../x" cannot be the name of a part in sample "b" in {names[0]} at byte 3584' in ran.err
         assert "--by @FILE" in ran.err
 
     def test_an_image_taken_for_a_name_is_not_told_whole(self, run: Command, tmp_path: Path) -> None:
@@ -632,7 +632,7 @@ class TestMissing:
         names = write_shards(tmp_path / "in", [[[("a.jpg", bytes(range(256)) * 9)]]])
         ran = run(*names, "-o", tmp_path / "{part}.tar", "--by", "jpg")
         assert ran.code == 3
-        assert '..." cannot be the name of a part in member "a"' in ran.err
+        assert '..." cannot be the name of a part in sample "a"' in ran.err
         assert len(ran.err) < 600
 
 

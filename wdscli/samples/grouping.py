@@ -516,11 +516,8 @@ class SampleAt(NamedTuple):
     ) -> DataError:
         """Return a DataError with the place of the sample, or of its member with this field."""
         at = None if field is None else self.member(field)
-        return DataError(
-            message,
-            code=code,
-            shard=self.shard,
-            offset=self.batch.start(self.row) if at is None else self.batch.starts[at],
-            member=to_text(self.key if field is None else self.key + b"." + field),
-            hint=hint,
-        )
+        offset = self.batch.start(self.row) if at is None else self.batch.starts[at]
+        name = to_text(self.key if field is None else self.key + b"." + field)
+        error = DataError(message, code=code, shard=self.shard, offset=offset, member=name, hint=hint)
+        error.of = "sample" if field is None else "member"
+        return error
