@@ -6,6 +6,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +192,12 @@ def test_handlers_of_webdataset_decide_too(tmp_path: Path, whole: list[list[int]
     ignoring = data(tmp_path, handler=wds.ignore_and_continue)
     assert list(ignoring) == [[one for one in batch if one not in LOST] for batch in whole]
     assert sum(ignoring.stats()["dropped"][str(tmp_path / BROKEN)].values()) == len(LOST)
-    stopping = data(tmp_path, handler=wds.ignore_and_stop)
     first = next(number for number, batch in enumerate(whole) if LOST & set(batch))
-    assert list(stopping)[:first] == whole[:first]
-    assert len(list(stopping)) < len(whole)
+    before = list(takewhile(lambda one: one not in LOST, whole[first]))
+    assert before
+    for threads in (1, 3):
+        stopping = data(tmp_path, handler=wds.ignore_and_stop, threads=threads)
+        assert list(stopping) == [*whole[:first], before]
 
 
 def test_a_policy_has_one_of_three_names(tmp_path: Path) -> None:

@@ -272,15 +272,19 @@ class Policy:
         self._warned: set[tuple[str, str]] = set()
 
     def kept(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """Return the samples that are not Failed. Each Failed goes to :meth:`leave_out`."""
+        """Return the samples that are not Failed. Each Failed goes to :meth:`leave_out`. If that ends the epoch, raises
+        StopEpoch with the samples before."""
         if Failed not in set(map(type, samples)):
             return samples
         left = []
         for sample in samples:
-            if type(sample) is Failed:
-                self.leave_out(sample)
-            else:
+            if type(sample) is not Failed:
                 left.append(sample)
+                continue
+            try:
+                self.leave_out(sample)
+            except StopEpoch:
+                raise StopEpoch(left) from None
         return left
 
     @property

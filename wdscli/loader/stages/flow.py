@@ -198,10 +198,11 @@ class Pipeline(NamedTuple):
             return 0
         return sum(sample is not DROPPED for sample in samples)
 
-    def unit(self, samples: Iterable[Any], given: int = 0) -> list[Any]:
+    def unit(self, samples: Iterable[Any], given: int = 0, stops: bool = False) -> list[Any]:
         """Return the items that the stages make from the samples of one batch. ``given`` is the number of samples in
-        the batch (see :meth:`given`). If a handler ends the epoch, raises StopEpoch with the items made before."""
-        return self.joined((_through(self.before, samples),), given)
+        the batch (see :meth:`given`). If a handler ends the epoch, or with ``stops``, raises StopEpoch with the items
+        made before."""
+        return self.joined((_through(self.before, samples),), given, stops)
 
     def joined(self, parts: Iterable[Iterable[Any]], given: int, stops: bool = False) -> list[Any]:
         """Return the items that the batch stage and later stages make from one batch of ``given`` samples. ``parts``
@@ -341,11 +342,19 @@ class Maker:
         self._replacing = Replacing(policy, pipeline.each, spare.instead, length) if replaces else None
         self._times = times
 
+    def _kept(self, read: Read) -> tuple[Sequence[Any], bool]:
+        """Return the readable samples of a batch, and whether the policy ends the epoch after them."""
+        try:
+            return self._policy.kept(read.samples), False
+        except StopEpoch as stop:
+            return stop.items, True
+
     def _unit(self, read: Read) -> list[Any]:
         """Return the items that come from one batch. Raises errors of the policy and the stages."""
         given = self._pipeline.given(read.samples)
         if self._replacing is None:
-            return self._pipeline.unit(self._policy.kept(read.samples), given)
+            samples, stops = self._kept(read)
+            return self._pipeline.unit(samples, given, stops)
         each = zip(read.positions.tolist(), read.samples)
         return self._pipeline.joined((self._replacing.made(*one) for one in each), given)
 
@@ -392,17 +401,12 @@ class Maker:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _begun(self, read: Read, pool: ThreadPoolExecutor, threads: int) -> _Begun:
-        given = self._pipeline.given(read.samples)
-        samples: Sequence[Any] = read.samples
-        stops = False
+        given, stops = self._pipeline.given(read.samples), False
         if self._replacing is not None:
             function: Callable[..., list[Any]] = self._replacing.made
-            each: list[tuple[Any, ...]] = list(zip(read.positions.tolist(), samples))
+            each: list[tuple[Any, ...]] = list(zip(read.positions.tolist(), read.samples))
         else:
-            try:
-                samples = self._policy.kept(samples)
-            except StopEpoch as stop:
-                samples, stops = stop.items, True
+            samples, stops = self._kept(read)
             function, each = self._pipeline.each, [(sample,) for sample in samples]
         together = max(1, min(MOST_TOGETHER, len(each) // (LOOKAHEAD_SAMPLES * threads)))
         parts = [each[first : first + together] for first in range(0, len(each), together)]
