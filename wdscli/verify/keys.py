@@ -153,18 +153,13 @@ def _groups(digests: U64) -> Iterator[list[int]]:
         yield order[begin : end + 1].tolist()
 
 
-class Across(NamedTuple):
-    """The keys of one shard that are also in an earlier shard: their digests in order, and the first shard with each
-    key."""
-
-    digests: list[int]
-    first_shards: list[int]
-    total: int
+Across = tuple[int, list[tuple[int, int]], int]
+"""The number of a shard, keys that an earlier shard has too, and the number of more such keys. A key is given by its
+digest and the first shard with it."""
 
 
-def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Across]]:
-    """Return, for each shard number that repeats keys of earlier shards, how many keys are repeated, and the first
-    ``limit`` of these keys.
+def repeats_across(packed: list[bytes], limit: int) -> Iterator[Across]:
+    """Yield the shards that repeat keys of earlier shards, each with the first ``limit`` of these keys.
 
     ``packed`` has the distinct digests of each shard. The list is emptied, so that the digests are in memory only once.
     """
@@ -194,8 +189,8 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[tuple[int, Acros
         first_in[places[~known]] = shard
         again, where = hits[known], places[known]
         if len(again):
-            first = part[again[:limit]].tolist()
-            yield shard, Across(first, first_in[where[:limit]].tolist(), len(again))
+            some = list(zip(part[again[:limit]].tolist(), first_in[where[:limit]].tolist()))
+            yield shard, some, len(again) - len(some)
 
 
 PRESENT = "present-key"

@@ -345,8 +345,8 @@ def _looked_at(
         digests.append(result.digests)
     counts = [len(packed) // 8 for packed in digests]
     repeating = []
-    across = dict(repeats_across(digests, _EVERY))
-    for number, found in compared(across, addresses, executor, tasks[0].seed, {}):
+    across = list(repeats_across(digests, _EVERY))
+    for number, found, _ in compared(across, addresses, executor, tasks[0].seed, {}):
         if found:
             tasks[number] = tasks[number]._replace(dropped=frozenset(key for key, *_ in found))
             repeating.append(tasks[number])

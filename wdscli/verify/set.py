@@ -321,17 +321,17 @@ Repeat = tuple[bytes, int, int, int]
 
 
 def compared(
-    across: Mapping[int, Across],
+    across: Sequence[Across],
     addresses: Sequence[str],
     executor: Executor,
     seed: int,
     kept: Mapping[int, KeyColumns | None],
-) -> Iterator[tuple[int, list[Repeat]]]:
-    """Return the repeated keys of each shard. Digests give the candidates. Their keys are read again and compared,
-    because two different keys may share a digest. ``kept`` has the keys of streams."""
+) -> Iterator[tuple[int, list[Repeat], int]]:
+    """Yield the repeated keys of each shard, and the number of more such keys. Digests give the candidates. Their keys
+    are read again and compared, because two different keys may share a digest. ``kept`` has the keys of streams."""
     wanted: dict[int, set[int]] = {}
-    for number, repeats in across.items():
-        for digest, first in zip(repeats.digests, repeats.first_shards):
+    for number, repeats, _ in across:
+        for digest, first in repeats:
             wanted.setdefault(number, set()).add(digest)
             wanted.setdefault(first, set()).add(digest)
     tasks = [
@@ -339,13 +339,13 @@ def compared(
         for number, digests in wanted.items()
     ]
     located = dict(zip(wanted, run_tasks(executor, locate, tasks)))
-    for number, repeats in across.items():
+    for number, repeats, more in across:
         found = []
-        for digest, first in zip(repeats.digests, repeats.first_shards):
+        for digest, first in repeats:
             here, there = located[number].get(digest), located[first].get(digest)
             if here is not None and there is not None and here[0] == there[0]:
                 found.append((*here, first, there[1]))
-        yield number, found
+        yield number, found, more
 
 
 def _add_repeats(
@@ -357,13 +357,13 @@ def _add_repeats(
     kept: Mapping[int, KeyColumns | None],
 ) -> None:
     """Report keys that are also in an earlier shard."""
-    across = dict(repeats_across(digests, whole.limit))
-    for number, found in compared(across, addresses, executor, seed, kept):
+    across = list(repeats_across(digests, whole.limit))
+    for number, found, more in compared(across, addresses, executor, seed, kept):
         ledger = Ledger(addresses[number], whole.limit)
         for key, offset, first, there in found:
             message = f"{addresses[first]} has the same key, at byte {there}"
             ledger.add("duplicate-key", message, offset=offset, member=key)
-        ledger.more("duplicate-key", across[number].total - len(across[number].digests))
+        ledger.more("duplicate-key", more)
         whole.add_all(ledger)
 
 
