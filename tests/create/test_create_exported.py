@@ -164,6 +164,12 @@ def test_text_of_json_lines_that_is_not_utf8(good: Command, tmp_path: Path) -> N
     assert (tmp_path / "again.tar").read_bytes() == Path(shard).read_bytes()
 
 
+def test_the_error_of_a_text_has_the_place_of_its_member(run: Command, tmp_path: Path) -> None:
+    [shard] = write_shards(tmp_path / "in", [[[("k.cls", b"1"), ("k.txt", b"\xff")]]])
+    ran = run("cat", shard, "--to", tmp_path / "t.parquet")
+    assert f'text that is not UTF-8 in member "k.txt" in {shard} at byte 1024' in ran.err
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_several_tables_and_streams(good: Command, tmp_path: Path, name: str) -> None:
     shards = write_shards(tmp_path / "set", [[[("a.txt", b"1")]], [[("b.jpg", b""), ("b.txt", b"2")]]])

@@ -432,9 +432,8 @@ class PayloadCells(NamedTuple):
             text = text_of(part.whole())
             if isinstance(text, str):
                 return text
-            member = sample.key + b"." + part.field
             hint = f"--rename {name}.bin={name} writes it as bytes, --on-error skip skips the sample"
-            raise sample.error("text that is not UTF-8", "undecodable", hint=hint, member=member)
+            raise sample.error("text that is not UTF-8", "undecodable", hint=hint, part=part)
         if self.form == "parquet":
             return part.whole()
         if self.base64:

@@ -48,11 +48,13 @@ def kind_of(field: bytes) -> str:
 
 
 class SelectedMember(NamedTuple):
-    """One member of a selected sample: its field (after ``--rename``), its size in bytes, and its payload in pieces."""
+    """One member of a selected sample: its field (after ``--rename``), its size in bytes, its payload in pieces, and
+    the byte of its first header."""
 
     field: bytes
     size: int
     pieces: Callable[[], Iterator[bytes]]
+    start: int = 0
 
     def whole(self) -> bytes:
         """Return the payload in one piece."""
@@ -68,10 +70,12 @@ class SelectedSample(NamedTuple):
     start: int
     parts: list[SelectedMember]
 
-    def error(self, message: str, code: str, *, hint: str, member: bytes | None = None) -> DataError:
-        """Return a DataError that names the sample, or one of its members."""
-        name = None if member is None else to_text(member)
-        return DataError(message, code=code, shard=self.shard, offset=self.start, member=name, hint=hint)
+    def error(self, message: str, code: str, *, hint: str, part: SelectedMember | None = None) -> DataError:
+        """Return a DataError with the place of the sample, or of one of its members."""
+        start, member = self.start, None
+        if part is not None:
+            start, member = part.start, to_text(self.key + b"." + part.field)
+        return DataError(message, code=code, shard=self.shard, offset=start, member=member, hint=hint)
 
 
 def selected_samples(picker: SampleReader) -> Iterator[SelectedSample]:
@@ -81,7 +85,9 @@ def selected_samples(picker: SampleReader) -> Iterator[SelectedSample]:
         for row in page.rows:
             first = batch.firsts[row]
             parts = [
-                SelectedMember(field, batch.sizes[first + at], partial(page.pieces, first + at))
+                SelectedMember(
+                    field, batch.sizes[first + at], partial(page.pieces, first + at), batch.starts[first + at]
+                )
                 for at, field in picker.selection.plan_of(batch, row, page.source.name)
             ]
             yield SelectedSample(
@@ -163,7 +169,7 @@ def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: s
             if total > max_decoded:
                 message = f"{what} with {total} bytes of payloads, more than {max_decoded}"
                 hint = "WDSCLI_MAX_DECODED=SIZE allows more; --drop FIELD leaves the field out"
-                return sample.error(message, "undecodable", hint=hint, member=sample.key + b"." + part.field)
+                return sample.error(message, "undecodable", hint=hint, part=part)
     return None
 
 
