@@ -259,13 +259,13 @@ class Join(Order):
             self.kind,
             measured.conflicts,
         )
-        remark = f"no key is in all {len(sets)} sets: each argument is one set, so quote patterns"
-        left = sum(totals) - used
+        remark = f"no key is in all {len(sets)} sets: each argument is one set, so quote patterns; `wds ls` lists keys"
+        left, partners = sum(totals) - used, used - len(own)
         return Arranged(
             own,
             dropped={NO_PARTNER: left} if left else {},
             joined=Joined(others, tuple(surveyed.sets), policies, counts),
-            remark=remark if not len(own) and any(totals) else "",
+            remark=remark if any(totals) and self.kind != "outer" and not partners else "",
         )
 
     def _conflict(

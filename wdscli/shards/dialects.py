@@ -83,7 +83,7 @@ class Dialect:
 def make_dialect(name: str, place: SetPlace) -> Dialect:
     """Return the dialect with the name ``name``. Raises UsageError for an unknown name."""
     if name not in _KINDS:
-        raise UsageError(f"unknown dialect {name!r}", hint="choose one of " + ", ".join(DIALECTS))
+        raise UsageError(f"--for {name}: no such index", hint="choose from " + ", ".join(DIALECTS))
     return _KINDS[name](place)
 
 

@@ -60,10 +60,11 @@ _ZERO_BLOCK = bytes(BLOCK)
 CUT_SHORT = "the shard is incomplete: copy it again, or save whole samples with `wds repair SHARDS -o OUT`"
 """The hint for an archive that ends too early."""
 _MAKE_AGAIN = "copy or create the shard again"
+_TABLE = "it is a table: `wds create --from` makes shards of its rows, `wds merge --table` joins it"
 _OTHER_FORMATS = {
     b"version https://git-lfs": "it is a Git LFS pointer: download the file with `git lfs pull`",
     b"PK\3\4": "it is a zip archive: unpack it, and create shards of its files with `wds create`",
-    b"PAR1": "it is a Parquet table: create shards of its rows with `wds create --from`",
+    b"PAR1": _TABLE,
     b"<": "it is a web page or XML, perhaps an error message: download the shard again",
 }
 """Files of other formats that may have the name of a shard: their first bytes, and a hint."""
@@ -234,8 +235,10 @@ def endless(name: str) -> InputError:
     )
 
 
-def _other_format(begin: bytes) -> str | None:
-    """Return a hint for a file that is no tar archive, by its first bytes."""
+def _other_format(begin: bytes, name: str | None) -> str | None:
+    """Return a hint for a file that is no tar archive, by its first bytes or its name."""
+    if name is not None and name.endswith((".csv", ".tsv", ".jsonl")):
+        return _TABLE
     return next((hint for magic, hint in _OTHER_FORMATS.items() if begin.startswith(magic)), None)
 
 
@@ -373,7 +376,7 @@ class Scanner:
     def _bad_block(self, here: int, block: bytes) -> DataError:
         if here == self.first:
             message = "not a tar archive: the first block is not a header"
-            return self._error(message, "not-a-tar", here, hint=_other_format(block))
+            return self._error(message, "not-a-tar", here, hint=_other_format(block, self.shard))
         return self._error("header checksum is wrong", "bad-checksum", here)
 
     def _zero(self, at: int, here: int) -> int:
@@ -502,7 +505,7 @@ class Scanner:
         if self.position == self.first and total - self.first < BLOCK:
             message = "not a tar archive: it is shorter than one block"
             return self._error(
-                message, "not-a-tar", self.first, hint=_other_format(self._begin) or _MAKE_AGAIN
+                message, "not-a-tar", self.first, hint=_other_format(self._begin, self.shard) or _MAKE_AGAIN
             )
         what = "a header block" if self.wanted == BLOCK else "an extended header"
         return self._error(f"archive ends inside {what}", "truncated", self.position, hint=CUT_SHORT)

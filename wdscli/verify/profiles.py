@@ -138,7 +138,7 @@ def parse_profiles(names: Sequence[str]) -> tuple[str, ...]:
     """Return the chosen profiles, without repeats. Raises UsageError."""
     for name in names:
         if name not in PROFILES:
-            raise UsageError(f'no such profile: "{name}"', hint="choose from " + ", ".join(PROFILES))
+            raise UsageError(f"--for {name}: no such reader", hint="choose from " + ", ".join(PROFILES))
     return tuple(dict.fromkeys(names))
 
 
