@@ -387,11 +387,10 @@ def _refuse_repeats(index: Index, address: str) -> None:
     for batch in index_batches(index):
         for row in seen.add(batch.keys)[:1]:
             raise DataError(
-                "repeated key",
+                f'repeated key "{to_text(batch.keys[row])}"',
                 code="duplicate-key",
                 shard=address,
                 offset=batch.start(row),
-                member=to_text(batch.keys[row]),
                 hint="`wds verify` lists all repeated keys; `wds cat --rekey` gives new keys",
             )
 
