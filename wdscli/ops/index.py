@@ -386,13 +386,16 @@ def _refuse_repeats(index: Index, address: str) -> None:
     seen = KeySet()
     for batch in index_batches(index):
         for row in seen.add(batch.keys)[:1]:
-            raise DataError(
-                f'repeated key "{to_text(batch.keys[row])}"',
+            error = DataError(
+                "repeated key",
                 code="duplicate-key",
                 shard=address,
                 offset=batch.start(row),
+                member=to_text(batch.keys[row]),
                 hint="`wds verify` lists all repeated keys; `wds cat --rekey` gives new keys",
             )
+            error.of = "sample"
+            raise error
 
 
 def _put(plan: SetPlan, file: SideFile, of: str | None = None) -> Side:
