@@ -196,6 +196,14 @@ class TestOptions:
         assert more[:6] == few.keys
         assert "samples" not in look("--samples", 0).sections
 
+    def test_a_frequent_name_is_shown_after_many_rare_ones(self, look: Look, tmp_path: Path) -> None:
+        rare = {f"id{number}": 1 for number in range(300)}
+        texts = [json.dumps(one).encode() for one in (rare, {"size": 1}, {"size": 2})]
+        members = [(f"n{number:03d}.json", text) for number, text in enumerate(texts)]
+        (tmp_path / "s.tar").write_bytes(tar_of(members))
+        text = look(of=tmp_path / "s.tar").text("fields")
+        assert "Names in JSON, the 200 most frequent json: size number, 66.7%" in " ".join(text.split())
+
     def test_samples_is_exact_if_shards_repeat_the_keys(self, look: Look, tmp_path: Path) -> None:
         for number in range(9):
             (tmp_path / f"s-{number}.tar").write_bytes(

@@ -78,6 +78,21 @@ def test_a_cut_in_a_payload_costs_its_sample(tmp_path: Path, whole: bytes) -> No
     assert both_ways(tmp_path, data[:-510]) == (originals[:3], {"damaged": 1}, ["truncated"])
 
 
+def test_a_sample_beside_damage_has_every_field_of_those_before_it(tmp_path: Path) -> None:
+    """The damaged member may be its third, as other samples have it."""
+    samples = [
+        sample("a", 1, [10, 20]),
+        sample("b", 2, [10]),
+        sample("c", 3, [10, 20]),
+        sample("d", 4, [10, 20]),
+    ]
+    data = bytearray(tar_of(flat(samples)))
+    data[8 * 1024 - 1024 + 20] ^= 1  # the header of c.seg.png
+    found, dropped, codes = both_ways(tmp_path, bytes(data))
+    assert [key for key, _ in found] == ["a", "b", "d"]
+    assert (dropped, codes) == ({"damaged": 1}, ["bad-checksum"])
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_flips_anywhere_in_headers(tmp_path: Path, whole: bytes, seed: int) -> None:
     """A header that is hit costs its sample, and at most the one beside it."""

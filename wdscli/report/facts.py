@@ -32,7 +32,8 @@ MAX_CLASSES = 600
 MAX_SHARDS = 1000
 MAX_DOTS = 400
 MAX_BARS = 60
-"""The most rows, dots and bars of each kind on the page. The page also shows how many there are in total."""
+MAX_NAMES = 200
+"""The most rows, dots, bars and names of each kind on the page. The page also shows how many there are in total."""
 STRIP_CLASSES, STRIP_BINS = 10, 60
 FEW_SAMPLES = 30
 """With fewer samples than this, the page does not judge how mixed they are."""
@@ -312,11 +313,10 @@ def _json_names(found: Found) -> list[tuple[str, str, str, float]]:
     for (field, name, kind), count in found.payloads.names.items():
         types.setdefault((field, name), Counter())[kind] += count
     total = max(1, found.looked)
+    frequent = sorted(types.items(), key=lambda item: (-item[1].total(), item[0]))[:MAX_NAMES]
     return [
         (field, name, " or ".join(sorted(kinds)), kinds.total() / total)
-        for (field, name), kinds in sorted(
-            types.items(), key=lambda item: (item[0][0], -item[1].total(), item[0][1])
-        )
+        for (field, name), kinds in sorted(frequent, key=lambda item: item[0][0])
     ]
 
 

@@ -7,7 +7,7 @@ one sample of a batch.
 
 :func:`iter_batches` yields the samples of one archive. A :class:`Salvager` yields the intact samples of a damaged
 archive, for ``--on-error skip``. The samples before and after damage may lack members. So they are kept only if they
-have the fields of the last intact sample. Dropped samples are counted by reason.
+have all fields of the samples before them, and no others. Dropped samples are counted by reason.
 
 This module does not know where bytes come from, and does not know shard sets.
 """
@@ -467,7 +467,7 @@ class Salvager:
                 self._drop("damaged")
             else:
                 rows.append(row)
-                self.usual = names
+                self.usual = names if self.usual is None else self.usual | names
         if len(rows) == len(batch.keys):
             if rows:
                 yield batch
