@@ -18,7 +18,7 @@ from tiers import examples
 
 from wdscli.errors import WdsError
 from wdscli.loader import IndexedDataset
-from wdscli.loader.read.catalog import ShardTable
+from wdscli.loader.read.catalog import Catalog, ShardTable
 from wdscli.loader.read.rows import read_samples
 from wdscli.ops.index import index
 from wdscli.shards import ShardReader, ShardWriter
@@ -224,6 +224,30 @@ def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
             compiled.read(table.packed._replace(**{column: short}), ["a"], [0], -1, 5000, [], [])
     with pytest.raises(ValueError, match="columns"):
         compiled.read(table.packed, [], [0], -1, 5000, [], [])
+
+
+def test_payloads_of_all_members_are_read_to_a_list(tmp_path: Path) -> None:
+    assert core.CORE is not None
+    path = tmp_path / "a.tar"
+    with ShardWriter(str(path)) as writer:
+        for number in range(300):
+            writer.write(f"n{number}", {"a": b"%d" % number, "b": b"b" * 5000})
+    table = Catalog(str(path)).table(0)
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(int(table.starts[7]))
+        file.write(b"x")
+        known: list[bytes | None] = [None] * 600
+        where = file.fileno(), table.size, [], []
+        assert core.CORE.read(table.packed, ["a", None], None, *where, None, known) == (None, 0)
+        assert known[::2] == [None if number == 7 else b"%d" % number for number in range(300)]
+        assert known[1::2] == [None] * 300
+        known[4] = b"known"
+        found, size = core.CORE.read(table.packed, ["a", "b"], [2, 7], *where, None, known)
+        assert found == [{"__key__": "n2", "__url__": str(path), "a": b"known", "b": b"b" * 5000}, None]
+        assert size == 5005
+        for places, too_few in (([2], [None]), (None, [None]), (None, None)):
+            with pytest.raises(ValueError, match="as many"):
+                core.CORE.read(table.packed, ["a", "b"], places, *where, None, too_few)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="no counts of calls here")

@@ -3,6 +3,7 @@ and what it reads of the layers of a join."""
 
 from __future__ import annotations
 
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,56 @@ def test_only_the_layers_of_the_fields_are_requested(shuffle: Any, layers: Path,
         )
         assert sent < most
         assert sent > 12 * LARGE_BYTES or fields == ["txt"]
+
+
+CAPTIONED = 20_000
+
+
+@pytest.fixture(scope="module")
+def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards of samples with a small caption beside each, as a view and as shards."""
+    folder = tmp_path_factory.mktemp("captioned")
+    for name, field, size in (("texts", "txt", 400), ("captions", "cap", 4)):
+        with ShardWriter(f"{folder}/{name}/a-%06d.tar", max_count=CAPTIONED // 2) as writer:
+            for number in range(CAPTIONED):
+                writer.write(f"n{number}", {field: b"%05d" % number * size})
+    for output in ("v.json", "flat/{name}.tar"):
+        assert (
+            wds(
+                "merge", "--join", "left", f"{folder}/texts", f"{folder}/captions", "-o", folder / output
+            ).code
+            == 0
+        )
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="no /proc/self/io here")
+@pytest.mark.parametrize("shuffle", ["full", "window"])
+def test_small_payloads_beside_are_read_together(shuffle: Any, captioned: Path, running_core: str) -> None:
+    def calls() -> int:
+        return int(Path("/proc/self/io").read_text().split("syscr: ")[1].split()[0])
+
+    found, counts = [], [calls()]
+    for name in ("flat", "v.json"):
+        found.append(plain(WebDataset(f"{captioned}/{name}", shuffle=shuffle, seed=3)))
+        counts.append(calls())
+    assert found[0] == found[1]
+    if running_core == "compiled":  # a call for each text, and for an eighth of the captions
+        assert counts[2] - counts[1] < (counts[1] - counts[0]) * 1.2
+
+
+def test_a_damaged_caption_is_not_taken_when_captions_are_read_together(
+    captioned: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(captioned, tmp_path / "set")
+    data = WebDataset(f"{tmp_path}/set/v.json", shuffle="full", on_error="skip")
+    samples = iter(data)
+    next(samples)
+    with open(tmp_path / "set" / "captions" / "a-000001.tar", "r+b") as file:
+        for number in range(0, CAPTIONED // 2, 10):
+            file.seek(1024 * number)
+            file.write(b"damage")
+    with pytest.warns(UserWarning, match="was changed after"):
+        keys = {sample["__key__"] for sample in samples}
+    lost = {f"n{number}" for number in range(CAPTIONED // 2, CAPTIONED, 10)}
+    assert len(lost & keys) < len(lost) // 5  # those of the blocks that were read before

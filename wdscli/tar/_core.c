@@ -822,7 +822,7 @@ typedef struct {
     Py_ssize_t key_len;
     uint32_t field;
     i64 head, offset, size;
-    Py_ssize_t at;
+    Py_ssize_t at, member;
     PyObject *own;              /* the object into which a large payload is read */
 } Piece;
 
@@ -831,7 +831,7 @@ typedef struct {
     Table table;
     int descriptor;
     i64 limit;
-    PyObject *result;
+    PyObject *result, *known; /* samples, or NULL to fill `known`: the payloads of all members, None where unknown */
     Py_ssize_t read; /* bytes of payloads */
     byte *scratch;
     Piece pieces[PIECES];
@@ -845,8 +845,10 @@ typedef struct {
 static int
 leave(Reading *reading, Py_ssize_t row)
 {
-    PyObject *sample = PyList_GetItem(reading->result, row), *name, *value;
+    PyObject *sample = reading->result ? PyList_GetItem(reading->result, row) : NULL, *name, *value;
     Py_ssize_t at = 0;
+    if (!reading->result)
+        return 0;
     while (sample && PyDict_Check(sample) && PyDict_Next(sample, &at, &name, &value))
         if (PyBytes_Check(value))
             reading->read -= PyBytes_Size(value);
@@ -881,37 +883,45 @@ is_part_of(const Member *m, const Piece *piece, const char *field, Py_ssize_t fi
     return is_named(m, (const char *)name, length);
 }
 
+/* Put a payload into its sample. Returns -1 on error. */
+static int
+put_payload(Reading *reading, Py_ssize_t row, PyObject *name, PyObject *payload)
+{
+    PyObject *sample = PyList_GetItem(reading->result, row);
+    if (!sample || sample == Py_None)
+        return sample ? 0 : -1;
+    /* The sample already has this name, which may also be __key__. */
+    int twice = PyDict_Contains(sample, name);
+    if (twice)
+        return twice < 0 ? -1 : leave(reading, row);
+    reading->read += PyBytes_Size(payload);
+    return PyDict_SetItem(sample, name, payload);
+}
+
 /* Put a payload into its sample if the headers at `head` are right; otherwise leave the sample. Returns -1 on error. */
 static int
 take_piece(Reading *reading, Piece *piece, const byte *head)
 {
     Table *table = &reading->table;
-    PyObject *sample = PyList_GetItem(reading->result, piece->row), *name = PyList_GetItem(table->names, piece->field);
-    PyObject *raw = PyList_GetItem(table->raw_fields, piece->field), *payload = piece->own;
+    PyObject *name = PyList_GetItem(table->names, piece->field), *payload = piece->own;
+    PyObject *raw = PyList_GetItem(table->raw_fields, piece->field);
     Py_ssize_t front = (Py_ssize_t)(piece->offset - piece->head), field_len;
     char *field;
     Member m;
-    if (!sample || !name || !raw || PyBytes_AsStringAndSize(raw, &field, &field_len) < 0)
+    if (!name || !raw || PyBytes_AsStringAndSize(raw, &field, &field_len) < 0)
         return -1;
-    if (sample == Py_None)
-        return 0;
     if (next_member(head, front, NULL, &m) != USUAL || m.head != front || m.size != piece->size ||
         !is_part_of(&m, piece, field, field_len))
         return leave(reading, piece->row);
-    /* The sample already has this name, which may also be __key__. */
-    int twice = PyDict_Contains(sample, name);
-    if (twice)
-        return twice < 0 ? -1 : leave(reading, piece->row);
     if (payload)
         Py_IncRef(payload);
-    else
-        payload = PyBytes_FromStringAndSize((const char *)head + front, (Py_ssize_t)piece->size);
-    int failed = !payload || PyDict_SetItem(sample, name, payload) < 0;
-    Py_DecRef(payload);
-    if (failed)
+    else if (!(payload = PyBytes_FromStringAndSize((const char *)head + front, (Py_ssize_t)piece->size)))
         return -1;
-    reading->read += (Py_ssize_t)piece->size;
-    return 0;
+    if (!reading->result)
+        return PyList_SetItem(reading->known, piece->member, payload);
+    int failed = put_payload(reading, piece->row, name, payload);
+    Py_DecRef(payload);
+    return failed;
 }
 
 /* Read all pieces, and take them. Returns -1 on error. */
@@ -1031,10 +1041,10 @@ read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t pl
         head < 0 || head > reading->limit)
         return 1;
     Piece piece = {.row = row, .key = table->keys + key, .key_len = (Py_ssize_t)(key_end - key)};
-    PyObject *sample = PyList_GetItem(reading->result, row);
+    PyObject *sample = reading->result ? PyList_GetItem(reading->result, row) : NULL;
     if (sample == Py_None)
         return 1;
-    if (!sample || !PyDict_Check(sample)) {
+    if (reading->result && (!sample || !PyDict_Check(sample))) {
         PyObject *text = PyUnicode_DecodeUTF8(piece.key, piece.key_len, "surrogateescape");
         int failed = !(sample = PyDict_New()) || !text || PyDict_SetItem(sample, table->key_name, text) < 0 ||
                      PyDict_SetItem(sample, table->url_name, table->url) < 0;
@@ -1043,6 +1053,7 @@ read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t pl
             return -1;
     }
     for (Py_ssize_t member = (Py_ssize_t)first; member < end; member++) {
+        piece.member = member;
         piece.head = head;
         piece.offset = number(table, OFFSETS, member);
         piece.size = number(table, SIZES, member);
@@ -1056,6 +1067,12 @@ read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t pl
             return -1;
         if (name == Py_None)
             continue;
+        PyObject *payload = reading->known && reading->result ? PyList_GetItem(reading->known, member) : NULL;
+        if (payload && PyBytes_Check(payload)) {
+            if (put_payload(reading, row, name, payload) < 0)
+                return -1;
+            continue;
+        }
         if ((held ? take_from(reading, held, &piece) : add_piece(reading, &piece)) < 0)
             return -1;
     }
@@ -1080,31 +1097,35 @@ core_says(PyObject *self, PyObject *args)
                            m.size == size && is_named(&m, piece.key, piece.key_len));
 }
 
-PyDoc_STRVAR(read_doc, "read(table, names, places, descriptor, limit, buffers, bases, begun=[])\n--\n\n"
+PyDoc_STRVAR(read_doc, "read(table, names, places, descriptor, limit, buffers, bases, begun=None, known=None)\n--\n\n"
 "Return (samples, bytes of their payloads) for some places of an archive of `limit` bytes. A sample is a dictionary,\n"
 "or None if the exact path must read it. A payload is taken only if its headers have its name and size. `table` is\n"
 "(url, keys, fields, key_ends, starts, member_ends, offsets, sizes, field_ids) of an index. `names` are the names of\n"
 "fields, None for unwanted fields. Bytes come from the descriptor, or if it is -1, from buffers; `bases` are their\n"
 "offsets in the archive, in rising order. `begun` is a list to fill, for samples of several archives: payloads are\n"
-"added to its dictionaries, and None stays.");
+"added to its dictionaries, and None stays. `known` has the payloads of all members, None for unknown ones, which are\n"
+"read. If `places` is None, all samples are read to `known`, and no dictionaries are made.");
 
 static PyObject *
 core_read(PyObject *self, PyObject *args)
 {
-    PyObject *parts, *names, *places, *begun = NULL, *answer = NULL;
+    PyObject *parts, *names, *places, *begun = Py_None, *known = Py_None, *answer = NULL;
     Buffers held = {0};
     Reading *reading = PyMem_Calloc(1, sizeof(Reading));
     if (!reading)
         return PyErr_NoMemory();
-    if (!PyArg_ParseTuple(args, "OOOiLOO|O", &parts, &names, &places, &reading->descriptor, &reading->limit, &held.buffers,
-                          &held.bases, &begun))
+    if (!PyArg_ParseTuple(args, "OOOiLOO|OO", &parts, &names, &places, &reading->descriptor, &reading->limit, &held.buffers,
+                          &held.bases, &begun, &known))
         goto done;
-    Py_ssize_t count = PyList_Size(places);
+    Py_ssize_t count = places == Py_None ? 0 : PyList_Size(places);
     held.count = PyList_Size(held.buffers);
     if (count < 0 || held.count < 0 || open_table(&reading->table, parts, names) < 0)
         goto done;
-    if (PyList_Size(held.bases) != held.count || (begun && PyList_Size(begun) != count)) {
-        PyErr_SetString(PyExc_ValueError, "as many bases as buffers, and samples as places");
+    if (places == Py_None)
+        count = reading->table.samples;
+    if (PyList_Size(held.bases) != held.count || (begun != Py_None && PyList_Size(begun) != count) ||
+        (known == Py_None ? places == Py_None : PyList_Size(known) != reading->table.members)) {
+        PyErr_SetString(PyExc_ValueError, "as many bases as buffers, samples as places, and payloads as members");
         goto done;
     }
     if (reading->limit > MAX_SIZE)
@@ -1113,18 +1134,20 @@ core_read(PyObject *self, PyObject *args)
         PyErr_NoMemory();
         goto done;
     }
-    Py_IncRef(begun);
-    int failed = !(reading->result = begun ? begun : PyList_New(count));
+    reading->known = known == Py_None ? NULL : known;
+    if (places != Py_None && begun != Py_None)
+        Py_IncRef(reading->result = begun);
+    int failed = places != Py_None && begun == Py_None && !(reading->result = PyList_New(count));
     for (Py_ssize_t row = 0; !failed && row < count; row++) {
-        PyObject *item = PyList_GetItem(places, row);
-        Py_ssize_t place = item ? PyLong_AsSsize_t(item) : -1;
+        PyObject *item = reading->result ? PyList_GetItem(places, row) : NULL;
+        Py_ssize_t place = item ? PyLong_AsSsize_t(item) : reading->result ? -1 : row;
         failed = place == -1 && PyErr_Occurred();
         int left = failed ? 0 : read_sample(reading, reading->scratch ? NULL : &held, row, place);
         failed = failed || left < 0 || (left && leave(reading, row) < 0);
     }
     failed = failed || flush(reading) < 0;
     if (!failed)
-        answer = Py_BuildValue("On", reading->result, reading->read);
+        answer = Py_BuildValue("On", reading->result ? reading->result : Py_None, reading->read);
 done:
     for (int i = 0; i < reading->count; i++)
         Py_DecRef(reading->pieces[i].own);

@@ -28,6 +28,7 @@ from wdscli.loader.read.rows import (
     FetchRequests,
     Found,
     Part,
+    SmallParts,
     by_shard,
     changed,
     expect_samples,
@@ -61,6 +62,8 @@ LARGE_BYTES = 1 << 15
 THREADED_BYTES = 1 << 20
 """Calls for fewer bytes use one thread."""
 OPEN_SOURCES = 128
+SMALL_SAMPLES_BYTES = 64 << 20
+"""The most memory for small samples of local shards that a process keeps, in bytes."""
 SHARDS_TOGETHER = 64
 """The largest number of remote shards in one plan of requests, because each shard needs some memory."""
 SAMPLES_PER_THREAD = 4
@@ -91,9 +94,12 @@ class Fetcher:
     """Reads samples of a catalog, with the payloads of ``fields``: names in lower case, or None for all fields. Only
     one thread at a time may use a fetcher. The owner closes the fetcher."""
 
-    def __init__(self, catalog: Catalog, fields: frozenset[str] | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, fields: frozenset[str] | None = None, reads_all: bool = False
+    ) -> None:
         self._catalog, self._fields = catalog, fields
         self._sources: OrderedDict[int, Source] = OrderedDict()
+        self._small: dict[int, SmallParts] | None = {} if reads_all else None
         keep_heap()
         _fetchers.add(self)
 
@@ -173,7 +179,8 @@ class Fetcher:
         """Return samples of one shard. Raises InputError, DataError."""
         source, table = self.source(shard), self._catalog.table(shard)
         expect_samples(table, source, self._fields, places)
-        found = read_samples(table, source, self._fields, places)
+        small = None if self._small is None else self._small.setdefault(shard, SmallParts(_room))
+        found = read_samples(table, source, self._fields, places, small)
         METER.add(found.size_bytes)
         return found.samples
 
@@ -195,20 +202,24 @@ class Fetcher:
         source = self._sources.get(shard)
         if source is None:
             if len(self._sources) >= OPEN_SOURCES or (self._sources and _open_files() >= _most_open()):
-                self._sources.popitem(last=False)[1].close()
+                self._forget(*self._sources.popitem(last=False))
             source = self._sources[shard] = _opened(self._catalog, shard)
         else:
             self._sources.move_to_end(shard)
         return source
+
+    def _forget(self, shard: int, source: Source) -> None:
+        source.close()
+        if self._small:
+            self._small.pop(shard, None)
 
     def close(self) -> None:
         """Close all files."""
         if "_helpers" in self.__dict__:
             self._helpers.shutdown(wait=True)
             del self._helpers
-        for source in self._sources.values():
-            source.close()
-        self._sources.clear()
+        while self._sources:
+            self._forget(*self._sources.popitem())
 
 
 _fetchers: WeakSet[Fetcher] = WeakSet()
@@ -220,6 +231,14 @@ def _open_files() -> int:
     # A lock is not used: another thread might hold it while this process is forked.
     with suppress(RuntimeError):  # another thread has just added a fetcher
         return sum(len(fetcher._sources) for fetcher in _fetchers)
+    return 0
+
+
+def _room() -> int:
+    """Return how many bytes of small samples all fetchers of this process may still keep."""
+    with suppress(RuntimeError):  # as in _open_files()
+        kept = [small.size_bytes for one in _fetchers if one._small for small in one._small.values()]
+        return SMALL_SAMPLES_BYTES - sum(kept)
     return 0
 
 
@@ -274,8 +293,9 @@ class Pool:
         threads: int | None = None,
         *,
         reads_gaps: bool = True,
+        reads_all: bool = False,
     ) -> None:
-        self._catalog, self._reads_gaps = catalog, reads_gaps
+        self._catalog, self._reads_gaps, self._reads_all = catalog, reads_gaps, reads_all
         self._fields = None if fields is None else frozenset(field.lower() for field in fields)
         self._is_local = all(map(is_local, catalog.addresses))
         self._threads = threads or (1 if self._is_local else REMOTE_THREADS)
@@ -332,7 +352,7 @@ class Pool:
         try:
             fetcher = idle.pop()
         except IndexError:
-            fetcher = Fetcher(self._catalog, self._fields)
+            fetcher = Fetcher(self._catalog, self._fields, self._reads_all)
         try:
             return work(fetcher)
         finally:

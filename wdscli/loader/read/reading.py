@@ -412,7 +412,7 @@ class _EpochReader(EpochReader):
         in_blocks = source.shuffle == "blocks"
         self._is_announced = self.waits or source.is_shuffled
         self.jumps = self.waits and source.is_shuffled and not in_blocks
-        self._pool = Pool(self._catalog, source.fields, reads_gaps=not in_blocks)
+        self._pool = Pool(self._catalog, source.fields, reads_gaps=not in_blocks, reads_all=True)
         self._is_closed = False
 
     def read(self, positions: I64) -> list[Raw | Failed]:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -40,6 +41,15 @@ READ_BYTES = 4 << 20
 """The approximate largest number of bytes in one range of several members."""
 GAP_BYTES = 1 << 14
 """Gaps up to this size are read too, because this saves a system call."""
+
+SMALL_BYTES = 1 << 11
+"""The largest mean size of samples that count as small, with their headers."""
+SCATTERED = 4
+"""Samples are scattered if their range has at least this number of samples for each of them."""
+FEW_OF = 8
+"""If more than one of this number of a shard's samples was read in a scattered order, probably most of them will be."""
+OBJECT_BYTES = 48
+"""The memory of a payload besides its bytes."""
 
 SPARSE_GAP_BYTES = 1 << 16
 """The limit for gaps in remote shards. This limit is for gaps between chosen fields, and for gaps between samples if
@@ -65,14 +75,49 @@ class Part(NamedTuple):
     at: list[int] | None = None
 
 
+class SmallParts:
+    """The payloads of the parts of one shard that have small samples, if samples are read in a scattered order. After
+    some samples, reading all samples of such a part together costs less than a system call for each further sample.
+    ``room`` returns how many bytes may be kept."""
+
+    def __init__(self, room: Callable[[], int]) -> None:
+        self.size_bytes = 0
+        self._room = room
+        self._scattered: Counter[ShardTable] = Counter()
+        self._payloads: dict[ShardTable, list[Any]] = {}
+
+    def payloads(self, part: Part) -> list[Any] | None:
+        """Return the payloads of all members of a part's shard, None for unknown ones. Return None if they are not
+        kept."""
+        table, source, names, rows, _ = part
+        if table in self._payloads or source.fd is None or table.size > SMALL_BYTES * table.samples:
+            return self._payloads.get(table)
+        if len(rows) < 2 or max(rows) - min(rows) >= SCATTERED * len(rows):
+            self._scattered[table] += len(rows)
+        if self._scattered[table] * FEW_OF < table.samples:
+            return None
+        del self._scattered[table]
+        size_bytes = int(table.sizes.sum()) + OBJECT_BYTES * len(table.sizes)
+        if core.CORE is None or size_bytes > self._room():
+            return None
+        self.size_bytes += size_bytes
+        known: list[Any] = [None] * len(table.sizes)
+        core.CORE.read(table.packed, names, None, source.fd, table.size, [], [], None, known)
+        return self._payloads.setdefault(table, known)
+
+
 def read_samples(
-    table: ShardTable, source: Source, fields: frozenset[str] | None, places: list[int]
+    table: ShardTable,
+    source: Source,
+    fields: frozenset[str] | None,
+    places: list[int],
+    small: SmallParts | None = None,
 ) -> Found:
     """Return the samples at ``places`` of the shard ``source``, with their ``fields`` (None: all fields). Raises
     InputError, and DataError if a sample differs from the index."""
     names = table.wanted(fields)
     parts = [_ready(part) for part in parts_of(table, source, names, places)]
-    found = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places))
+    found = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places), small)
     return _completed(table, names, parts, places, found)
 
 
@@ -104,17 +149,19 @@ def _ready(part: Part) -> Part:
     return part._replace(source=Held(part.source, ranges(part.table, part.names, part.rows)))
 
 
-def _by_core(parts: list[Part], count: int) -> Found:
+def _by_core(parts: list[Part], count: int, small: SmallParts | None) -> Found:
     """Read samples with the compiled core. Each part adds its fields to the samples."""
     assert core.CORE is not None
     samples: list[Any] = [0] * count
     size_bytes = 0
-    for table, source, names, rows, at in parts:
+    for part in parts:
+        table, source, names, rows, at = part
         begun = samples if at is None else [samples[row] for row in at]
         where: Any = (source.fd, table.size, [], [])
         if isinstance(source, Held):
             where = (-1, table.size, source.buffers, source.starts)
-        read, more = core.CORE.read(table.packed, names, rows, *where, begun)
+        known = None if small is None else small.payloads(part)
+        read, more = core.CORE.read(table.packed, names, rows, *where, begun, known)
         size_bytes += more
         for row, raw in zip(at or (), read):
             samples[row] = raw
