@@ -84,7 +84,12 @@ def raises(error):
         return sample
     return function
 
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
 exits, interrupts, own = raises(SystemExit(0)), raises(KeyboardInterrupt()), raises(Own("no"))
+mute = raises(Mute())
 
 def dies(sample):
     if sample["__key__"] == "n3":
@@ -211,6 +216,7 @@ class TestACommand:
             ("mkdir x", "the command wrote x, which is not a file"),
             ("ln -s sample.txt sample.link", "the command wrote sample.link"),
             ("cp sample.txt readme", "the command wrote the unexpected file readme"),
+            ('rm -r "$PWD"', "cannot read the command's files: No such file or directory"),
         ],
     )
     def test_one_that_fails(
@@ -358,7 +364,12 @@ class TestAFunctionInAProcessOfItsOwn:
     @pytest.mark.parametrize("jobs", [1, 2])
     @pytest.mark.parametrize(
         ("name", "said"),
-        [("exits", "SystemExit: 0"), ("interrupts", "KeyboardInterrupt"), ("own", "Own: no")],
+        [
+            ("exits", "SystemExit: 0"),
+            ("interrupts", "KeyboardInterrupt"),
+            ("own", "Own: no"),
+            ("mute", "Mute"),
+        ],
     )
     def test_whatever_it_raises_is_a_failure(
         self, run: Command, texts: list[str], functions: str, tmp_path: Path, name: str, said: str, jobs: int

@@ -78,7 +78,10 @@ def _in_folder(transform: Transform, folder: str, samples: Sequence[Taken]) -> l
             for field, payload in sample.fields:
                 _store(place + b"/" + stem + b"." + field, payload)
         _run(transform, samples, os.fsdecode(place), folder, None, None)
-        return list(_collected(transform, place, stems, samples))
+        try:
+            return list(_collected(transform, place, stems, samples))
+        except (FileNotFoundError, PermissionError) as error:
+            raise CallError(f"cannot read the command's files: {error.strerror}") from None
     finally:
         rmtree(place, ignore_errors=True)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +173,9 @@ def _encoded(sample: Any, key: bytes | None) -> Made:
 
 
 def _text_of(error: BaseException) -> str:
-    said = str(error)
+    said = ""
+    with suppress(Exception):  # a user's class may fail here
+        said = str(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
