@@ -29,7 +29,7 @@ from wdscli.progress import QUIET, Progress
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import listed
 from wdscli.selection.values import Numbers, SampleNumbers, value_names
-from wdscli.shards.dialects import Dialect, SetPlace, ShardPlace, SideFile, make_dialect
+from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest, without_index
 from wdscli.shards.locks import OutputLock, remove_receipts
@@ -165,7 +165,7 @@ def index(
     plan = SetPlan(
         shards, manifest, with_manifest and not dialects, force=force, dry_run=dry_run, check=check
     )
-    makers = [make_dialect(name, plan.place) for name in dict.fromkeys(dialects)]
+    makers = [make_dialect(name, plan.folder, plan.prefix) for name in dict.fromkeys(dialects)]
     tasks = plan.tasks(checksum, with_index=with_index, has_makers=bool(makers), values=names)
     # Another run that is writing these shards will write their manifest too.
     with OutputLock.take(None if dry_run else plan.manifest, SHARED_CLAIM):
@@ -462,7 +462,7 @@ class SetPlan:
                 self.old, self.contradiction = error.manifest, error
             except DataError:
                 pass
-        self.place = SetPlace(folder, prefix)
+        self.folder, self.prefix = folder, prefix
         self._known = {shard.name: shard for shard in self.old.shards} if self.old else {}
         if not self.takes_contradictions:
             self._check()
@@ -510,7 +510,7 @@ class SetPlan:
 
     def name(self, address: str) -> str:
         """Return the name of a shard in the manifest."""
-        return name_from(self.place.folder, address)
+        return name_from(self.folder, address)
 
     def known(self, address: str) -> ShardInfo | None:
         """Return the manifest's entry for a local shard if the shard is not newer than the manifest."""
@@ -540,7 +540,7 @@ def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manif
             hint="if the shard is right, replace the manifest with --force",
         )
     if old is None or place is not None:
-        made = Manifest(plan.place.prefix, shards, {"operation": "index", "options": {}, "inputs": []})
+        made = Manifest(plan.prefix, shards, {"operation": "index", "options": {}, "inputs": []})
     else:
         # Keep the old manifest's record of how the set was made.
         made = replace(old, shards=shards)

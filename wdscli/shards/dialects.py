@@ -54,24 +54,21 @@ class ShardPlace(NamedTuple):
     name: str
 
 
-class SetPlace(NamedTuple):
-    """The place of a set. ``folder`` is the address of the folder with all shards, with a trailing slash; if empty, it
-    is the current folder. ``prefix`` is the beginning of the shards' names; it is used in the names of files for the
-    whole set."""
-
-    folder: str
-    prefix: str
-
-
 class Dialect:
     """Makes the files for one other program. :meth:`add` is called for every shard, in order. :meth:`finish` is called
     once, at the end.
 
-    Both methods raise DataError for sets that the other program cannot read.
+    ``folder`` is the address of the folder with all shards, with a trailing slash; if empty, it is the current folder.
+    ``prefix`` is the beginning of the shards' names; it is used in the names of files for the whole set. Both methods
+    raise DataError for sets that the other program cannot read.
     """
 
-    def __init__(self, place: SetPlace) -> None:
-        self._place = place
+    def __init__(self, folder: str, prefix: str) -> None:
+        self._folder, self._prefix = folder, prefix
+
+    def _set_file(self, name: str) -> str:
+        """Return the address of a file for the whole set."""
+        return self._folder + (f"{self._prefix}-{name}" if self._prefix else name)
 
     def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
         raise NotImplementedError
@@ -80,11 +77,11 @@ class Dialect:
         return ()
 
 
-def make_dialect(name: str, place: SetPlace) -> Dialect:
+def make_dialect(name: str, folder: str, prefix: str) -> Dialect:
     """Return the dialect with the name ``name``. Raises UsageError for an unknown name."""
     if name not in _KINDS:
         raise UsageError(f"--for {name}: no such index", hint="choose from " + ", ".join(DIALECTS))
-    return _KINDS[name](place)
+    return _KINDS[name](folder, prefix)
 
 
 def utf8_name(shard: ShardPlace, name: bytes, start: int, why: str) -> str:
@@ -165,8 +162,9 @@ class Energon(Dialect):
     UTF-8 and unique in the whole set. The database is built in a temporary file.
     """
 
-    def __init__(self, place: SetPlace) -> None:
-        self._meta = place.folder + ".nv-meta/"
+    def __init__(self, folder: str, prefix: str) -> None:
+        super().__init__(folder, prefix)
+        self._meta = folder + ".nv-meta/"
         self._counts: dict[str, int] = {}
         self._digests: list[str] = []
         self._database: _Database | None = None
@@ -334,8 +332,8 @@ class Wids(Dialect):
     out, because no program checks it, and it would need a read of every payload.
     """
 
-    def __init__(self, place: SetPlace) -> None:
-        super().__init__(place)
+    def __init__(self, folder: str, prefix: str) -> None:
+        super().__init__(folder, prefix)
         self._shards: list[dict[str, Any]] = []
 
     def add(self, shard: ShardPlace, index: Index) -> Iterable[SideFile]:
@@ -348,11 +346,10 @@ class Wids(Dialect):
         document = {
             "__kind__": "wids-shard-index-v1",
             "wids_version": 1,
-            "name": self._place.prefix,
+            "name": self._prefix,
             "shardlist": self._shards,
         }
-        name = f"{self._place.prefix}-wids.json" if self._place.prefix else "wids.json"
-        return [SideFile(self._place.folder + name, [json.dumps(document, indent=2).encode() + b"\n"])]
+        return [SideFile(self._set_file("wids.json"), [json.dumps(document, indent=2).encode() + b"\n"])]
 
 
 class Parquet(Dialect):
@@ -366,8 +363,8 @@ class Parquet(Dialect):
 
     _LENGTH = Column(0, "length")
 
-    def __init__(self, place: SetPlace) -> None:
-        super().__init__(place)
+    def __init__(self, folder: str, prefix: str) -> None:
+        super().__init__(folder, prefix)
         check_format("parquet")
         self._spool = Spool({**PLACES, self._LENGTH: "int64"})
         self._rows = Rows()
@@ -396,9 +393,8 @@ class Parquet(Dialect):
 
     def finish(self) -> Iterable[SideFile]:
         self._spool.put(self._rows.take())
-        name = f"{self._place.prefix}-index.parquet" if self._place.prefix else "index.parquet"
         pieces = encoded("parquet", self._spool.schema(), self._spool.chunks())
-        return [SideFile(self._place.folder + name, pieces)]
+        return [SideFile(self._set_file("index.parquet"), pieces)]
 
 
 _KINDS: dict[str, type[Dialect]] = {
