@@ -38,7 +38,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdscli.arrays import numpy
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, ByExtension, Decode, check_zip, held_extension, needed
@@ -79,21 +79,11 @@ def _npy_start(data: bytes) -> int:
     return 8 + width + int.from_bytes(data[8 : 8 + width], "little")
 
 
-class _NpyHeader(NamedTuple):
-    """The header of an npy payload: the offset of the numbers, their type, the shape, and whether they are in Fortran's
-    order."""
-
-    start: int
-    dtype: Any
-    shape: tuple[int, ...]
-    is_fortran: bool
-
-
 @lru_cache(maxsize=256)
-def _npy_header(header: bytes) -> _NpyHeader | None:
-    """Parse a header. Return None if numpy itself must decode the payload: objects, types without a size, invalid
-    headers. Results are cached, because parsing takes longer than copying a small array, and most headers of a set are
-    equal."""
+def _npy_header(header: bytes) -> tuple[int, Any, tuple[int, ...], bool] | None:
+    """Parse a header. Return the offset of the numbers, their type, the shape, and whether they are in Fortran's order.
+    Return None if numpy itself must decode the payload: objects, types without a size, invalid headers. Results are
+    cached, because parsing takes longer than copying a small array, and most headers of a set are equal."""
     from numpy.lib import format as npy
 
     stream = io.BytesIO(header)
@@ -104,7 +94,7 @@ def _npy_header(header: bytes) -> _NpyHeader | None:
         return None
     if dtype.hasobject or not dtype.itemsize:
         return None
-    return _NpyHeader(len(header), dtype, shape, is_fortran)
+    return len(header), dtype, shape, is_fortran
 
 
 def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:

@@ -221,16 +221,6 @@ def read_blocks(
         yield from ahead
 
 
-class _Ready(NamedTuple):
-    """A block, its samples and their size. The last item has no block; it may have an exception in place of samples."""
-
-    block: Block | None
-    found: Any
-    size_bytes: int
-    moved: int
-    """The bytes that were read for this block, including bytes for later blocks."""
-
-
 class Ahead:
     """A thread reads the blocks of ``agenda`` with ``reader``, at most about ``budget`` bytes ahead of the consumer.
     The end of the ``with`` block stops the thread and waits for its end, so that the thread does not read from closed
@@ -240,7 +230,9 @@ class Ahead:
     def __init__(self, reader: EpochReader, agenda: Agenda, budget: int, times: Times) -> None:
         self._reader, self._agenda = reader, agenda
         self._budget, self._times = budget, times
-        self._ready: deque[_Ready] = deque()
+        self._ready: deque[tuple[Block | None, Any, int, int]] = deque()
+        """Blocks, each with its samples, their size, and the bytes that were read for it, including bytes for later
+        blocks. The last item has no block; it may have an exception in place of samples."""
         self._held = 0
         """The bytes of blocks that were read and not yet consumed."""
         self._largest = 0
@@ -325,7 +317,7 @@ class Ahead:
 
     def _put(self, block: Block | None, found: Any, size_bytes: int = 0, moved: int = 0) -> None:
         with self._changed:
-            self._ready.append(_Ready(block, found, size_bytes, moved))
+            self._ready.append((block, found, size_bytes, moved))
             self._held += size_bytes
             self._largest = max(self._largest, size_bytes)
             self._changed.notify_all()
