@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from left_open import leaves_nothing
 from s3fs import S3FileSystem
 from shard_cases import numbered, wds, write_shards
 from storage_servers import S3, forget_s3, s3_server, web_server
@@ -350,11 +351,12 @@ class TestFiles:
             expand(str(tmp_path))
 
     def test_descriptors_are_closed(self, tmp_path: Path) -> None:
-        gc.collect()  # what earlier tests forgot is closed now and not later
-        before = len(os.listdir("/proc/self/fd"))
-        put(f"{tmp_path}/out.tar", DATA)
-        open_sink(f"{tmp_path}/b.tar").discard()
-        assert len(os.listdir("/proc/self/fd")) == before
+        def make() -> None:
+            with open_sink(f"{tmp_path}/out.tar", force=True) as sink:
+                sink.write(DATA)
+            open_sink(f"{tmp_path}/b.tar").discard()
+
+        assert leaves_nothing(make)
 
 
 def fail_write(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
@@ -471,20 +473,16 @@ class TestCommands:
     def test_a_hundred_leave_nothing(self) -> None:
         """Committed, discarded, failing: neither descriptors nor processes stay."""
 
-        def left_open() -> tuple[int, str]:
-            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-            return len(os.listdir("/proc/self/fd")), children.read_text()
+        def make() -> None:
+            for number in range(34):
+                put("pipe:cat > /dev/null", b"hi")
+                with pytest.raises(ValueError), open_sink("pipe:cat > /dev/null") as sink:
+                    sink.write(b"hi")
+                    raise ValueError
+                with pytest.raises(OutputError, match=f"exit status {number + 1}"):
+                    put(f"pipe:cat > /dev/null; exit {number + 1}", b"hi")
 
-        gc.collect()  # what earlier tests forgot is closed now and not later
-        before = left_open()
-        for number in range(34):
-            put("pipe:cat > /dev/null", b"hi")
-            with pytest.raises(ValueError), open_sink("pipe:cat > /dev/null") as sink:
-                sink.write(b"hi")
-                raise ValueError
-            with pytest.raises(OutputError, match=f"exit status {number + 1}"):
-                put(f"pipe:cat > /dev/null; exit {number + 1}", b"hi")
-        assert left_open() == before
+        assert leaves_nothing(make)
 
     def test_a_failing_command(self) -> None:
         with pytest.raises(OutputError, match="exit status 7"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import shlex
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from left_open import leaves_nothing
 from shard_cases import numbered, wds, write_shards
 from storage_servers import S3, s3_server, web_server
 
@@ -326,19 +326,20 @@ class TestCommands:
     @pytest.mark.exhaustive
     def test_a_hundred_leave_nothing(self) -> None:
         """Read to the end, left early, failing: neither descriptors nor processes stay."""
-        gc.collect()  # what earlier tests forgot is closed now and not later
-        before = left_open()
-        for number in range(34):
-            with open_source("pipe:echo hi", decompress=False) as source:
-                assert source.read_at(0, 10) == b"hi\n"
-            with open_source("pipe:yes", decompress=False) as source:
-                assert source.read_some(0, 2) == b"y\n"
-            with (
-                pytest.raises(InputError),
-                open_source(f"pipe:exit {number + 1}", decompress=False) as source,
-            ):
-                source.read_at(0, 10)
-        assert left_open() == before
+
+        def read() -> None:
+            for number in range(34):
+                with open_source("pipe:echo hi", decompress=False) as source:
+                    assert source.read_at(0, 10) == b"hi\n"
+                with open_source("pipe:yes", decompress=False) as source:
+                    assert source.read_some(0, 2) == b"y\n"
+                with (
+                    pytest.raises(InputError),
+                    open_source(f"pipe:exit {number + 1}", decompress=False) as source,
+                ):
+                    source.read_at(0, 10)
+
+        assert leaves_nothing(read)
 
     def test_a_silent_command_is_stopped(self) -> None:
         source = open_source("pipe:echo hi; exec sleep 600", decompress=False)
@@ -350,13 +351,6 @@ class TestCommands:
 
         with pytest.raises(UsageError, match="needs a command"):
             open_source("pipe: ")
-
-
-def left_open() -> tuple[int, str]:
-    """The open descriptors of this process, and its child processes, zombies too."""
-    return len(os.listdir("/proc/self/fd")), Path(
-        f"/proc/{os.getpid()}/task/{os.getpid()}/children"
-    ).read_text()
 
 
 def is_running(pid: int) -> bool:
