@@ -440,6 +440,23 @@ def _describe(error: BaseException) -> tuple[str, str | None, int]:
     )
 
 
+def _meant_option(wrong: str, ctx: Any) -> str | None:
+    """Return a hint for an option that does not exist."""
+    options = ctx.command.get_params(ctx) if ctx else []
+    shown_options = [one for one in options if not getattr(one, "hidden", False)]
+    known = [name for one in shown_options for name in one.opts if name[0] == "-"]
+    wished = WISHED_OPTIONS.get(f"{ctx.info_name} {wrong}") if ctx else None
+    meant = [name for name, words in OTHER_WORDS.items() if name in known and wrong in words.split()]
+    return wished or (f"did you mean {meant[0]}?" if meant else did_you_mean(wrong, known))
+
+
+def _parameter_of(error: Any) -> Any:
+    """Return the parameter that a usage error is about, or None."""
+    params = error.ctx.command.params if error.ctx else []
+    named = (one for one in params if getattr(error, "option_name", None) in one.opts)
+    return getattr(error, "param", None) or next(named, None)
+
+
 def _describe_usage(error: Any) -> tuple[str, str | None, int]:
     """Return Typer's message in lower case without a full stop, and a hint."""
     ctx = error.ctx
@@ -448,29 +465,8 @@ def _describe_usage(error: Any) -> tuple[str, str | None, int]:
     message = error.format_message()
     if hasattr(error, "possibilities"):
         message = f"no such option: {printable(error.option_name)}"
-        options = ctx.command.get_params(ctx) if ctx else []
-        known = [
-            name
-            for one in options
-            if not getattr(one, "hidden", False)
-            for name in one.opts
-            if name[0] == "-"
-        ]
-        wished = f"{ctx.info_name} {error.option_name}" if ctx else ""
-        meant = [
-            name
-            for name, words in OTHER_WORDS.items()
-            if error.option_name in words.split() and name in known
-        ]
-        hint = did_you_mean(error.option_name, known)
-        hint = WISHED_OPTIONS.get(wished) or (f"did you mean {meant[0]}?" if meant else hint)
-    elif hint is None:
-        named = (
-            (one for one in ctx.command.params if getattr(error, "option_name", None) in one.opts)
-            if ctx
-            else ()
-        )
-        param = getattr(error, "param", None) or next(iter(named), None)
-        hint = summary_of(param, ctx) if param is not None else None
+        hint = _meant_option(error.option_name, ctx)
+    elif hint is None and (param := _parameter_of(error)) is not None:
+        hint = summary_of(param, ctx)
     message = message[:1].lower() + message[1:].strip().removesuffix(".").removesuffix(" range")
     return message, hint or f"see `{path} --help`", 2

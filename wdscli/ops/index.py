@@ -24,8 +24,9 @@ from wdscli.executors import (
     tick_of_task,
     useful_shard_jobs,
 )
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import ShardInfo
 from wdscli.progress import QUIET, Progress
+from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import listed
 from wdscli.selection.values import Numbers, SampleNumbers, value_names
@@ -386,16 +387,8 @@ def _refuse_repeats(index: Index, address: str) -> None:
     seen = KeySet()
     for batch in index_batches(index):
         for row in seen.add(batch.keys)[:1]:
-            error = DataError(
-                "repeated key",
-                code="duplicate-key",
-                shard=address,
-                offset=batch.start(row),
-                member=to_text(batch.keys[row]),
-                hint="`wds verify` lists all repeated keys; `wds cat --rekey` gives new keys",
-            )
-            error.of = "sample"
-            raise error
+            hint = "`wds verify` lists all repeated keys; `wds cat --rekey` gives new keys"
+            raise SampleAt(batch, row, address).error("repeated key", "duplicate-key", hint=hint)
 
 
 def _put(plan: SetPlan, file: SideFile, of: str | None = None) -> Side:

@@ -53,7 +53,7 @@ CAPTIONS = tuple(name for name, kind in KINDS.items() if kind.role == "caption")
 MAX_VALUE_BYTES = 1 << 20
 """If a class, text or JSON is larger than this, it is not read."""
 MAX_CLASS_CHARACTERS = 100
-MAX_NAMES = 10_000
+MAX_COUNTED = 10_000
 """The most names in JSON that are counted, by type. The page shows the most frequent of them."""
 HEADER_BYTES = 1 << 13
 MAX_HEADER_BYTES = 1 << 18
@@ -163,7 +163,7 @@ class Looked(NamedTuple):
         _add_counts(self.words, other.words)
         _add_counts(self.pictures, other.pictures)
         for name, count in other.names.items():
-            if name in self.names or len(self.names) < MAX_NAMES:
+            if name in self.names or len(self.names) < MAX_COUNTED:
                 self.names[name] += count
         self.unread.update(other.unread)
         self.cards.extend(other.cards)
@@ -312,7 +312,7 @@ class _Sample:
     def _name(self, field: str, name: str, value: Any) -> None:
         names = self.found.names
         place = (field, name, _TYPES.get(type(value), "null"))
-        if place in names or len(names) < MAX_NAMES:
+        if place in names or len(names) < MAX_COUNTED:
             names[place] += 1
 
     def _text(self, source: str, text: str) -> None:

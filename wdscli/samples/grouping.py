@@ -424,9 +424,8 @@ class Salvager:
                 yield from self._sound(batch, after_damage, False)
                 after_damage = False
         last = self.grouper.finish()
-        cuts_next = (
-            self.cut is not None and self.cut not in last.keys[-1:]
-        )  # then the last sample is complete
+        # If a later sample is cut, the last one is complete.
+        cuts_next = self.cut is not None and self.cut not in last.keys[-1:]
         yield from self._sound(last, after_damage, self.is_hurt and not cuts_next)
         if cuts_next:
             self.seen += 1

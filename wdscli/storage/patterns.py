@@ -344,16 +344,14 @@ def _check_suffix(text: str) -> None:
             f"cannot write {text}: few programs read files of compress(1)", hint="name it .tar.gz or .tar.zst"
         )
     if text.endswith((".zip", ".7z", ".rar")):
-        raise UsageError(f"cannot write {text}: shards are tar archives", hint="name it .tar or .tar.zst")
-    if text.endswith((".parquet", ".csv", ".tsv", ".jsonl")):
-        raise UsageError(
-            f"cannot write {text}: shards are tar archives", hint=f"wds cat SHARDS --to {text} writes a table"
-        )
-    if text.endswith((".jpg", ".jpeg", ".png", ".webp", ".txt", ".npy", ".wav", ".mp3", ".mp4")):
-        raise UsageError(
-            f"cannot write {text}: shards are tar archives",
-            hint=f"wds cat SHARDS --to raw --keys KEY --fields {text.rpartition('.')[2]} -o {text}",
-        )
+        hint = "name it .tar or .tar.zst"
+    elif text.endswith((".parquet", ".csv", ".tsv", ".jsonl")):
+        hint = f"wds cat SHARDS --to {text} writes a table"
+    elif text.endswith((".jpg", ".jpeg", ".png", ".webp", ".txt", ".npy", ".wav", ".mp3", ".mp4")):
+        hint = f"wds cat SHARDS --to raw --keys KEY --fields {text.rpartition('.')[2]} -o {text}"
+    else:
+        return
+    raise UsageError(f"cannot write {text}: shards are tar archives", hint=hint)
 
 
 class OutputPattern:

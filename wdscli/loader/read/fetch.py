@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -99,7 +99,7 @@ class Fetcher:
     ) -> None:
         self._catalog, self._fields = catalog, fields
         self._sources: OrderedDict[int, Source] = OrderedDict()
-        self._small: dict[int, SmallParts] | None = {} if reads_all else None
+        self._small = defaultdict[int, SmallParts](partial(SmallParts, _room)) if reads_all else None
         keep_heap()
         _fetchers.add(self)
 
@@ -179,7 +179,7 @@ class Fetcher:
         """Return samples of one shard. Raises InputError, DataError."""
         source, table = self.source(shard), self._catalog.table(shard)
         expect_samples(table, source, self._fields, places)
-        small = None if self._small is None else self._small.setdefault(shard, SmallParts(_room))
+        small = None if self._small is None else self._small[shard]
         found = read_samples(table, source, self._fields, places, small)
         METER.add(found.size_bytes)
         return found.samples

@@ -98,10 +98,11 @@ class SmallParts:
             return None
         del self._scattered[table]
         size_bytes = int(table.sizes.sum()) + OBJECT_BYTES * len(table.sizes)
-        if core.CORE is None or size_bytes > self._room():
+        if size_bytes > self._room():
             return None
         self.size_bytes += size_bytes
         known: list[Any] = [None] * len(table.sizes)
+        assert core.CORE is not None
         core.CORE.read(table.packed, names, None, source.fd, table.size, [], [], None, known)
         return self._payloads.setdefault(table, known)
 
