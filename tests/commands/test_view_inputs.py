@@ -27,6 +27,8 @@ WRITING = {
     "split, ratio": "split {} -o OUT/{part}-%d.tar --ratio train=3,val=1 --seed 2",
     "split, keys": "split {} -o OUT/o-%d.tar --keys *[0-4] --shards 2",
     "split, name": "split {} -o OUT/{name}.tar --not-keys-from some.txt",
+    "split, limit": "split {} -o OUT/o-%d.tar --max-count 7 --limit 9",
+    "split, limit, spill": "split {} -o OUT/o-%d.tar --max-count 7 --limit 9 --strategy spill",
     "split, view": "split {} -o OUT/o.json --slice ::2 --rekey {n}",
     "merge": "merge {} other -o OUT/o-%d.tar --shards 3",
     "merge, dedup": "merge {} other -o OUT/o-%d.tar --dedup json",

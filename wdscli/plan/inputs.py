@@ -56,7 +56,8 @@ class Input(NamedTuple):
     address: str
     copy: str = ""
     stamp: Stamp | None = None
-    """The stamp at planning time. An input with another stamp is refused, at the latest after the last read."""
+    """The stamp at planning time. An input with another stamp is refused, at the latest after the last read. None if no
+    byte was read, because the limit of samples was reached before."""
     is_held: bool = False
     """Whether an input with another stamp is refused before any byte is read."""
     is_packed: bool = False

@@ -532,7 +532,8 @@ class _Planning:
 
     def _counts(self, oversized: int) -> Counts:
         """Return the counts of all steps."""
-        sizes = [found.stamp.size_bytes for found in self.surveys[: len(self.shards.addresses)]]
+        surveys = self.surveys[: len(self.shards.addresses)]
+        sizes = [survey.stamp.size_bytes if survey.stamp else 0 for survey in surveys]
         return Counts(
             self.ordered.total,
             self.samples_in,

@@ -418,7 +418,8 @@ def _contents(file: PlanFile, settings: ShardSettings) -> Contents:
     header = file.header
     firsts = [0] * len(header["inputs"]) if header["firsts"] is None else header["firsts"]
     inputs = [
-        Input(address, stamp=Stamp(size, version), is_held=True, first=first)
+        # The survey with --limit ends before the last inputs, which then have no stamp.
+        Input(address, stamp=Stamp(size, version) if size or version else None, is_held=True, first=first)
         for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
     ]
     names = names_of([one.address for one in inputs]) if NAME in header["output"] else None

@@ -139,7 +139,8 @@ class Survey:
     were already passed to ``take``.
 
     ``seen_names`` are the extract's names that some sample has, and ``shapes`` are the extract's lists of fields.
-    ``stamp`` is the stamp of the input; it has no version if the input was copied. ``copy`` is the path of the copy.
+    ``stamp`` is the stamp of the input: None if the survey ended before it, and without a version if it was copied.
+    ``copy`` is the path of the copy.
     ``dropped`` counts samples and ``ignored`` counts members, by reason. ``end`` is the number of samples read.
     ``members`` and ``payload_bytes`` are totals of all complete samples read, dropped samples included."""
 
@@ -148,7 +149,7 @@ class Survey:
     total: int = 0
     seen_names: SeenNames = field(default_factory=SeenNames)
     shapes: list[tuple[bytes, ...]] = field(default_factory=list)
-    stamp: Stamp = field(default_factory=Stamp)
+    stamp: Stamp | None = None
     members: int = 0
     payload_bytes: int = 0
     copy: str = ""
