@@ -42,6 +42,15 @@ NEW = {**OLD, SHARDS[1]: shard(7, "y")}
 """As many bytes, and one shard has others."""
 
 
+PAGE = b"<html><body>Please log in to use this network.</body></html>" * 90
+"""The page of a proxy or a balancer, which answers 200 to every request."""
+
+
+def pages(times: float, skip: int = 0) -> Fault:
+    """Answers that are a page."""
+    return Fault("status", times, status=200, headers={"Content-Type": "text/html"}, body=PAGE, skip=skip)
+
+
 class Case(NamedTuple):
     """Faults, how patient the command is, and what must come of it: ``right``, ``error`` or, where that is up to who
     comes first, ``either``; of a server without ranges it may be another."""
@@ -74,6 +83,8 @@ def cases(replace: Callable[[], object]) -> dict[str, Case]:
         "replaced": Case([Fault("call", call=replace, skip=2)], "either", "either"),
         "length says more": Case([Fault("more", after=777)], "right", "either"),
         "length says less": Case([Fault("less", after=777)], "right", "either"),
+        "a page twice": Case([pages(2, skip=1)], "right", "either"),
+        "a page for ever": Case([pages(inf, skip=1)], "error", "either", retries=2),
         "length says less, for ever": Case([Fault("less", inf, after=777)], "error", "error"),
     }
 
@@ -227,6 +238,41 @@ def test_cells(
                 operation, store.inputs, run, tmp_path, *(() if operation == "loader" else words)
             )
         row[name] = check(store, name, case, result, right, tmp_path)
+
+
+@pytest.mark.parametrize("operation", ["cat", "verify", "gather", "loader"])
+@pytest.mark.parametrize("kind", ["s3", "obstore", "ranges", "view"])
+def test_a_page_is_no_payload(
+    kind: str,
+    operation: str,
+    run: Command,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """issue 35, 15: after a cut, some answers, or all, are a page with status 200."""
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 60_000)
+    if kind == "obstore":
+        pytest.importorskip("obstore")
+        monkeypatch.setenv("WDSCLI_STORE", "obstore")
+    store: Store = request.getfixturevalue("s3" if kind == "obstore" else kind)
+    store.put(OLD)
+    view_of(tmp_path, OLD)
+    names = ["v.json"] if kind == "view" else SHARDS
+    right = operate(operation, [str(tmp_path / name) for name in names], run, tmp_path)
+    for times, retries in ((2, 5), (inf, 2)):
+        views.forget()
+        store.proxy.clear(Fault("cut", 1, where=r"^GET .*a-1\.tar", after=30_000), pages(times, skip=2))
+        words = () if operation == "loader" else ("--retries", str(retries))
+        with using(Network(64 << 20, retries, 30.0, 0.001)):
+            result = operate(operation, store.inputs, run, tmp_path, *words)
+        context = f"{result.code} {result.err}\n{store.proxy.lines}"
+        if times == 2:
+            assert result.code == 0, context
+            assert result.bytes == right.bytes, context
+        else:
+            assert result.code != 0, context
+            assert "not the requested range (status 200)" in result.err, context
 
 
 def check(store: Store, name: str, case: Case, result: Result, right: list[Any], folder: Path) -> str:

@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 
 from wdscli.errors import UsageError
 from wdscli.storage import retry
-from wdscli.storage.retry import Attempts, GaveUp, Network, Replaced, Transient, fetched, is_passing, retried
+from wdscli.storage.retry import (
+    Attempts,
+    GaveUp,
+    Network,
+    Replaced,
+    Transient,
+    answer_of,
+    fetched,
+    is_passing,
+    retried,
+)
 
 DATA = random.Random(0).randbytes(1000)
 QUICK = Network(retries=3, timeout_seconds=5, pause_seconds=0.0001)
@@ -223,3 +233,50 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setenv(f"WDSCLI_{name}", text)
             with pytest.raises(UsageError, match=f"WDSCLI_{name}={text} in the environment"):
                 retry.network()
+
+
+OK = {"etag": '"a"', "content-range": "bytes 10-19/100", "content-length": "10"}
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "expected"),
+    [
+        (206, OK, 100), (206, {**OK, "content-range": "bytes 10-19/*"}, 100),
+        (206, {**OK, "content-length": ""}, 100),
+        (200, OK, Transient), (200, {"etag": '"a"'}, Transient), (204, {}, Transient), (206, {}, Transient),
+        (206, {**OK, "etag": ""}, Transient), (206, {**OK, "content-range": "bytes 9-18/100"}, Transient),
+        (206, {**OK, "content-range": "bytes 10-18/100", "content-length": "9"}, Transient),
+        (206, {**OK, "content-range": "bytes ten"}, Transient), (206, {**OK, "content-length": "9"}, Transient),
+        (416, {"content-range": "bytes */100"}, Transient), (416, {"content-range": "bytes */99"}, Replaced),
+        (412, {}, Replaced), (206, {**OK, "etag": '"b"'}, Replaced),
+        (206, {**OK, "content-range": "bytes 10-19/99"}, Replaced),
+        (200, {"etag": '"b"', "content-length": "0"}, Transient),
+    ],
+)  # fmt: skip
+def test_an_answer_to_a_range(status: int, headers: dict[str, str], expected: int | type[Exception]) -> None:
+    """issue 36, A 4: what counts as an answer, for every client."""
+    answer = answer_of(status, headers)
+    if isinstance(expected, int):
+        assert answer.check(10, 20, expected, '"a"') == expected
+    else:
+        with pytest.raises(expected):
+            answer.check(10, 20, 100, '"a"')
+
+
+def test_the_first_answer_to_a_range() -> None:
+    """It sets the size and the version."""
+    first = {"ETag": '"a"', "Content-Range": "bytes 0-99/100", "Content-Length": "100"}
+    answer = answer_of(206, {name.lower(): value for name, value in first.items()})
+    assert answer.check(0, 65536, None, "") == 100
+    assert (answer.part, answer.etag) == ((0, 100), '"a"')
+    assert answer_of(200, {"etag": '"e"', "content-length": "0"}).check(0, 65536, None, "") == 0
+    with pytest.raises(Transient, match="size"):
+        answer_of(206, {"content-range": "bytes 0-99/*"}).check(0, 100, None, "")
+
+
+def test_mirrors_may_have_other_times() -> None:
+    answer = answer_of(206, {**OK, "last-modified": "Tuesday"})
+    assert answer.check(10, 20, 100, '"a"', "Monday") == 100
+    with pytest.raises(Replaced):
+        answer.check(10, 20, 100, "", "Monday")
+    assert answer.check(10, 20, 100, "") == 100

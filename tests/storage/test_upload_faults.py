@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from storage_servers import S3, forget_s3, s3_server
 
 from wdscli.errors import OutputError
 from wdscli.storage import open_sink, uploads
+from wdscli.storage.ends import NotCopied
+from wdscli.storage.kinds import stored_version
 from wdscli.storage.retry import Network, using
 
 SMALL = random.Random(1).randbytes(10_000)
@@ -42,13 +45,19 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "_ABORT_SECONDS", 2.0)
 
 
-def put(place: Place, data: bytes, *faults: Fault, timeout: float = 30) -> None:
+def put(place: Place, data: bytes, *faults: Fault, timeout: float = 30, old: bytes | None = None) -> None:
+    """Write an object while there are faults. With ``old``, an object with these bytes is replaced."""
     place.proxy.clear()
     uploads.abort_uploads("s3://faults/", lambda address: True)
     for name in place.s3.names("faults"):
         place.s3.client.delete_object(Bucket="faults", Key=name)
+    if old is not None:
+        place.s3.client.put_object(Bucket="faults", Key="d/a.tar", Body=old)
     place.proxy.clear(*faults)
-    with using(Network(64 << 20, 3, timeout, 0.001)), open_sink("s3://faults/d/a.tar") as sink:
+    with (
+        using(Network(64 << 20, 3, timeout, 0.001)),
+        open_sink("s3://faults/d/a.tar", force=old is not None) as sink,
+    ):
         sink.write(data)
 
 
@@ -76,6 +85,59 @@ def test_what_passes(place: Place, data: bytes, fault: Fault) -> None:
     assert len(place.s3.pending("faults")) == (
         data is LARGE and fault.where in (BEGIN, "^(PUT|POST) ") and fault.kind in ("cut", "reset")
     )
+
+
+def answer(kind: str, times: float, where: str, body: bytes = b"") -> Fault:
+    """An answer 200 that is not the store's: ``lost`` if the store did what was requested, otherwise ``status``."""
+    return Fault(kind, times, where=where, status=200, body=body)
+
+
+ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>again</Message></Error>'
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (LARGE, answer("status", 2, END)), (LARGE, answer("status", 2, END, ERROR)),
+        (LARGE, answer("status", 2, END, b"<html></html>")), (LARGE, answer("lost", 1, END)),
+        (LARGE, answer("lost", 1, END, ERROR)), (LARGE, answer("status", 1, BEGIN)),
+        (LARGE, answer("status", 2, PART)), (SMALL, answer("status", 2, "^PUT ", b"<html></html>")),
+        (SMALL, answer("lost", 1, "^PUT ")),
+    ],
+)  # fmt: skip
+def test_an_upload_counts_when_the_object_exists(
+    place: Place, data: bytes, fault: Fault, force: bool
+) -> None:
+    """issue 35, 16: an answer 200 without an ETag says nothing about the object."""
+    old = b"x" * len(data) if force else None
+    put(place, data, replace(fault), old=old)
+    assert place.s3.get("faults", "d/a.tar") == data
+    assert place.s3.pending("faults") == []
+
+
+@pytest.mark.parametrize(("data", "where"), [(LARGE, END), (SMALL, "^PUT "), (LARGE, PART), (LARGE, BEGIN)])
+@pytest.mark.parametrize("body", [b"", ERROR])
+def test_an_upload_that_is_never_confirmed(place: Place, data: bytes, where: str, body: bytes) -> None:
+    with pytest.raises(OutputError, match=r"cannot write s3://faults/d/a\.tar: .* \(4 attempts\)"):
+        put(place, data, answer("status", inf, where, body))
+    assert place.s3.names("faults") == place.s3.pending("faults") == []
+
+
+@pytest.mark.parametrize("times", [1, inf])
+@pytest.mark.parametrize("body", [b"", ERROR])
+def test_a_copy_counts_when_the_object_exists(place: Place, times: float, body: bytes) -> None:
+    """A copy that is not confirmed is made by reading and writing."""
+    put(place, SMALL)
+    place.s3.client.copy_object(Bucket="faults", Key="old.tar", CopySource="faults/d/a.tar")
+    version = f"etag:{place.s3.client.head_object(Bucket='faults', Key='old.tar')['ETag']}"
+    place.proxy.clear(answer("status", times, "^PUT ", body))
+    with using(Network(64 << 20, 3, 30, 0.001)):
+        sink = open_sink("s3://faults/b.tar")
+        sink.copy_of("s3://faults/old.tar", stored_version("s3://faults/old.tar", version), len(SMALL))
+        with suppress(NotCopied):
+            sink.commit()
+    assert place.s3.names("faults") == (["b.tar"] if times == 1 else []) + ["d/a.tar", "old.tar"]
 
 
 @pytest.mark.exhaustive

@@ -29,7 +29,8 @@ class Fault:
     - ``cut``, ``reset`` and ``stall``: the body ends after ``after`` bytes: the connection is closed, torn down, or
       nothing more comes.
     - ``slow``: the body comes in pieces of ``after`` bytes with ``seconds`` between them.
-    - ``status``: the answer is ``status``, with ``headers``, and the request goes no further.
+    - ``status``: the answer is ``status``, with ``headers`` and ``body``, and the request goes no further.
+    - ``lost``: the request goes on, and its answer is ``status``, with ``headers`` and ``body``.
     - ``more`` and ``less``: Content-Length says so many bytes (``after``) more or less than there are.
     - ``call``: ``call()`` is called before the request goes on, which replaces what it is for.
     """
@@ -41,6 +42,7 @@ class Fault:
     seconds: float = 0.0
     status: int = 503
     headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
     call: Callable[[], object] = lambda: None
     skip: int = 0
     """So many answers are let through before."""
@@ -106,9 +108,13 @@ class FaultProxy:
         if self.delay_seconds:
             await asyncio.sleep(self.delay_seconds)
         fault = self._fault(line)
-        if fault is not None and fault.kind == "status":
+        if fault is not None and fault.kind in ("status", "lost"):
+            if fault.kind == "lost":
+                await self._ask(head, body)
             extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
-            writer.write(f"HTTP/1.1 {fault.status} Odd\r\n{extra}Content-Length: 0\r\n\r\n".encode())
+            length = f"Content-Length: {len(fault.body)}\r\n\r\n"
+            page = b"" if method == "HEAD" else fault.body
+            writer.write(f"HTTP/1.1 {fault.status} Odd\r\n{extra}{length}".encode() + page)
             return True
         if fault is not None and fault.kind == "call":
             await self._loop.run_in_executor(None, fault.call)
@@ -128,13 +134,8 @@ class FaultProxy:
     async def _hand_on(
         self, head: bytes, body: bytes, method: str, writer: asyncio.StreamWriter, fault: Fault | None
     ) -> bool:
-        there, back = await asyncio.open_connection("127.0.0.1", self._upstream, limit=1 << 20)
+        there, back = await self._forwarded(head, body)
         try:
-            back.write(
-                re.sub(rb"(?i)\r\nconnection:[^\r]*", b"", head[:-4])
-                + b"\r\nConnection: close\r\n\r\n"
-                + body
-            )
             answer = await there.readuntil(b"\r\n\r\n")
             length = _length(answer)
             answer = re.sub(rb"(?i)\r\nconnection:[^\r]*", b"", answer)
@@ -153,6 +154,19 @@ class FaultProxy:
             return not ends and fault is None
         finally:
             back.close()
+
+    async def _forwarded(self, head: bytes, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the server, on which the request was sent."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._upstream, limit=1 << 20)
+        alone = re.sub(rb"(?i)\r\nconnection:[^\r]*", b"", head[:-4])
+        writer.write(alone + b"\r\nConnection: close\r\n\r\n" + body)
+        return reader, writer
+
+    async def _ask(self, head: bytes, body: bytes) -> None:
+        """Let the server answer a request, and throw the answer away."""
+        reader, writer = await self._forwarded(head, body)
+        await reader.read()
+        writer.close()
 
     async def _body(
         self,

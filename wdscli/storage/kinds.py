@@ -28,6 +28,8 @@ AIS = "AIS_ENDPOINT"
 _TOKEN_OF_HOST = re.compile(r"([A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?=([A-Za-z0-9\-._~+/]+=*)")
 _HOST = re.compile(r"https?://(?:[^/?#]*@)?(\[[^\]/]*\]|[^/?#:]*)(:[0-9]+)?", re.IGNORECASE)
 _FILES = (".json", ".done", ".wdx")
+NOTE = "wdscli-note"
+"""The name of an object's note on S3; the prefix is ``x-amz-meta-``."""
 
 ReadVersion = Callable[[Any, str, Any], Callable[[int, int], Awaitable[bytes]]]
 """A function that takes a client, a path and a version. It returns a function that reads a range of that version."""

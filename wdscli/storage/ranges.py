@@ -23,7 +23,7 @@ import contextlib
 import os
 import time
 from asyncio import get_running_loop, run_coroutine_threadsafe
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from functools import cache, partial
 from math import inf
@@ -34,14 +34,17 @@ from wdscli.storage.addresses import is_web
 from wdscli.storage.ahead import Ahead, Block, Range, copy, line_to
 from wdscli.storage.ends import SMALL_BYTES, Source, replaced
 from wdscli.storage.kinds import Entry, Store, is_file_name
-from wdscli.storage.remote import NOTE, explained, found_current, is_bucket_missing, store_of
+from wdscli.storage.remote import explained, found_current, is_bucket_missing, store_of
 from wdscli.storage.retry import (
     CONNECT_SECONDS,
     Attempts,
     Buffer,
     Fetch,
     Network,
+    RangeAnswer,
     Replaced,
+    Transient,
+    answer_of,
     code_of,
     count_traffic,
     fetched,
@@ -283,14 +286,18 @@ def _range_starter(address: str, store: Store, path: str, patience: Network, pin
         count_traffic(requests=1)
         try:
             if fs.async_impl:
-                keep(await (pinned(begin, end) if pinned else fs._cat_file(path, begin, end)))
+                data = await (pinned(begin, end) if pinned else fs._cat_file(path, begin, end))
             else:
                 read = partial(fs.cat_file, path, start=begin, end=end, **options)
-                keep(await get_running_loop().run_in_executor(_threads_of(os.getpid()), read))
+                data = await get_running_loop().run_in_executor(_threads_of(os.getpid()), read)
         except Exception as error:
             if pinned and kind.replaced & kinds_of(error):
                 raise Replaced from None
             raise
+        # These clients return a body without its headers. A body of another length is no part of the range.
+        if len(data) != end - begin:
+            raise Transient(f"the answer has {len(data)} bytes instead of {end - begin}")
+        keep(data)
 
     if fs.async_impl:
         return starter(fs.loop, fetch, patience, name=address)
@@ -325,28 +332,14 @@ class _S3Object:
             self._store.forget()
             raise
 
-    def _check(self, answer: Mapping[str, Any], begin: int, end: int) -> None:
-        """Raise Replaced for an answer with another version. The first answer sets the version."""
-        etag = answer.get("ETag") or ""
-        if self.etag and etag and etag != self.etag:
-            raise Replaced
-        text = answer.get("ContentRange") or ""
-        sizes = (self.size, _total_in(text), answer.get("ContentLength"))
-        size = next(int(one) for one in sizes if one is not None)
-        check_range(text, begin, min(end, size), size)
-        self.size = size
-        if etag and not self.etag:
-            self.etag = etag
+    def _check(self, answer: RangeAnswer, begin: int, end: int) -> None:
+        """Do the work of :meth:`RangeAnswer.check`. The first answer sets the version."""
+        self.size = answer.check(begin, end, self.size, self.etag)
+        if answer.etag and not self.etag:
+            self.etag = answer.etag
             # The size from a listing may be older than the first answer.
-            self.source.version, self.source.is_pinned = f"etag:{etag}", True
-            self.source.note = (answer.get("Metadata") or {}).get(NOTE, "")
-
-
-def _total_in(content_range: str) -> int | None:
-    """Return the total size in a Content-Range. RFC 9110, 14.4: bytes 0-65535/1000000, bytes 0-65535/*, or bytes */0
-    with 416."""
-    total = content_range.rpartition("/")[2]
-    return whole_number(total) if total.isascii() and total.isdigit() else None
+            self.source.version, self.source.is_pinned = f"etag:{answer.etag}", True
+            self.source.note = answer.note
 
 
 class WebFile:
@@ -382,12 +375,14 @@ class WebFile:
         Otherwise return an answer to read as a stream. Raises the client's errors, and FileNotFoundError for 404 and
         410."""
         answer = self.sync(self.get, (0, first))
-        self.total = None if _is_encoded(answer) else _total(answer)
+        about = _about(answer)
+        self.total = about.size if about.status == 416 or (about.status == 206 and about.part) else None
         if self.total is None and (answer.status != 200 or _is_encoded(answer)):
             # The total is unknown, or the encoded bytes can only be decoded as a whole.
             self.close(answer)
             answer = self.sync(self.get, None)
-        self._etag, self._changed = _etag_and_time(answer)
+        about = _about(answer)
+        self._etag, self._changed = about.etag, about.changed
         if self.total is None:
             return answer
         if self.total:
@@ -400,10 +395,7 @@ class WebFile:
         """Fetch one range, as :mod:`wdscli.storage.retry` describes it."""
         answer, self._opened = self._opened or await self.get((begin, end), self._condition), None
         try:
-            self._check(answer)
-            if answer.status != 206:
-                raise OSError(f"the server no longer serves ranges (status {answer.status})")
-            check_range(answer.headers.get("Content-Range", ""), begin, min(end, self.total or 0), self.total)
+            _about(answer).check(begin, end, self.total, self._etag, self._changed)
             while data := await answer.content.readany():
                 keep(data)
         finally:
@@ -415,31 +407,19 @@ class WebFile:
         tags)."""
         return {"If-Match": self._etag} if self._etag.startswith('"') else {}
 
-    def _check(self, answer: Any) -> None:
-        """Raise Replaced for an answer of another version."""
-        etag, changed = _etag_and_time(answer)
-        if self._etag and etag:
-            # Mirrors of the same file may have different times, but the same ETag.
-            is_other = self._etag != etag
-        else:
-            is_other = bool(self._changed and changed and self._changed != changed)
-        if answer.status == 412 or is_other:
-            raise Replaced
-        if answer.status == 416 and _total(answer) not in (None, self.total):
-            raise Replaced
-
     async def rest(self, position: int) -> Any:
         """Return an answer with all bytes from ``position``. Raises Replaced, and OSError if the server cannot send
         them."""
         answer = await self.get((position, None) if position else None, self._condition)
         try:
-            self._check(answer)
-            if position and (answer.status != 206 or _is_encoded(answer)):
+            about = _about(answer)
+            about.check_version(self._etag, self._changed)
+            if position and (about.status != 206 or about.part is None):
                 raise OSError(
                     f"the answer ended after {position} bytes, and the server does not support ranges"
                 )
-            if position and not answer.headers.get("Content-Range", "").startswith(f"bytes {position}-"):
-                raise OSError("the server sent other bytes than were requested")
+            if position and about.part and about.part[0] != position:
+                raise Transient("the server sent other bytes than were requested")
         except BaseException:
             answer.close()
             raise
@@ -453,8 +433,8 @@ class WebFile:
         size = answer.headers.get("Content-Length") or ""
         if answer.status != 200 or _is_encoded(answer) or not (size.isascii() and size.isdigit()):
             return None
-        etag, changed = _etag_and_time(answer)
-        return whole_number(size), etag or changed
+        about = _about(answer)
+        return whole_number(size), about.etag or about.changed
 
     async def get(
         self,
@@ -532,26 +512,10 @@ class AnswerReader:
             self._file.close(answer)
 
 
-def _etag_and_time(answer: Any) -> tuple[str, str]:
-    """Return the file's ETag and modification time from an answer's headers. They are empty if unknown."""
-    return answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or ""
-
-
-def check_range(text: str, begin: int, end: int, total: int | None) -> None:
-    """Raise Replaced if an answer's object has another size, and OSError if it is not the requested range. ``text`` is
-    the answer's Content-Range; an empty text is not checked."""
-    if _total_in(text) not in (None, total):
-        raise Replaced
-    part = text.removeprefix("bytes").strip().partition("/")[0]
-    if part and part != f"{begin}-{end - 1}":
-        raise OSError(f"the server sent bytes {part} instead of {begin}-{end - 1}")
-
-
-def _total(answer: Any) -> int | None:
-    """Return the total size, if the server sent the requested range."""
-    if answer.status not in (206, 416):
-        return None
-    return _total_in(answer.headers.get("Content-Range", ""))
+def _about(answer: Any) -> RangeAnswer:
+    """Describe an answer. Encoded bytes are no range of the file."""
+    about = answer_of(answer.status, answer.headers)
+    return about._replace(part=None) if _is_encoded(answer) else about
 
 
 def _is_encoded(answer: Any) -> bool:

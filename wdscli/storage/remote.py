@@ -42,8 +42,6 @@ from wdscli.storage.s3_obstore import S3Store, open_s3, why_denied
 NO_CONTAINER_HINT = "check its name, and the account, region or endpoint that it is of"
 _found: set[str] = set()
 """The containers that this process has found."""
-NOTE = "wdscli-note"
-"""The name of an object's note on S3; the prefix is ``x-amz-meta-``."""
 _WILD = re.compile(r"[*?\[]")
 
 

@@ -10,12 +10,14 @@ possible. So ``WDSCLI_RETRIES`` and ``--timeout`` decide counts and times.
 
     async def fetch(begin: int, end: int, keep: Callable[[bytes], object]) -> None
 
-``fetch`` makes one request for the bytes ``begin`` to ``end - 1``. It passes the bytes to ``keep``, in order, as soon
-as they arrive, and returns at the end of the answer. It raises :class:`Replaced` if the answer has another version of
-the object than the first answer. It raises any error of its client, and :func:`is_passing` decides whether that error
-is transient. If the client's error does not show that a failure is transient, ``fetch`` raises :class:`Transient`.
-``fetch`` counts its request, but not its bytes. It does not retry, and does not limit the time, because :func:`fetched`
-cancels it. :func:`fetched` also detects an answer that ends early.
+``fetch`` makes one request for the bytes ``begin`` to ``end - 1``. It describes the answer by a
+:class:`RangeAnswer`, and :meth:`RangeAnswer.check` compares the answer with the request. ``fetch`` then passes the
+bytes to ``keep``, in order, as soon as they arrive, and returns at the end of the answer. The check raises
+:class:`Replaced` if the answer has another version of the object than the first answer, and :class:`Transient` for a
+body that is not the requested range. ``fetch`` also raises any error of its client, and :func:`is_passing` decides
+whether that error is transient. If the client's error does not show that a failure is transient, ``fetch`` raises
+:class:`Transient`. ``fetch`` counts its request, but not its bytes. It does not retry, and does not limit the time,
+because :func:`fetched` cancels it. :func:`fetched` also detects an answer that ends early.
 
 A long wait gives a warning, which commands print on standard error. This module imports no backend. It examines the
 names and attributes of exceptions instead.
@@ -25,10 +27,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 import warnings
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import accumulate
@@ -39,7 +42,7 @@ from typing import Any, NamedTuple, TypeVar
 from wdscli.errors import UsageError
 from wdscli.shown import shown
 from wdscli.storage.addresses import TRUSTED
-from wdscli.storage.kinds import PASSING
+from wdscli.storage.kinds import NOTE, PASSING
 from wdscli.threads import ForkLock, holding
 from wdscli.units import parse_size, whole_number
 
@@ -119,6 +122,81 @@ class GaveUp(Exception):
     def __init__(self, error: Exception, attempts: int) -> None:
         super().__init__(str(error))
         self.error, self.attempts = error, attempts
+
+
+class RangeAnswer(NamedTuple):
+    """What the headers of an answer say about its body. ``part`` is the range in the body: its first byte, and the byte
+    after its last byte. ``size`` is the size of the whole object. A missing value is None or empty."""
+
+    status: int
+    part: tuple[int, int] | None
+    size: int | None
+    length: int | None
+    etag: str
+    changed: str = ""
+    note: str = ""
+
+    def check(self, begin: int, end: int, size: int | None, etag: str, changed: str = "") -> int:
+        """Return the object's size. Raises Replaced if the object has another size, ETag or time of change, and
+        Transient if the body is not the requested range, the bytes ``begin`` to ``end - 1``. A proxy may answer with a
+        page of its own, for example."""
+        if self.status == 412 or (self.status == 416 and self.size not in (None, size)):
+            raise Replaced
+        if self._is_empty_object and not begin and not size:
+            return 0
+        if self.status != 206 or self.part is None:
+            raise Transient(f"the answer is not the requested range (status {self.status})")
+        self.check_version(etag, changed)
+        if size is None:
+            size = self.size
+        if size is None:
+            raise Transient("the answer does not report the size of the object")
+        if self.size not in (None, size):
+            raise Replaced
+        wanted = begin, min(end, size)
+        if self.part != wanted:
+            sent, requested = (f"{first}-{stop - 1}" for first, stop in (self.part, wanted))
+            raise Transient(f"the server sent bytes {sent} instead of {requested}")
+        if self.length not in (None, wanted[1] - begin):
+            raise Transient(f"the answer has {self.length} bytes instead of {wanted[1] - begin}")
+        return size
+
+    def check_version(self, etag: str, changed: str) -> None:
+        """Raise Replaced for another ETag or time of change, and Transient if the answer has neither. Mirrors of the
+        same file may have different times, but the same ETag."""
+        if self.status == 412:
+            raise Replaced
+        version, expected = (self.etag, etag) if self.etag and etag else (self.changed, changed)
+        if (etag or changed) and not (version and expected):
+            raise Transient(f"the answer does not report the version of the file (status {self.status})")
+        if version and expected and version != expected:
+            raise Replaced
+
+    @property
+    def _is_empty_object(self) -> bool:
+        # Some servers ignore the range in a request for an empty object (RFC 9110, 14.2).
+        return self.status == 200 and self.length == 0 and bool(self.etag)
+
+
+# RFC 9110, 14.4: bytes 0-65535/1000000, bytes 0-65535/*, or bytes */0 with 416.
+_CONTENT_RANGE = re.compile(
+    r"(?:bytes)?\s*(?:([0-9]{1,19})-([0-9]{1,19})|\*)/(?:([0-9]{1,19})|\*)\s*", re.ASCII
+)
+
+
+def answer_of(status: int, headers: Mapping[str, str]) -> RangeAnswer:
+    """Describe an answer to a range request by its HTTP headers, which have names in lower case or of any case."""
+    match = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
+    length = headers.get("content-length", "")
+    return RangeAnswer(
+        status,
+        (int(match[1]), int(match[2]) + 1) if match and match[1] else None,
+        int(match[3]) if match and match[3] else None,
+        whole_number(length) if length.isascii() and length.isdigit() else None,
+        headers.get("etag") or "",
+        headers.get("last-modified") or "",
+        headers.get(f"x-amz-meta-{NOTE}", ""),
+    )
 
 
 class Network(NamedTuple):

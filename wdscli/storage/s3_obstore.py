@@ -34,8 +34,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.storage.ends import PIECE_BYTES
-from wdscli.storage.kinds import KINDS, Entry, Store, container_of, is_file_name, kind_of
-from wdscli.storage.retry import CONNECT_SECONDS, Replaced, Transient, code_of, network
+from wdscli.storage.kinds import KINDS, NOTE, Entry, Store, container_of, is_file_name, kind_of
+from wdscli.storage.retry import (
+    CONNECT_SECONDS,
+    RangeAnswer,
+    Replaced,
+    Transient,
+    answer_of,
+    code_of,
+    network,
+)
 from wdscli.threads import ForkLock
 
 STORE = "WDSCLI_STORE"
@@ -67,7 +75,7 @@ Ask = Callable[[Any, str, str], Coroutine[Any, Any, Answer]]
 Range = tuple[int, int]
 Object = tuple[str, str, str | None]
 """Bucket, key and version."""
-Check = Callable[[Mapping[str, Any]], None]
+Check = Callable[[RangeAnswer], None]
 Keep = Callable[[memoryview], object]
 _STORES: dict[tuple[Any, ...], ObstoreS3 | None] = {}
 _process = 0
@@ -370,10 +378,16 @@ class S3Store(Store):
         found = sync(self.fs.loop, self.fs._call_s3, "head_object", Bucket=bucket, Key=key)
         return self._entry({**found, "name": path, "size": found["ContentLength"]})
 
+    def _entry(self, about: Mapping[str, Any]) -> Entry:
+        entry = super()._entry(about)
+        if not (entry.version or entry.is_folder):
+            raise Transient("the answer does not describe an object")
+        return entry
+
     async def fetch(self, of: Object, part: Range, etag: str, check: Check, keep: Keep) -> None:
         """Fetch a range, by the contract in :mod:`wdscli.storage.retry`. With an ETag, only this version is fetched; an
-        empty ETag means any version. ``check`` is called with the headers before ``keep`` gets bytes, and may raise
-        Replaced."""
+        empty ETag means any version. ``check`` is called before ``keep`` gets bytes, and may raise Replaced and
+        Transient."""
         await _fetch(self.fs, of, part, etag, check, keep)
 
 
@@ -392,7 +406,8 @@ async def _fetch(fs: Any, of: Object, part: Range, etag: str, check: Check, keep
         raise
     body = answer["Body"]
     try:
-        check(answer)
+        about = answer["ResponseMetadata"]
+        check(answer_of(about["HTTPStatusCode"], about["HTTPHeaders"]))
         while data := await body.read(PIECE_BYTES):
             keep(data)
     finally:
@@ -545,9 +560,10 @@ async def _pieces(client: Any, key: str, part: Range, etag: str, check: Check) -
 
     pinned = {"if_match": etag} if etag else {}
     answer = await obstore.get_async(client, key, options={"range": part, **pinned})
-    (first, last), meta = answer.range, answer.meta
-    about = {"ETag": meta["e_tag"], "ContentRange": f"bytes {first}-{last - 1}/{meta['size']}"}
-    check({**about, "Metadata": getattr(answer, "attributes", {})})
+    (first, stop), meta = answer.range, answer.meta
+    note = getattr(answer, "attributes", {}).get(NOTE, "")
+    # obstore raises an error for an answer without status 206 or Content-Range.
+    check(RangeAnswer(206, (first, stop), meta["size"], None, meta["e_tag"] or "", note=note))
     if part[1] - part[0] <= PIECE_BYTES:
         yield await answer.bytes_async()
     else:
@@ -558,7 +574,10 @@ async def _pieces(client: Any, key: str, part: Range, etag: str, check: Check) -
 async def _head(client: Any, bucket: str, key: str) -> Entry:
     import obstore
 
-    return _entry(bucket, await obstore.head_async(client, key))
+    entry = _entry(bucket, await obstore.head_async(client, key))
+    if not entry.version:
+        raise Transient("the answer does not describe an object")
+    return entry
 
 
 async def _info(client: Any, bucket: str, key: str) -> Entry:

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -29,10 +30,9 @@ from typing import Any
 from wdscli.errors import OutputError, OutputIsFolderError
 from wdscli.shown import cause_of
 from wdscli.storage.ends import LARGE_BYTES, Data, NotCopied, Sink, taken
-from wdscli.storage.kinds import Store, container_of, etag_of, kind_of, stored_version
+from wdscli.storage.kinds import NOTE, Store, container_of, etag_of, kind_of, stored_version
 from wdscli.storage.remote import (
     NO_CONTAINER_HINT,
-    NOTE,
     etag_version,
     explained,
     is_bucket_missing,
@@ -299,23 +299,39 @@ class S3Sink(Sink):
         return self._joined(answers), _etag_of([one["ETag"] for one in answers]) if is_md5 else ""
 
     def _finished(self, finish: Callable[..., Future[Any]], etag: str) -> str:
-        """Return the ETag of the complete object. ``etag`` is the expected ETag, if the store makes ETags from MD5."""
+        """Return the ETag of the complete object. ``etag`` is the expected ETag, if the store makes ETags from MD5. An
+        answer without an ETag may come from a proxy, so the object is then looked at."""
+        attempts = Attempts(network(), self.name)
+        while True:
+            answer = self._finish_answer(finish, etag)
+            reported = str(answer.get("ETag") or answer.get("CopyObjectResult", {}).get("ETag") or "")
+            if reported:
+                return reported
+            stored_etag, stored_bytes = self._object.look()
+            # With the condition, no older object can have this name. ETags of some stores are no MD5.
+            if stored_bytes == self.written and (stored_etag == etag or self._condition):
+                return stored_etag
+            time.sleep(attempts.pause_after(Transient("the store did not confirm the upload")))
+            self._object.repeated.append("finish")
+
+    def _finish_answer(self, finish: Callable[..., Future[Any]], etag: str) -> dict[str, Any]:
+        """Return the answer to the last request of an upload."""
         try:
-            answer = finish(**self._condition).result()
+            answer: dict[str, Any] = finish(**self._condition).result()
+            return answer
         except Exception as error:
             code = next((code for one in causes(error) if (code := code_of(one))), "")
             if code == "NotImplemented" and self._condition:
                 # The store does not support If-None-Match, so only the check at the start protects existing objects.
                 self._condition = {}
-                return self._finished(finish, etag)
+                return self._finish_answer(finish, etag)
             # The first attempt may have succeeded although its answer was lost.
-            if code in (*_TAKEN, "NoSuchUpload") and self._object.tried_again and self._object.etag() == etag:
-                return etag
+            if code in (*_TAKEN, "NoSuchUpload") and self._object.repeated and self._object.etag() == etag:
+                return {"ETag": etag}
             # s3fs has several errors for an existing name.
             if isinstance(error, FileExistsError) or code in _TAKEN:
                 raise taken(self.name) from cause_of(error)
             raise
-        return str(answer.get("ETag") or answer.get("CopyObjectResult", {}).get("ETag") or "")
 
     def _discard(self) -> None:
         self._pieces = []
@@ -369,7 +385,8 @@ class _S3Object:
         self._store, self._patience = store, patience
         bucket, key, _ = store.split(path)
         self.place = {"Bucket": bucket, "Key": key}
-        self._again: list[str] = []
+        self.repeated: list[str] = []
+        """The methods of the requests that were retried."""
 
     @cached_property
     def fs(self) -> Any:
@@ -384,15 +401,10 @@ class _S3Object:
         # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores that do not support checksums.
         return {} if said == "when_required" else {"ChecksumAlgorithm": "CRC32"}
 
-    @property
-    def tried_again(self) -> bool:
-        """Whether a request was retried."""
-        return bool(self._again)
-
     def begin(self, method: str, **options: Any) -> Future[Any]:
         """Start a request. It is retried after transient failures."""
         of = {**self.place, **options}
-        return _begun(self.fs, _answered(self.fs, self._patience, self._again, method, of))
+        return _begun(self.fs, _answered(self.fs, self._patience, self.repeated, method, of))
 
     def send(self, method: str, body: _Body, **options: Any) -> Future[Any]:
         """Start a request with a body."""
@@ -404,12 +416,17 @@ class _S3Object:
             options["ChecksumCRC32"] = b64encode(found.to_bytes(4, "big")).decode()
         return self.begin(method, Body=body, **options)
 
+    def look(self) -> tuple[str, int]:
+        """Return the current ETag and size of the object. The ETag is empty if there is no object."""
+        try:
+            answer = self.begin("head_object").result()
+        except FileNotFoundError:
+            return "", 0
+        return str(answer.get("ETag", "")).strip('"'), int(answer.get("ContentLength") or 0)
+
     def etag(self) -> str:
         """Return the current ETag of the object. It is empty if there is no object."""
-        try:
-            return str(self.begin("head_object").result().get("ETag", "")).strip('"')
-        except FileNotFoundError:
-            return ""
+        return self.look()[0]
 
     def abort(self, upload: Future[Any]) -> None:
         """Abort an upload. Its first request may still be unanswered. Never raises an error."""
@@ -449,7 +466,7 @@ async def _answered(
         count_traffic(requests=1, sent=size)
         try:
             answer = await asyncio.wait_for(noticed(fs._call_s3(method, **options), attempts), seconds)
-            _check_stored(options, answer)
+            _check_stored(method, options, answer)
             return answer
         except Exception as error:
             is_damaged = any(code_of(one) in _NOT_WHAT_WAS_SENT for one in causes(error))
@@ -458,8 +475,15 @@ async def _answered(
         await asyncio.sleep(pause)
 
 
-def _check_stored(options: dict[str, Any], answer: Any) -> None:
-    """Raise Transient if the checksum that the store reports is not the checksum of the body."""
+_NEEDED = {"create_multipart_upload": "UploadId", "upload_part": "ETag", "upload_part_copy": "CopyPartResult"}
+"""What the answer of a store surely has, by method. The answer of a proxy does not have it."""
+
+
+def _check_stored(method: str, options: dict[str, Any], answer: Any) -> None:
+    """Raise Transient for an answer that is not from a store, and if the checksum that the store reports is not the
+    checksum of the body."""
+    if method in _NEEDED and not answer.get(_NEEDED[method]):
+        raise Transient("the answer is not from a store")
     sent = options.get("ChecksumCRC32")
     stored = answer.get("ChecksumCRC32") if isinstance(answer, dict) else None
     if sent and stored and sent != stored:
