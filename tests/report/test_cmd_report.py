@@ -431,3 +431,61 @@ def test_provenance_names_options_as_they_are_called_today(made: Path, tmp_path:
     assert "--key-column id" in page
     assert "--column note=caption" in page
     assert "field note=caption" not in page
+
+
+def test_findings_come_first_and_name_the_samples_that_are_missing(tmp_path: Path) -> None:
+    wds_here("create", made_texts(tmp_path), "-o", tmp_path / "s-%d.tar", "--max-count", "10", "-q")
+    shard = tmp_path / "s-1.tar"
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    target = tmp_path / "page.html"
+    ran = wds_here("report", tmp_path, "-o", target)
+    text = target.read_text()
+    assert re.search(r"[1-9] errors?, 1 damaged, [1-9] lost", ran.err)
+    assert re.search(r"Samples that this page lacks: 1 damaged, [1-9] lost", text)
+    assert text.index('<section id="findings"') < text.index('<section id="samples"')
+    assert text.index('href="#findings">Findings') < text.index('href="#samples">Samples')
+
+
+def made_texts(folder: Path) -> Path:
+    """A folder of 30 programs."""
+    (folder / "src").mkdir()
+    for number in range(30):
+        (folder / "src" / f"p{number:02}.py").write_text(f"# program {number}\n" + "x = 1\n" * (number % 5))
+        (folder / "src" / f"p{number:02}.bin").write_bytes(bytes(range(number, 256)))
+    return folder / "src"
+
+
+@pytest.mark.parametrize("form", ["files", "stream"])
+def test_any_field_of_text_has_previews_and_a_section(form: str, tmp_path: Path) -> None:
+    made_texts(tmp_path)
+    shard = tmp_path / ("s.tar.gz" if form == "stream" else "s.tar")
+    wds_here("create", tmp_path / "src", "-o", shard, "-q")
+    assert wds_here("report", shard, "-o", tmp_path / "page.html").code == 0
+    text = (tmp_path / "page.html").read_text()
+    section = text[text.index('<section id="captions"') : text.index('<section id="shards"')]
+    assert re.findall("<h3><code>(.*?)</code></h3>", section) == ["py"]
+    assert "30 texts." in section
+    assert len(re.findall('<p class="caption" dir="auto"># program', text)) == 30
+    assert "Cannot be decoded" not in text
+
+
+def test_a_caption_is_shown_rather_than_another_text(tmp_path: Path) -> None:
+    (tmp_path / "s.tar").write_bytes(
+        tar_of([("a.md", b"# heading"), ("a.py", b"pass"), ("a.txt", b"a caption")])
+    )
+    assert wds_here("report", tmp_path / "s.tar", "-o", tmp_path / "page.html").code == 0
+    assert '<p class="caption" dir="auto">a caption</p>' in (tmp_path / "page.html").read_text()
+
+
+def test_a_lone_chart_is_as_wide_as_two() -> None:
+    wide = charts.histogram(Counter({1: 2, 5: 3}), "texts", alone=True)
+    assert f'viewBox="0 0 {2 * charts.WIDTH} {charts.HEIGHT}"' in wide
+    assert f'viewBox="0 0 {charts.WIDTH} {charts.HEIGHT}"' in charts.histogram(Counter({1: 2, 5: 3}), "texts")
+
+
+def test_provenance_names_the_stored_values(tmp_path: Path) -> None:
+    wds_here(
+        "create", made_texts(tmp_path), "-o", tmp_path / "s-%d.tar", "--values", "len(py),lines(py)", "-q"
+    )
+    assert wds_here("report", tmp_path, "-o", tmp_path / "page.html").code == 0
+    assert "<dt>values</dt><dd>len(py), lines(py)</dd>" in (tmp_path / "page.html").read_text()

@@ -127,3 +127,17 @@ def test_the_page_on_a_phone(browser: Any, tmp_path: Path) -> None:
         "one => getComputedStyle(one, '::before').content)"
     )
     assert names[:2] + names[-1:] == ['"holds"', '"in samples"', '"sizes"']
+
+
+def test_a_narrow_menu_shows_that_it_scrolls(browser: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert wds_here("report", write_set(tmp_path), "-o", page).code == 0
+    browser.set_window_size(500, 900)
+    browser.get(page.as_uri())
+    browser.execute_script("document.body.style.width = '390px'; dispatchEvent(new Event('resize'))")
+    menu = "document.querySelector('.links')"
+    classes = f"return {menu}.className"
+    assert browser.execute_script(classes) == "links more"
+    scroll = f"{menu}.scrollLeft = 1e6; {menu}.dispatchEvent(new Event('scroll'))"
+    browser.execute_script(scroll)
+    assert browser.execute_script(classes) == "links before"

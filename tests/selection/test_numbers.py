@@ -1,12 +1,16 @@
 """Values of samples: stored in indexes, looked up in tables, or read from payloads."""
 
+import io
 import json
 import os
+import shutil
+import tarfile
 import time
 from pathlib import Path
 
 import numpy
 import pytest
+from shard_cases import wds
 
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.ops.index import index
@@ -41,7 +45,36 @@ def test_names_in_normal_form():
     assert value_names("json['tokens'] , len( txt )") == ("json.tokens", "len(txt)")
     assert value_names(["json.a", "json.a", "width('seg.png')"]) == ("json.a", "width(seg.png)")
     assert value_names("round(json.a, 2),height('2.png')") == ("round(json.a, 2)", "height('2.png')")
+    assert value_names("lines( py ),len(a.py)+1") == ("lines(py)", "len(a.py) + 1")
     assert value_names(None) == ()
+
+
+def test_texts_of_any_field_are_measured(tmp_path):
+    texts = [b"a\nb", "äö\n".encode(), b"", b"\n\n", b"c\r\nd\r\n"]
+    with tarfile.open(tmp_path / "t.tar", "w") as file:
+        for number, text in enumerate(texts):
+            member = tarfile.TarInfo(f"{number}.py")
+            member.size = len(text)
+            file.addfile(member, io.BytesIO(text))
+    values = "lines(py),len(py)"
+    index([str(tmp_path / "t.tar")], values=values)
+    assert values_of([str(tmp_path / "t.tar")], "lines(py)").tolist() == [2, 1, 0, 2, 2]
+    assert values_of([str(tmp_path / "t.tar")], "len(py)").tolist() == [3, 3, 0, 2, 6]
+    for stored in (True, False):
+        if not stored:
+            shutil.rmtree(tmp_path / ".wds")
+        ran = wds("ls", tmp_path / "t.tar", "--where", "lines(py) == 2 and len(py) < 6", "--json")
+        assert [json.loads(line)["key"] for line in ran.out.splitlines()] == ["0", "3"]
+
+
+def test_bytes_that_are_no_text_have_no_lines(tmp_path):
+    with tarfile.open(tmp_path / "t.tar", "w") as file:
+        member = tarfile.TarInfo("a.py")
+        member.size = 2
+        file.addfile(member, io.BytesIO(b"\xff\xfe"))
+    ran = wds("ls", tmp_path / "t.tar", "--where", "lines(py) > 0")
+    assert ran.code == 3
+    assert "py cannot be decoded: it is not UTF-8 at byte 0" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -198,13 +198,13 @@ class GeneralOptions(NamedTuple):
     --keys-from FILE  Keep samples whose key is listed in FILE. FILE has a key on each line, or is a table with a
         column key: Parquet, .csv, .tsv, .jsonl. Repeatable.
     --not-keys-from FILE  Keep samples whose key is not listed in FILE. Repeatable.
-    --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression. Names: key, shard, index, fields,
-        cls, txt, json.a.b[0] (a place in JSON) and size.jpg (bytes). Compare with ==, !=, <, <=, >, >= and in; combine
-        with and, or, not; compute with + - * / // % **. Functions of a payload: len(txt), width(jpg), height(jpg),
-        seconds(wav), shape(npy)[0]. Functions of the key: search('^n01/', key), key.startswith('n01'), rand(7),
-        hash(key). Functions of values: abs, min, max, sum, round, int, float, str, any, all, get(json, 'name', 0).
-        Examples: json.width > 512 and cls == 3; 'png' in fields; sum(size) < 1e6. wdscli(1) explains all of them. If
-        the option is repeated, all expressions must be true.
+    --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression. Names: key, shard, index,
+        fields, cls, txt, json.a.b[0] (a place in JSON) and size.jpg (bytes). Compare with ==, !=, <, <=, >, >= and
+        in; combine with and, or, not; compute with + - * / // % **. Functions of a payload: len(txt), lines(py),
+        width(jpg), height(jpg), seconds(wav), shape(npy)[0]. Functions of the key: search('^n01/', key),
+        key.startswith('n01'), rand(7), hash(key). Functions of values: abs, min, max, sum, round, int, float, str,
+        any, all, get(json, 'name', 0). Examples: json.width > 512 and cls == 3; 'png' in fields; sum(size) < 1e6.
+        wdscli(1) explains all of them. If the option is repeated, all expressions must be true.
     +--slice A:B:STEP  Keep the selected samples with numbers from A to B-1, in steps of STEP. The first sample has
         number 0.
     --sample N|P  Keep a random subset: N samples, or 10%. A share may also be written as 0.1. The subset does not

@@ -52,6 +52,12 @@ class Kind(NamedTuple):
     """Whether Hugging Face's library ``datasets`` decodes the field. The library decodes the same fields of data values
     as webdataset."""
 
+    @property
+    def may_be_text(self) -> bool:
+        """Whether such a field may have text that is no class, caption or number. A name without a row may."""
+        is_written_as_text = self.is_text and self.form not in ("integer", "number")
+        return not self.role and (not self.names or self.card == "text" or is_written_as_text)
+
 
 _image = partial(Kind, form="image", card="image")
 _audio = partial(Kind, form="audio")

@@ -337,7 +337,7 @@ def excerpt(kind: Kind, data: bytes) -> tuple[str, bool]:
         return _arrays(data), False
     if kind.card in ("text", "number"):
         return text_excerpt(data), True
-    text = _guessed(data)
+    text = guessed_text(data)
     return (text, True) if text else (data[:_HEX_BYTES].hex(" ") + " …" * (len(data) > _HEX_BYTES), False)
 
 
@@ -364,8 +364,8 @@ def _array(array: Any) -> str:
     return f"{array.dtype} {' × '.join(map(str, array.shape)) or 'number'}"
 
 
-def _guessed(data: bytes) -> str:
-    """Return an excerpt of a payload of unknown type, if it is text."""
+def guessed_text(data: bytes) -> str:
+    """Return an excerpt of a payload of unknown type if it is text, and otherwise an empty text."""
     head = data[: 4 * MAX_TEXT_CHARACTERS]
     try:
         text = head.decode("utf-8") if len(head) == len(data) else head[:-4].decode("utf-8", "ignore")

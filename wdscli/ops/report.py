@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from wdscli.errors import UsageError
+from wdscli.errors import StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks
 from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
@@ -30,6 +31,7 @@ from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set, without_index
 from wdscli.shards.manifest import Manifest, set_prefix
+from wdscli.shards.reading import find_index
 from wdscli.shown import shown
 from wdscli.storage import base_name, folder_of, is_local, open_sink, open_source
 from wdscli.storage.addresses import local_path, natural
@@ -129,7 +131,7 @@ def _facts(
             verified=_verified(inputs, names, request, options, progress) if options.check else None,
             decoded=options.decode,
             manifest=manifest,
-            made=[] if manifest is None else _made(manifest),
+            made=[*([] if manifest is None else _made(manifest)), *_values_row(addresses)],
         )
     )
 
@@ -243,6 +245,15 @@ def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
         one._replace(shard=renamed(one.shard), message=renamed(one.message)) for one in verified.findings
     ]
     return replace(verified, findings=tuple(findings))
+
+
+def _values_row(addresses: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the row of the values that the index of the first shard stores, or nothing without values."""
+    with suppress(StorageError), open_source(addresses[0]) as source:
+        index = find_index(addresses[0], source)
+        if index is not None and index.numbers:
+            return [("values", ", ".join(index.numbers))]
+    return []
 
 
 def _made_value(name: str, value: Any, manifest: Manifest) -> Any:

@@ -99,14 +99,17 @@ def whole(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else ""
 
 
-def histogram(counts: Counter[int], what: str, number: Callable[[float], str] = whole) -> str:
-    """Return an SVG with the frequency of whole numbers. ``what`` names the counted things."""
+def histogram(
+    counts: Counter[int], what: str, number: Callable[[float], str] = whole, *, alone: bool = False
+) -> str:
+    """Return an SVG with the frequency of whole numbers. ``what`` names the counted things. A chart without
+    another one next to it (``alone``) is twice as wide."""
     bins = binned(counts)
     values = [
         {"value": (one.number, one.low, one.high + 1), "label": f"{one.label}: {one.number:,} {what}"}
         for one in bins
     ]
-    options: dict[str, Any] = {"x_value_formatter": number}
+    options: dict[str, Any] = {"x_value_formatter": number, "width": WIDTH * (1 + alone)}
     if bins[-1].open:
         # The last bar has all larger values.
         low, last = bins[0].low, bins[-1].low

@@ -42,6 +42,8 @@ MIXED_RUN, SORTED_RUN = 1.5, 4.0
 the second number, it is sorted."""
 UNEVEN = 0.5
 """A set is uneven if a shard, except the last shard, has less than this share of the largest shard's samples."""
+_LOSSES = ("damaged", "lost")
+"""The reasons for which the page lacks samples because of damage."""
 _GOOD, _FAIR, _BAD, _PLAIN = "good", "fair", "bad", "plain"
 
 
@@ -267,20 +269,17 @@ def _class(source: str, counts: Counter[str], names: Sequence[str]) -> Classes:
 
 def _captions(looked: Looked) -> list[Captions]:
     sources = sorted(looked.characters, key=lambda source: _rank(source, CAPTIONS))
-    return [
-        Captions(
-            source,
-            sum(characters.values()),
-            characters[0],
-            middle(characters),
-            middle(looked.words[source]),
-            max(characters),
-            charts.histogram(characters, "texts") if len(characters) > 1 else "",
-            charts.histogram(looked.words[source], "texts") if len(looked.words[source]) > 1 else "",
-        )
-        for source in sources[:3]
-        for characters in (looked.characters[source],)
-    ]
+    return [_texts(source, looked.characters[source], looked.words[source]) for source in sources[:3]]
+
+
+def _texts(source: str, characters: Counter[int], words: Counter[int]) -> Captions:
+    lengths = [counts if len(counts) > 1 else None for counts in (characters, words)]
+    svg_characters, svg_words = (
+        charts.histogram(counts, "texts", alone=None in lengths) if counts else "" for counts in lengths
+    )
+    total = sum(characters.values())
+    medians = middle(characters), middle(words)
+    return Captions(source, total, characters[0], *medians, max(characters), svg_characters, svg_words)
 
 
 def _pictures(looked: Looked) -> list[Pictures]:
@@ -342,8 +341,7 @@ def _shards(found: Found) -> Shards:
     return Shards(
         rows[:MAX_SHARDS],
         len(rows),
-        _shard_chart([(name, count, f"{count:,} samples") for name, count, *_ in rows], "{:,.0f}".format),
-        _shard_chart([(row[0], row[3], human_size(row[3])) for row in rows], human_size),
+        *_shard_charts(rows),
         is_even,
         spread,
     )
@@ -353,15 +351,21 @@ def _span(least: int, most: int, number: Callable[[float], str]) -> str:
     return number(least) if least == most else f"{number(least)} to {number(most)}"
 
 
-def _shard_chart(rows: Sequence[tuple[str, int, str]], number: Callable[[float], str]) -> str:
-    """Return a chart of the shards: a bar for each of a few shards, a histogram for many shards, or nothing for one
-    shard."""
+def _shard_charts(rows: Sequence[tuple[str, int, int, int, int]]) -> tuple[str, str]:
+    """Return the charts of samples and of bytes: a bar for each of a few shards, a histogram for many shards with
+    different numbers, and otherwise nothing."""
     if len(rows) < 2:
-        return ""
+        return "", ""
+    samples = [(row[0], row[1], f"{row[0]}: {row[1]:,} samples") for row in rows]
+    sizes = [(row[0], row[3], f"{row[0]}: {human_size(row[3])}") for row in rows]
     if len(rows) <= MAX_BARS:
-        return charts.bars([(name, value, f"{name}: {text}") for name, value, text in rows], "shards", number)
-    values = Counter(value for _, value, _ in rows)
-    return charts.histogram(values, "shards", number) if len(values) > 1 else ""
+        return charts.bars(samples, "shards", "{:,.0f}".format), charts.bars(sizes, "shards", human_size)
+    by_samples, by_bytes = (Counter(number for _, number, _ in numbers) for numbers in (samples, sizes))
+    alone = min(len(by_samples), len(by_bytes)) < 2
+    return (
+        charts.histogram(by_samples, "shards", alone=alone) if len(by_samples) > 1 else "",
+        charts.histogram(by_bytes, "shards", human_size, alone=alone) if len(by_bytes) > 1 else "",
+    )
 
 
 def _mixed(found: Found, classes: Classes | None) -> Mixed | None:
@@ -432,6 +436,8 @@ def _verdicts(found: Found, mixed: Mixed | None, shards: Shards) -> list[Verdict
         text = ", ".join(f"{count:,} {word}{'s' * (count != 1)}" for count, word in counts if count)
         tone = _BAD if checked.errors else _FAIR if checked.warnings else _GOOD
         verdicts.append(Verdict(tone, text or "nothing wrong", "findings"))
+    if losses := lost_samples(summary):
+        verdicts.append(Verdict(_BAD, losses, "findings"))
     if summary.report.missing:
         count = len(summary.report.missing)
         verdicts.append(Verdict(_BAD, f"{count:,} shard{'s' * (count != 1)} missing", "findings"))
@@ -444,6 +450,12 @@ def _verdicts(found: Found, mixed: Mixed | None, shards: Shards) -> list[Verdict
     if found.manifest is None:
         verdicts.append(Verdict(_PLAIN, "no manifest", "provenance"))
     return verdicts
+
+
+def lost_samples(summary: Summary) -> str:
+    """Return how many samples the page lacks because of damage, as a text: ``1 damaged, 12 lost``."""
+    dropped = summary.report.dropped
+    return ", ".join(f"{dropped[reason]:,} {reason}" for reason in _LOSSES if dropped.get(reason))
 
 
 def plain_value(value: Any) -> str:

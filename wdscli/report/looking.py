@@ -36,7 +36,7 @@ from wdscli.codecs.images import opened_image
 from wdscli.codecs.kinds import KINDS, Kind, find
 from wdscli.errors import DataError, StorageError
 from wdscli.look.listing import Page
-from wdscli.look.unpack import cut, excerpt, picture_size, visible
+from wdscli.look.unpack import cut, excerpt, guessed_text, picture_size, visible
 from wdscli.model import to_text
 from wdscli.samples.reading import Expected
 from wdscli.shards.index import Index
@@ -55,6 +55,8 @@ MAX_VALUE_BYTES = 1 << 20
 MAX_CLASS_CHARACTERS = 100
 MAX_COUNTED = 10_000
 """The most names in JSON that are counted, by type. The page shows the most frequent of them."""
+PROBE_BYTES = 1 << 12
+"""The bytes of a payload that decide whether a field with an unknown name has texts."""
 HEADER_BYTES = 1 << 13
 MAX_HEADER_BYTES = 1 << 18
 """How many bytes of a picture are read to find its size. First the smaller number is read, then the larger."""
@@ -189,19 +191,37 @@ def look_into(task: LookTask) -> Looked:
         warnings.simplefilter("ignore")
         # The index of a remote shard costs a request.
         index = find_index(task.address, source) if is_local(task.address) else None
+        texts = _text_fields(task, source)
         if source.seekable:
-            source.expect([span for one in task.samples for span in _spans(one, task, index)])
+            source.expect([span for one in task.samples for span in _spans(one, task, index, texts)])
         for one in task.samples:
-            _Sample(source, one, task, found, index).look()
+            _Sample(source, one, task, found, index, texts).look()
     return found
 
 
-def _spans(one: Drawn, task: LookTask, index: Index | None) -> list[tuple[int, int]]:
+def _text_fields(task: LookTask, source: Source) -> frozenset[str]:
+    """Return the fields without a known format that have texts. The first payload of a field decides. In a stream, all
+    such fields may have texts, because all bytes of a stream are read."""
+    probed: dict[str, bool] = {}
+    for sample in task.samples:
+        for raw, expected in sample.members:
+            field = to_text(raw)
+            if field in probed or not _kind_of(field).may_be_text:
+                continue
+            probed[field] = True
+            if source.seekable and not held_extension(field)[1]:
+                with suppress(DataError):
+                    head = source.read_at(expected.offset, min(expected.size, PROBE_BYTES))
+                    probed[field] = bool(guessed_text(head))
+    return frozenset(field for field, is_text in probed.items() if is_text)
+
+
+def _spans(one: Drawn, task: LookTask, index: Index | None, texts: frozenset[str]) -> list[tuple[int, int]]:
     """Return the byte ranges of a sample that must be read."""
     spans = []
     for raw, expected in one.members:
         field, end = to_text(raw), expected.offset + expected.size
-        if order(one) > task.carded and not _is_value(field, expected.size):
+        if order(one) > task.carded and not _is_value(field, expected.size, texts):
             if order(one) > task.pictured or not _is_picture(field) or _stored_size(one, expected, index):
                 continue
             end = min(end, expected.offset + HEADER_BYTES)
@@ -220,9 +240,9 @@ def _stored_size(one: Drawn, expected: Expected, index: Index | None) -> tuple[i
     return None if width is None or height is None else (int(width), int(height))
 
 
-def _is_value(field: str, size: int) -> bool:
+def _is_value(field: str, size: int, texts: frozenset[str]) -> bool:
     kind = _kind_of(field)
-    return size <= MAX_VALUE_BYTES and bool(kind.role or kind.form == "json")
+    return size <= MAX_VALUE_BYTES and (bool(kind.role) or kind.form == "json" or field in texts)
 
 
 def _is_picture(field: str) -> bool:
@@ -238,9 +258,16 @@ class _Sample:
     """One drawn sample that is read."""
 
     def __init__(
-        self, source: Source, drawn: Drawn, task: LookTask, found: Looked, index: Index | None
+        self,
+        source: Source,
+        drawn: Drawn,
+        task: LookTask,
+        found: Looked,
+        index: Index | None,
+        texts: frozenset[str],
     ) -> None:
         self.source, self.drawn, self.task, self.found, self.index = source, drawn, task, found, index
+        self.text_fields = texts
         self.classes: list[tuple[str, str]] = []
         self.texts: list[tuple[str, str]] = []
 
@@ -250,7 +277,7 @@ class _Sample:
         payloads: list[tuple[str, int, bytes | None]] = []
         for raw, expected in drawn.members:
             field, size = to_text(raw), expected.size
-            is_value = _is_value(field, size)
+            is_value = _is_value(field, size, self.text_fields)
             is_whole = order(drawn) <= task.carded or is_value
             data = self._payload(field, expected) if is_whole else None
             if data is not None and is_value:
@@ -288,11 +315,13 @@ class _Sample:
                 return
             text = data.decode("utf-8").strip()
         except (ValueError, RecursionError):
-            self.found.unread[field] += 1
+            # A name without a meaning promises no text.
+            if not kind.may_be_text:
+                self.found.unread[field] += 1
             return
         if kind.role == "class" and len(text) <= MAX_CLASS_CHARACTERS:
             self.classes.append((field, text))
-        elif kind.role == "caption":
+        elif kind.role == "caption" or (kind.may_be_text and (not text or guessed_text(data))):
             self._text(field, text)
 
     def _json(self, field: str, value: Any) -> None:
@@ -398,6 +427,8 @@ def make_card(
         size = sum(size for _, size, _ in payloads[MAX_PARTS:])
         parts.append(Part(f"and {len(payloads) - MAX_PARTS} more", "note", size))
     label = classes[0][1] if classes else ""
+    # A caption comes before other texts.
+    texts = sorted(texts, key=lambda named: ": " not in named[0] and not _kind_of(named[0]).role)
     caption = cut(texts[0][1], MAX_CAPTION_CHARACTERS) if texts else ""
     return Card(to_text(key), shard, place, label, caption, tuple(parts))
 

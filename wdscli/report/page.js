@@ -76,6 +76,16 @@
   });
   addEventListener("afterprint", () => closed.forEach((node) => { node.open = false; }));
 
+  // On a narrow screen the menu scrolls. Its edges show where more sections follow.
+  const menu = document.querySelector(".links");
+  const showEdges = () => {
+    menu.classList.toggle("before", menu.scrollLeft > 4);
+    menu.classList.toggle("more", menu.scrollLeft + menu.clientWidth < menu.scrollWidth - 4);
+  };
+  menu.addEventListener("scroll", showEdges, { passive: true });
+  addEventListener("resize", showEdges);
+  showEdges();
+
   const links = all(".links a");
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {

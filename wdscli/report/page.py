@@ -17,7 +17,7 @@ from typing import Any
 
 from wdscli import __version__
 from wdscli.codecs.handlers import needed
-from wdscli.report.facts import Facts
+from wdscli.report.facts import Facts, lost_samples
 from wdscli.units import human_size
 
 MAX_CHARACTERS = 2000
@@ -39,6 +39,7 @@ def make_page(facts: Facts) -> bytes:
     text: str = _template().render(
         **{**facts.found._asdict(), **facts._asdict()},
         has_pictures=facts.has_pictures,
+        losses=lost_samples(facts.found.summary),
         script=Markup(script),
         style=Markup(_beside("page.css")),
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),

@@ -46,8 +46,10 @@ _NODES = tuple(getattr(ast, name) for name in f"{_LOGIC} {_ARITHMETIC} {_ORDER} 
 _TWINS = {ast.BitAnd: ("&", "and"), ast.BitOr: ("|", "or"), ast.Invert: ("~", "not")}
 
 
-HEADER_FUNCTIONS = ("height", "seconds", "shape", "width")
-"""Functions of the header of a payload. The argument is the name of a field."""
+FIELD_FUNCTIONS = ("height", "lines", "seconds", "shape", "width")
+"""Functions of a payload, most of its header. The argument is the name of a field."""
+FIELD_MARK = "is_field"
+"""An attribute that :func:`parse` sets on the name in ``len(FIELD)``: the name of a field with a text."""
 STORED_MARK = "="
 """The first character of a name that :class:`StoredParts` puts into a tree."""
 
@@ -84,7 +86,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "float": float,
     "get": _get,
     "hash": _hash,
-    **dict.fromkeys(HEADER_FUNCTIONS, len),  # each scope has its own
+    **dict.fromkeys(FIELD_FUNCTIONS, len),  # each scope has its own
     "int": int,
     "len": len,
     "like": is_like,
@@ -140,7 +142,7 @@ def parse(text: str) -> ast.expr:
         raise _syntax_error(text, error) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"--where cannot be read: {error}") from None
-    _HeaderCalls().visit(tree)
+    _FieldCalls().visit(tree)
     _check_names(tree)
     for node in ast.walk(tree):
         if not isinstance(node, _NODES):
@@ -150,11 +152,18 @@ def parse(text: str) -> ast.expr:
     return tree
 
 
-class _HeaderCalls(ast.NodeTransformer):
-    """Makes a text of the argument of each header function: ``width(seg.png)`` is ``width("seg.png")``."""
+class _FieldCalls(ast.NodeTransformer):
+    """Makes a text of the argument of each function of a field: ``width(seg.png)`` is ``width("seg.png")``. Marks the
+    field in ``len(FIELD)``: ``len(py)`` is the length of a text, as ``len(txt)``."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if not (isinstance(node.func, ast.Name) and node.func.id in HEADER_FUNCTIONS):
+        if isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
+            field = _field_in(node.args[0])
+            if field and not isinstance(node.args[0], ast.Constant) and field.split(".")[0] not in NAMES:
+                node.args = [ast.Name(field, ast.Load())]
+                setattr(node.args[0], FIELD_MARK, True)
+                return node
+        if not (isinstance(node.func, ast.Name) and node.func.id in FIELD_FUNCTIONS):
             return self.generic_visit(node)
         field = _field_in(node.args[0]) if len(node.args) == 1 and not node.keywords else None
         if field is None:
@@ -177,16 +186,20 @@ def _field_in(node: ast.expr) -> str | None:
     )
 
 
-def _is_header_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in HEADER_FUNCTIONS
+def _is_field_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FIELD_FUNCTIONS
+
+
+def _is_payload(node: ast.Name) -> bool:
+    return node.id in PAYLOADS or getattr(node, FIELD_MARK, False)
 
 
 def payloads_in(tree: ast.expr) -> Iterator[bytes]:
     """The fields whose payloads an expression reads."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in PAYLOADS:
-            yield node.id.encode()
-        elif _is_header_call(node):
+        if isinstance(node, ast.Name) and _is_payload(node):
+            yield to_bytes(node.id)
+        elif _is_field_call(node):
             yield to_bytes(node.args[0].value)  # type: ignore[attr-defined]
 
 
@@ -238,7 +251,7 @@ class _Normal(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if not _is_header_call(node):
+        if not _is_field_call(node):
             return self.generic_visit(node)
         field = node.args[0].value  # type: ignore[attr-defined]
         if all(map(_is_attribute, field.split("."))):
@@ -302,7 +315,7 @@ def _check_names(tree: ast.expr) -> None:
     """Raise UsageError for a name, attribute or call that is not allowed."""
     called = {id(node.func): node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
+        if isinstance(node, ast.Name) and not _is_payload(node):
             _check_name(node.id, FUNCTIONS if id(node) in called else NAMES)
         elif isinstance(node, ast.Attribute):
             _check_attribute(node, is_called=id(node) in called)
@@ -381,11 +394,11 @@ class _Names(ast.NodeVisitor):
         self._found[Named(text, " for --where", (field,), path)] = None
 
     def visit_Name(self, node: ast.Name) -> None:
-        if node.id in PAYLOADS:
+        if _is_payload(node):
             self._add(node.id, node.id)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if _is_header_call(node):
+        if _is_field_call(node):
             field = node.args[0].value  # type: ignore[attr-defined]
             self._add(normal(node), field)
             return

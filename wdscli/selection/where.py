@@ -2,10 +2,11 @@
 
 An expression has the names ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size`` (bytes by field),
 ``fields``, and ``json``, ``cls``, ``txt``, which are decoded only when they are evaluated. Four functions take the name
-of a field and read the header of its payload: ``width(jpg)``, ``height(jpg)``, ``seconds(wav)``, ``shape(npy)``. All
-names are those of the shard, before ``--rename``. An expression is parsed and checked once, so that a mistake is an
-error before anything is read. simpleeval then evaluates it for each sample, with a scope that computes values on
-demand. The size of values and the time of ``search`` are limited.
+of a field and read the header of its payload: ``width(jpg)``, ``height(jpg)``, ``seconds(wav)``, ``shape(npy)``. Two
+read any field as text: ``len(py)`` counts its characters and ``lines(py)`` its lines. All names are those of the shard,
+before ``--rename``. An expression is parsed and checked once, so that a mistake is an error before anything is read.
+simpleeval then evaluates it for each sample, with a scope that computes values on demand. The size of values and the
+time of ``search`` are limited.
 
 An attribute of a mapping is one of its keys (``json.width``, ``size.jpg``; ``size["seg.png"]`` for a name with dots).
 Only the methods of text listed here can be called. A missing field, key or place, or a JSON null as an operand, makes
@@ -32,8 +33,8 @@ from wdscli.model import to_bytes, to_text
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.language import (
     CALLED_MARK,
+    FIELD_FUNCTIONS,
     FUNCTIONS,
-    HEADER_FUNCTIONS,
     OPERATORS,
     SEEDS,
     STORED_MARK,
@@ -222,7 +223,10 @@ class _Scope:
     def __getitem__(self, name: str) -> Any:
         if name not in self.known:
             is_stored = name.startswith(STORED_MARK)
-            self.known[name] = self._stored(name) if is_stored else _VALUES[name](self)
+            if is_stored:
+                self.known[name] = self._stored(name)
+            else:
+                self.known[name] = _VALUES[name](self) if name in _VALUES else self.text(name)
         return self.known[name]
 
     def _stored(self, name: str) -> float:
@@ -232,10 +236,13 @@ class _Scope:
             raise _Missing
         return number
 
-    def header(self, function: str, field: str) -> Any:
-        """The value in the header of a payload."""
+    def measure(self, function: str, field: str) -> Any:
+        """The number of lines of a text, or the value in the header of a payload."""
         from wdscli.codecs import headers
 
+        if function == "lines":
+            text = self.text(field)
+            return text.count("\n") + (text != "" and not text.endswith("\n"))
         data = self.payload(field)
         try:
             if function == "shape":
@@ -304,8 +311,8 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
     """simpleeval with lists, with attributes as keys, and without its check of every value for functions."""
 
     def __init__(self, scope: _Scope) -> None:
-        headers = {name: partial(scope.header, name) for name in HEADER_FUNCTIONS}
-        functions = {**FUNCTIONS, **headers, "rand": scope.rand}
+        of_fields = {name: partial(scope.measure, name) for name in FIELD_FUNCTIONS}
+        functions = {**FUNCTIONS, **of_fields, "rand": scope.rand}
         super().__init__(operators=OPERATORS, functions=functions, names=scope)
         self.nodes[ast.Attribute] = self._attribute
         self.nodes[ast.Subscript] = self._subscript
