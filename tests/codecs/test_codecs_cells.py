@@ -152,6 +152,16 @@ def test_pixels_are_encoded(write: Write, tmp_path: Path) -> None:
         (7, "cls", b"7"),
         (3.0, "cls", b"3"),
         ("12", "cls", b"12"),
+        ("3.0", "cls", b"3"),
+        ("1e3", "id", b"1000"),
+        ("007", "index", b"007"),
+        (12.0, "count", b"12"),
+        (0.5, "count", b"0.5"),
+        ("cat", "class", b"cat"),
+        ('{"a": NaN}', "json", b'{"a":null}'),
+        ('{"a": "NaN"}', "json", b'{"a": "NaN"}'),
+        ("<svg/>", "svg", b"<svg/>"),
+        ("P1 1 1 0", "pbm", b"P1 1 1 0"),
         ({"a": [1, "ü"]}, "json", '{"a":[1,"ü"]}'.encode()),
         ('{"a": 1}', "json", b'{"a": 1}'),
         ("any", "other", b"any"),
@@ -173,13 +183,17 @@ def test_what_fits(write: Write, tmp_path: Path, value: Any, field: str, expecte
         ("hello", "npy", "not JSON"),
         ({"a": 1}, "npy", "not an array of numbers"),
         ([1, 2], "npz", "npz takes a dict of arrays"),
-        ("cat", "cls", "not a number"),
+        ("cat", "cls", "not a whole number"),
+        (0.5, "cls", "not a whole number"),
+        ("0.5", "id", "not a whole number"),
+        ("nan", "count", "not a number"),
         (True, "cls", "not a number"),
         ([1], "cls", "not a number"),
         ("hello", "json", "not JSON"),
         ([1, 2], "txt", "text is not list"),
         ("images/7.jpg", "jpg", "EXT=@COLUMN"),
         ([[0, 256]], "png", "0 to 255"),
+        ([0.5, 1], "wav", "no encoder for list as wav"),
         ("x", "pyd", "pickle"),
     ],
 )
@@ -199,3 +213,87 @@ def test_text_of_csv_that_does_not_fit(write: Write, tmp_path: Path) -> None:
         ran = write(csv(tmp_path, value), f"{field}=x")
         assert ran.code == 3
         assert f't.csv, row 1: column "x" cannot be written as {field}' in ran.err
+
+
+BINARY = [
+    *(
+        "aac",
+        "apng",
+        "avi",
+        "avif",
+        "bmp",
+        "dcm",
+        "flac",
+        "gif",
+        "h5",
+        "heic",
+        "jpg",
+        "m4a",
+        "mkv",
+        "mov",
+        "mp3",
+    ),
+    *(
+        "mp4",
+        "mpg",
+        "npy",
+        "npz",
+        "ogg",
+        "opus",
+        "png",
+        "pt",
+        "pth",
+        "safetensors",
+        "ten",
+        "tif",
+        "wav",
+        "webp",
+    ),
+]
+
+
+@pytest.mark.parametrize("name", ["/data/x.wav", "x.bin", "https://h/x?y=1"])
+def test_a_forgotten_at_sign_is_an_error_for_all_that_is_no_text(
+    write: Write, tmp_path: Path, name: str
+) -> None:
+    """Issue 35, point 4."""
+    for field in BINARY:
+        ran = write(csv(tmp_path, name), f"{field}=x")
+        assert ran.code == 3, field
+        assert f't.csv, row 1: column "x" cannot be written as {field}: ' in ran.err, field
+        assert "--column EXT=@COLUMN" in ran.err, field
+    assert write(csv(tmp_path, name), "other=x", "svg=x", "txt=x").code == 0
+
+
+def test_whole_numbers_are_the_same_bytes_in_every_table(write: Write, tmp_path: Path) -> None:
+    """Issue 35, point 3: pandas writes a column of whole numbers with a gap as 3.0."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    table = pyarrow.table({"id": ["a"], "x": [3.0], "n": [float("nan")], "b": [b"3.0"]})
+    write_table(table, tmp_path / "t.parquet")
+    for path in (csv(tmp_path, "3.0"), jsonl(tmp_path, x=3.0), tmp_path / "t.parquet"):
+        assert write(path, "cls=x", "count=x").code == 0
+        assert (payload(tmp_path, "cls"), payload(tmp_path, "count")) == (b"3", b"3")
+    assert write(tmp_path / "t.parquet", "cls=n", "txt=n", "other=n", "json=n", "id=b").code == 0
+    members = dict(members_of(tmp_path / "out.tar"))
+    assert {name: data for name, data in members.items() if name != "a.bin"} == {
+        "a.json": b"null",
+        "a.id": b"3",
+    }
+
+
+def test_fractions_are_no_names_of_classes(tmp_path: Path) -> None:
+    ran = wds(
+        "create",
+        "--from",
+        csv(tmp_path, "0.5"),
+        "--key-column",
+        "id",
+        "--column",
+        "cls=x",
+        "-o",
+        tmp_path / "o.tar",
+    )
+    assert ran.code == 3
+    assert "'0.5' is not a whole number" in ran.err

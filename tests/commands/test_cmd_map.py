@@ -326,6 +326,28 @@ class TestAFunction:
         assert said in ran.err
         assert not (tmp_path / "out-manifest.json").exists()
 
+    @pytest.mark.parametrize(
+        ("value", "said"),
+        [
+            ("{'cls': None}", "field cls: None is not a number (leave the field out"),
+            (
+                "{'cls': 'cat'}",
+                "field cls: 'cat' is not a whole number (write the number of a class; `wds create",
+            ),
+            ("{'x.wav': '/data/x.wav'}", "field x.wav: '/data/x.wav' is text, not wav (write the content"),
+            ("{'cls': 3.0, 'id': 'x.wav' == ''}", "field id: False is not a number"),
+        ],
+    )
+    def test_values_that_no_reader_decodes(
+        self, run: Command, texts: list[str], tmp_path: Path, value: str, said: str
+    ) -> None:
+        """Issue 35, points 3 and 4."""
+        (tmp_path / "f.py").write_text(f"def f(sample):\n    return {value}\n")
+        ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{tmp_path}/f.py:f")
+        assert ran.code == 5
+        assert 'failed for sample "n0" of' in ran.err
+        assert said in ran.err
+
     def test_a_batch_that_names_nothing(
         self, run: Command, texts: list[str], functions: str, tmp_path: Path
     ) -> None:

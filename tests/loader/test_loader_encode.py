@@ -7,7 +7,7 @@ import io
 import json
 import pickle
 import zipfile
-from pathlib import Path
+from decimal import Decimal
 from typing import Any
 
 import msgpack
@@ -172,9 +172,25 @@ def test_pickles_are_written_when_they_are_named() -> None:
         ("txt", 5, "text must be str, not int"),
         ("json", "{", "must be JSON"),
         ("json", {1, 2}, "not JSON serializable"),
-        ("cls", "é", "codec can't encode"),
+        ("cls", "é", "'é' is not a whole number"),
+        ("cls", "cat", "'cat' is not a whole number"),
+        ("id", 2.5, "2.5 is not a whole number"),
+        ("index", True, "True is not a number"),
+        ("index", numpy.bool_(True), "True is not a number"),
+        ("cls", None, "None is not a number"),
+        ("count", None, "None is not a number"),
+        ("cls", float("nan"), "nan is not a number"),
+        ("count", "nan", "'nan' is not a number"),
+        ("cls", "1e999999999", "is not a whole number"),
+        ("wav", "/data/x.wav", "'/data/x.wav' is text, not wav"),
+        ("mp4", "x", "is text, not mp4"),
+        ("dcm", "", "is text, not dcm"),
+        ("pth", "x.pth", "is text, not pth"),
+        ("flac", b"/data/x.flac", "is text, not flac"),
+        ("x.safetensors", memoryview(b"m.safetensors"), "is text, not safetensors"),
+        ("mp", {1: 2}, r"decode\(\) could not read the value"),
         ("npy", [1, 2], "must be an array or a tensor, not list"),
-        ("npy", "text", "must be an array or a tensor, not str"),
+        ("npy", "text", "is text, not npy"),
         ("npy", numpy.array([{}]), "could only be written as a pickle"),
         ("npz", {"a": numpy.array([{}])}, "could only be written as a pickle"),
         ("npz", ARRAYS["a"], "a dict of arrays"),
@@ -188,11 +204,53 @@ def test_pickles_are_written_when_they_are_named() -> None:
     ],
 )
 def test_what_a_field_cannot_hold(field: str, value: Any, message: str) -> None:
-    if field == "cls":
-        value = Path("é")
     with pytest.raises(UsageError, match=message) as caught:
         make_encoder()({"__key__": "a", field: value})
     assert f'field "{field}" of sample "a" cannot be encoded' in str(caught.value)
+
+
+def test_whole_numbers_have_no_decimal_point() -> None:
+    """Issue 35, point 3: ``int`` reads them back."""
+    values = {
+        "cls": 3.0, "id": numpy.float64(4), "index": numpy.float32(5), "inx": "6.0", "cls2": Decimal("7.00"),
+        "count": 8.0, "class": "cat", "a.count": 0.5, "a.id": 1e300,
+    }  # fmt: skip
+    found = make_encoder()(values)
+    assert [found[name] for name in ("cls", "id", "index", "inx", "cls2", "count")] == [
+        b"3",
+        b"4",
+        b"5",
+        b"6",
+        b"7",
+        b"8",
+    ]
+    assert (found["class"], found["a.count"], found["a.id"]) == (b"cat", b"0.5", b"%d" % int(1e300))
+
+
+def test_bytes_are_kept_unless_they_are_the_name_of_a_file() -> None:
+    payloads = {
+        "wav": b"",
+        "mp3": b"words",
+        "flac": b"fLaC/x.y",
+        "png": b"a/b\0",
+        "txt": b"a/b.c",
+        "jpg": b"p" * 2000 + b"/",
+    }
+    assert make_encoder()(payloads) == payloads
+
+
+def test_an_array_in_pth_is_refused_because_decode_refuses_it() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(UsageError, match=r'field "pth" of sample "a" .* could not read the value') as caught:
+        make_encoder()({"__key__": "a", "pth": numpy.zeros(2)})
+    assert "torch.from_numpy" in (caught.value.hint or "")
+    value = {"a": torch.zeros(2), "b": [1, "x", None, 0.5]}
+    assert make_decoder()(make_encoder()({"pth": value}))["pth"]["b"] == value["b"]
+
+
+def test_an_encoder_of_your_own_gets_text() -> None:
+    own = make_encoder({"wav": lambda name: f"content of {name}".encode()})
+    assert own({"wav": "x.wav"}) == {"wav": b"content of x.wav"}
 
 
 def test_text_that_is_data_of_another_type() -> None:

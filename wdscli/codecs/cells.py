@@ -1,9 +1,10 @@
-"""This module converts a cell of a table to the payload of a field, in the way that the field's extension says.
+"""This module reads cells of a table as the values of fields, in the way that the field's extension says.
 
-:func:`cell_payload` converts a cell. Bytes are copied if they begin as their type requires. Text is copied if the type
-is text. For a type that holds values, text must be JSON, because a cell of CSV can only be text. The encoders of
-:mod:`~wdscli.codecs.values` encode lists, objects and numbers. :class:`TypedList` is a list that keeps the type of its
-numbers. A value that its type cannot hold is an error; it is never written as another type.
+:func:`cell_payload` reads a cell, and :func:`~wdscli.codecs.values.encode_field` encodes its value. A cell of CSV can
+only be text, so text for a type that holds values must be JSON. A cell of JSON Lines, Parquet or Arrow may also be a
+number, a list, an object or bytes. Bytes are copied if they begin as their type requires. Other values become text in
+fields of text, and in fields of unknown type. NaN is a missing value. :class:`TypedList` is a list that keeps the type
+of its numbers.
 
 This module does not know tables, rows or samples.
 """
@@ -18,13 +19,14 @@ from typing import Any
 
 from wdscli.arrays import numpy
 from wdscli.codecs.handlers import extension, held_extension
-from wdscli.codecs.kinds import KINDS, find
-from wdscli.codecs.values import ENCODERS, NUMBERS, TEXTS, gzipped, numpy_dumps
+from wdscli.codecs.kinds import KINDS, Kind, find
+from wdscli.codecs.values import ENCODERS, check_content, encode_field, shown_value
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes
+from wdscli.model import to_bytes, to_text
 
-_SHOWN_CHARACTERS = 40
 _SIGNS = [(name, at, magic) for name, kind in KINDS.items() for at, magic in kind.signs]
+_SCALARS = ("", "integer", "number", "text", "markup")
+"""The formats that cannot hold NaN, so that it is a missing value."""
 
 
 class TypedList(list[Any]):
@@ -45,25 +47,30 @@ def extension_of(data: bytes) -> str:
     return next((name for name, at, magic in _SIGNS if data.startswith(magic, at)), "")
 
 
-def cell_payload(value: Any, column: str, field: str) -> bytes:
-    """Return the payload of ``field`` for a cell of ``column`` that is not empty. Raises DataError ``bad-value``, which
-    names the column and the field, and UsageError for a missing package.
+def cell_payload(value: Any, column: str, field: str) -> bytes | None:
+    """Return the payload of ``field`` for a cell of ``column`` that is not empty. Return None for a missing value: NaN
+    in a field of text or numbers. Raises DataError ``bad-value``, which names the column and the field, and UsageError
+    for a missing package.
 
-    >>> cell_payload("[1, 2]", "x", "json"), cell_payload(7, "x", "cls")
+    >>> cell_payload("[1, 2]", "x", "json"), cell_payload("7.0", "x", "cls")
     (b'[1, 2]', b'7')
     """
     try:
+        name, _ = held_extension(field)
+        kind = find(name)
+        if isinstance(value, bytes) and kind.form == "integer":
+            value = to_text(value)
         if isinstance(value, bytes):
             return _as_it_stands(value, field)
-        name, packed = held_extension(field)
-        data = _encoded(value, name)
-        return gzipped(data) if packed else data
+        if isinstance(value, float) and math.isnan(value) and kind.form in _SCALARS and not kind.is_binary:
+            return None
+        return bytes(encode_field(_value_of(value, name, kind), field))
     except Exception as error:
         if isinstance(error, UsageError) and isinstance(error.__cause__, ImportError):
             raise
-        known = isinstance(error, (UsageError, DataError))
+        is_explained = isinstance(error, (UsageError, DataError))
         raise DataError(
-            f'column "{column}" cannot be written as {field}: {error if known else _line(error)}',
+            f'column "{column}" cannot be written as {field}: {error if is_explained else _line(error)}',
             code="bad-value",
             hint=error.hint if isinstance(error, (UsageError, DataError)) else None,
         ) from None
@@ -71,7 +78,9 @@ def cell_payload(value: Any, column: str, field: str) -> bytes:
 
 def _as_it_stands(data: bytes, field: str) -> bytes:
     name = extension(field)
-    if not data.startswith(find(name).begins or b""):
+    kind = find(name)
+    check_content(data, name, kind)
+    if not data.startswith(kind.begins or b""):
         raise UsageError(
             f"its first bytes are not those of {name}: {data[:8]!r}",
             hint="choose a field name that fits the content of the column",
@@ -79,66 +88,57 @@ def _as_it_stands(data: bytes, field: str) -> bytes:
     return data
 
 
-def _encoded(value: Any, name: str) -> bytes:
-    """Return ``value``, which is not bytes, encoded as the type ``name``."""
-    kind = find(name)
-    if hasattr(value, "tolist") and kind.form not in ("npy", "bundle") and not kind.pillow:
-        value = value.tolist()
-    if name in NUMBERS:
-        return _number(value)
-    if name in TEXTS or name not in ENCODERS:
-        return _text(value, name)
-    if kind.form == "json":
-        if not isinstance(value, str):
-            return json_bytes(value)
-        _parsed(value)
-        return to_bytes(value)
+def _value_of(value: Any, name: str, kind: Kind) -> Any:
+    """Return the value of a cell, which is not bytes, for the encoder of the type ``name``."""
     if kind.form == "npy":
-        return numpy_dumps(_numbers(value))
+        return _numbers(value)
     if kind.form == "npz":
         value = _parsed(value)
-        if isinstance(value, Mapping):
-            value = {key: _numbers(one) for key, one in value.items()}
-    elif kind.form == "bundle":
-        value = _numbers(value)
-    elif kind.pillow:
-        value = _pixels(value)
-    return bytes(ENCODERS[name](list(value) if isinstance(value, TypedList) else value))
+        return {key: _numbers(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+    if kind.form == "bundle":
+        return _numbers(value)
+    if kind.pillow:
+        return value if isinstance(value, str) else _pixels(value)
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if kind.form == "json":
+        return _json(value)
+    if kind.form in ("text", "markup") or (name not in ENCODERS and not kind.is_binary):
+        return _text(value, kind)
+    return list(value) if isinstance(value, TypedList) else value
 
 
-def _number(value: Any) -> bytes:
-    """Return a number as text. A whole number has no decimal point, because readers parse it with ``int``."""
-    if isinstance(value, (float, Decimal)) and math.isfinite(value) and value == int(value):
-        value = int(value)
-    text = value if isinstance(value, str) else str(value)
-    try:
-        if isinstance(value, (bool, list, Mapping)) or not math.isfinite(float(text)):
-            raise ValueError
-    except ValueError:
-        raise UsageError(f"{_shown(value)} is not a number", hint="use a txt field for any text") from None
-    return to_bytes(text)
+def _json(value: Any) -> bytes:
+    """Return a value as JSON. Text must be JSON, and is kept. If it has NaN or infinite numbers, they become null."""
+    if not isinstance(value, str):
+        return json_bytes(value)
+    constants: list[str] = []
+    value_read = _parsed(value, constants)
+    return json_bytes(value_read) if constants else to_bytes(value)
 
 
-def _text(value: Any, name: str) -> bytes:
+def _text(value: Any, kind: Kind) -> bytes:
     if isinstance(value, str):
         return to_bytes(value)
-    if name in TEXTS and isinstance(value, (list, Mapping)):
-        kind = "list" if isinstance(value, list) else "an object"
-        raise UsageError(f"text is not {kind}", hint="use a json field: --column json=COLUMN")
+    if kind.form and isinstance(value, (list, Mapping)):
+        what = "list" if isinstance(value, list) else "an object"
+        raise UsageError(f"text is not {what}", hint="use a json field: --column json=COLUMN")
     if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
         return to_bytes(str(value))
     return to_bytes(value.isoformat()) if hasattr(value, "isoformat") else json_bytes(value)
 
 
-def _parsed(value: Any) -> Any:
-    """Parse text as JSON. Other values are returned unchanged."""
+def _parsed(value: Any, constants: list[str] | None = None) -> Any:
+    """Parse text as JSON. Other values are returned unchanged. With ``constants``, NaN and infinite numbers are added
+    to this list, and become None."""
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return json.loads(value, parse_constant=None if constants is None else constants.append)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{_shown(value)} is not JSON: {error}", hint="use a txt field for any text"
+            f"{shown_value(value)} is not JSON: {error}",
+            hint="if the column contains file names: --column EXT=@COLUMN; for any text, use a txt field",
         ) from None
 
 
@@ -197,28 +197,20 @@ def _numbers(value: Any) -> Any:
     except ValueError:  # the lists have different lengths
         array = numpy.empty(0, object)
     if array.dtype.kind not in "biuf":
-        raise UsageError(f"{_shown(value)} is not an array of numbers", hint="use a json field for any value")
+        raise UsageError(
+            f"{shown_value(value)} is not an array of numbers", hint="use a json field for any value"
+        )
     return array.astype(value.dtype) if isinstance(value, TypedList) else array
 
 
 def _pixels(value: Any) -> Any:
     """Return the array of a picture's values; whole numbers become uint8. Raises UsageError."""
-    if isinstance(value, str):
-        raise UsageError(
-            f"{_shown(value)} is text",
-            hint="if the column contains file names, read the files: --column EXT=@COLUMN",
-        )
     array = _numbers(value)
     if array.dtype.kind in "iu" and array.dtype != numpy.uint8:
         if array.size and not (array.min() >= 0 and array.max() <= 255):
             raise UsageError(f"pixels must be 0 to 255, not {array.min()} to {array.max()}")
         array = array.astype(numpy.uint8)
     return array
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def _line(error: Exception) -> str:

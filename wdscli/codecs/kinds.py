@@ -51,6 +51,8 @@ class Kind(NamedTuple):
     hf: bool = False
     """Whether Hugging Face's library ``datasets`` decodes the field. The library decodes the same fields of data values
     as webdataset."""
+    is_binary: bool = False
+    """Whether text is never a payload of this kind, unless it begins with ``begins``: sound, film, pictures, arrays."""
 
     @property
     def may_be_text(self) -> bool:
@@ -59,9 +61,10 @@ class Kind(NamedTuple):
         return not self.role and (not self.names or self.card == "text" or is_written_as_text)
 
 
-_image = partial(Kind, form="image", card="image")
-_audio = partial(Kind, form="audio")
-_video = partial(Kind, form="video")
+_binary = partial(Kind, is_binary=True)
+_image = partial(_binary, form="image", card="image")
+_audio = partial(_binary, form="audio")
+_video = partial(_binary, form="video")
 _MP3 = ((0, b"ID3"), (0, b"\xff\xfb"), (0, b"\xff\xf3"), (0, b"\xff\xf2"))
 _NPY = b"\x93NUMPY"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -89,10 +92,10 @@ TABLE = (
     Kind("mp msg", "msgpack", hf=True),
     Kind("msgpack", "msgpack"),
     Kind("cbor", "cbor", packages="cbor2 cbor", hf=True),
-    Kind("npz", "npz", begins=(b"PK",), card="array", hf=True),
-    Kind("pth", "torch", packages="torch", card="array", hf=True),
-    Kind("ten tb", "bundle", begins=(_TEN,), card="array", hf=True),
-    Kind("tenbin", "bundle", begins=(_TEN,), card="array"),
+    _binary("npz", "npz", begins=(b"PK",), card="array", hf=True),
+    _binary("pth", "torch", packages="torch", card="array", hf=True),
+    _binary("ten tb", "bundle", begins=(_TEN,), card="array", hf=True),
+    _binary("tenbin", "bundle", begins=(_TEN,), card="array"),
     Kind("pickle pkl pyd", "pickle"),
     Kind("gz", begins=(b"\x1f\x8b",)),
     _image("jpg jpeg", pillow="JPEG", begins=(b"\xff\xd8",), signs=((0, b"\xff\xd8\xff"),), hf=True),
@@ -103,9 +106,10 @@ TABLE = (
     _image("pbm", pillow="PPM", mode="1", begins=_PNM, hf=True),
     _image("pgm", pillow="PPM", mode="L", begins=_PNM, hf=True),
     _image("ppm", pillow="PPM", mode="RGB", begins=_PNM, hf=True),
-    Kind("image img", pillow="JPEG"),  # webdataset also writes JPEG for these names
+    _binary("image img", pillow="JPEG"),  # webdataset also writes JPEG for these names
     _image("apng blp bw cur dcx dds dib flc fli ftc ftu gbr icb icns ico iim im j2c j2k jfif jp2", hf=True),
-    _image("jpc jpe jpf jpx msp pcd pcx pnm psd pxr ras rgb rgba sgi tga vda vst xbm xpm", hf=True),
+    _image("jpc jpe jpf jpx msp pcx pnm psd pxr ras rgb rgba sgi tga vda vst", hf=True),
+    _image("pcd xbm xpm", hf=True, is_binary=False),  # a file pcd may also be a cloud of points as text
     _image("avif avifs pfm qoi"),
     Kind("svg", card="image/svg+xml"),
     _audio("wav", signs=((8, b"WAVE"),), card="audio/wav", hf=True),
@@ -125,16 +129,18 @@ TABLE = (
     _video("mpg", container="mpeg", hf=True),
     _video("h264 mjpeg"),
     _video("wmv", container="asf"),
-    Kind("npy", "npy", begins=(_NPY,), signs=((0, _NPY),), card="array", hf=True),
+    _binary("npy", "npy", begins=(_NPY,), signs=((0, _NPY),), card="array", hf=True),
     Kind("pdf", signs=((0, b"%PDF"),)),
     # Two bytes are a weak sign, so this row comes after the other rows with signs.
     _image("bmp", pillow="BMP", begins=(b"BM",), signs=((0, b"BM"),), hf=True),
     # Only datasets, a library of Hugging Face, decodes these kinds.
-    Kind(
+    _binary(
         "aiff au avr caf htk ircam mat4 mat5 mpc2k nist paf pvf raw rf64 sd2 sds svx voc w64 wavex", hf=True
     ),
-    Kind("bufr emf eps fit fits grib h5 hdf mpeg ps wmf wve xi", hf=True),
-    Kind("glb ply stl", hf=True),
+    _binary("bufr emf fit fits glb grib h5 hdf mpeg wmf wve xi", hf=True),
+    Kind("eps ply ps stl", hf=True),
+    # No reader decodes these kinds by their names.
+    _binary("ckpt dcm exr hdf5 heic heif jxl nii pt safetensors"),
 )
 KINDS = {name: kind for kind in TABLE for name in kind.names.split()}
 """The rows of the table by extension."""

@@ -19,11 +19,13 @@
 Loading a pickle runs the code in it, and payloads may come from people whom you do not trust. So pickles are loaded
 only by ``decode("pickle")``. Pickles inside npy, npz and pth are not loaded either.
 
-A writer's encoders (:func:`make_encoder`, with webdataset's signature) write bytes unchanged under any name, and
-compress fields with the extension ``.gz``. Text is written as UTF-8. As in webdataset, text in fields of unknown type
-is written as UTF-8 too. In a ``json`` field, text must be JSON; other types (npy, msgpack, png, ...) encode text like
-any value. The same value always gives the same bytes, because archives and compression store no time. Tensors are
-accepted like arrays.
+:func:`encode_field` is the one place where a value becomes the payload of a field: for the writers (by
+:func:`make_encoder`, which has webdataset's signature), for ``map --python``, and for the cells of tables
+(:mod:`~wdscli.codecs.cells`). It writes bytes unchanged, and compresses fields with the extension ``.gz``. Text is
+written as UTF-8. As in webdataset, text in fields of unknown type is written as UTF-8 too. In a ``json`` field, text
+must be JSON. A value that the field's decoder could not give back is an error, and so is text for sound, film, pictures
+and arrays, because it is usually the name of a file. The same value always gives the same bytes, because archives and
+compression store no time. Tensors are accepted like arrays.
 
 numpy and torch are imported when a payload needs them. This module does not know samples.
 """
@@ -32,10 +34,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import struct
 import sys
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -43,7 +48,7 @@ from typing import Any
 from wdscli.arrays import numpy
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, ByExtension, Decode, check_zip, held_extension, needed
 from wdscli.codecs.images import encode_image
-from wdscli.codecs.kinds import KINDS, by_form, names_of
+from wdscli.codecs.kinds import KINDS, Kind, by_form, find, names_of
 from wdscli.codecs.tenbin import decode_tensors, encode_tensors
 from wdscli.errors import DataError, UsageError
 
@@ -52,9 +57,13 @@ Payload = (bytes, bytearray, memoryview)
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
 """The gzip header of RFC 1952 for: deflate, no name, no time, best compression, unknown system."""
 NUMBERS = names_of("integer", "number")
-TEXTS = names_of("text", "markup") | NUMBERS
-"""The types of fields in which text is stored as it is."""
 PICKLES = names_of("pickle")
+_MAX_DIGITS = 400
+"""The most digits of a whole number in scientific notation that is written in full."""
+_MAX_FILE_NAME_BYTES = 1024
+_FILE_NAME = re.compile(r"[/\\]|\.\w{1,11}$")
+"""Matches text that names a file: it has a slash, or an extension."""
+_SHOWN_CHARACTERS = 40
 
 
 def decode_npy(data: bytes) -> Any:
@@ -173,11 +182,57 @@ pickles = ByExtension(dict.fromkeys(PICKLES, decode_pickle))
 """The handler for ``decode("pickle")``, which is only for data from a trusted source."""
 
 
+def encode_integer(value: Any) -> bytes:
+    """Return a whole number as text that ``int`` reads. Raises UsageError like :func:`encode_number`, and for fractions
+    and other text."""
+    data = encode_number(value)
+    try:
+        int(data)
+    except ValueError:
+        raise _not_a_number(value, "a whole number") from None
+    return data
+
+
 def encode_number(value: Any) -> bytes:
-    """Return a number as text in ASCII. The number may also be an array or tensor with one element."""
+    """Return a number as text. Whole numbers have no decimal point, because readers parse them with ``int``. The number
+    may also be text, or an array or tensor with one element. Text that is no number is kept. Raises UsageError for
+    other values, such as None and NaN."""
     if not isinstance(value, (int, str)) and hasattr(value, "item"):
         value = value.item()
-    return str(value).encode("ascii")
+    if value is None or isinstance(value, bool):
+        raise _not_a_number(value)
+    if isinstance(value, int):
+        return b"%d" % value
+    text = str(value)
+    try:
+        number = Decimal(value if isinstance(value, float) else text)
+    except InvalidOperation:
+        if isinstance(value, str):
+            return text.encode("utf-8")
+        raise _not_a_number(value) from None
+    if not number.is_finite():
+        raise _not_a_number(value)
+    is_long_form = "." in text or "e" in text.lower()
+    if is_long_form and number.adjusted() < _MAX_DIGITS and number == number.to_integral_value():
+        return b"%d" % int(number)
+    return text.encode("utf-8")
+
+
+def _not_a_number(value: Any, what: str = "a number") -> UsageError:
+    hint = "use a txt field for any text, or a json field for any value"
+    if value is None:
+        hint = "leave the field out of samples that have no value"
+    elif isinstance(value, str):
+        hint = (
+            "write the number of a class; `wds create --column cls=COLUMN` numbers names; txt takes any text"
+        )
+    return UsageError(f"{shown_value(value)} is not {what}", hint=hint)
+
+
+def shown_value(value: Any) -> str:
+    """Return a value as short text for a message."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def encode_text(value: Any) -> bytes:
@@ -238,11 +293,27 @@ def encode_npz(value: Any) -> bytes:
 def encode_msgpack(value: Any) -> bytes:
     import msgpack
 
-    return bytes(msgpack.packb(value))
+    return _readable(bytes(msgpack.packb(value)), decode_msgpack, "use text as keys, or a json field")
 
 
 def encode_cbor(value: Any) -> bytes:
-    return bytes(needed("cbor2", "a cbor field", "cbor2").dumps(value))
+    data = bytes(needed("cbor2", "a cbor field", "cbor2").dumps(value))
+    return _readable(data, decode_cbor, "use a json or msgpack field")
+
+
+def encode_torch(value: Any) -> bytes:
+    hint = "use tensors (torch.from_numpy(array)) in plain containers, or an npy or npz field"
+    return _readable(torch_dumps(value), decode_torch, hint)
+
+
+def _readable(data: bytes, decode: Decode, hint: str) -> bytes:
+    """Return ``data``, which encodes a value. Raises UsageError if ``decode`` cannot read it."""
+    try:
+        decode(data)
+    except Exception as error:
+        why = error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"decode() could not read the value: {why}", hint=hint) from error
+    return data
 
 
 def torch_dumps(value: Any) -> bytes:
@@ -284,7 +355,7 @@ def as_array(value: Any) -> Any:
 _ENCODE: dict[str, Encode] = {
     "bundle": encode_bundle,
     "cbor": encode_cbor,
-    "integer": encode_number,
+    "integer": encode_integer,
     "json": encode_json,
     "markup": encode_text,
     "msgpack": encode_msgpack,
@@ -293,7 +364,7 @@ _ENCODE: dict[str, Encode] = {
     "number": encode_number,
     "pickle": refuse_to_pickle,
     "text": encode_text,
-    "torch": torch_dumps,
+    "torch": encode_torch,
 }
 ENCODERS: dict[str, Encode] = {
     **by_form(_ENCODE),
@@ -311,20 +382,45 @@ def gzipped(data: Any) -> bytes:
 
 
 def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODERS) -> Any:
-    """Return the payload of one field. Raises UsageError for values that its type cannot hold. In a field of unknown
-    type, only text and bytes are allowed."""
+    """Return the payload of one field. Raises UsageError for values that its type cannot hold, and for values that the
+    field's decoder could not give back. In a field of unknown type, only text and bytes are allowed."""
     name, packed = held_extension(field)
-    if isinstance(value, str) and (name in TEXTS or name not in encoders):
+    encode, kind = encoders.get(name), find(name)
+    if isinstance(value, Payload):
+        check_content(value, name, kind)
+    elif isinstance(value, str) and kind.is_binary and encode is ENCODERS.get(name):
         value = value.encode("utf-8")
-    elif not isinstance(value, Payload):
-        encode = encoders.get(name)
-        if encode is None:
-            raise UsageError(
-                f"there is no encoder for {type(value).__name__} as {name}",
-                hint="use a field of a known type (image.png, label.cls, data.json, x.npy), or bytes",
-            )
+        _refuse_text(value, name, kind)
+    elif encode is not None:
         value = encode(value)
+    elif isinstance(value, str):
+        value = value.encode("utf-8")
+    else:
+        raise UsageError(
+            f"there is no encoder for {type(value).__name__} as {name}",
+            hint="use a field of a known type (image.png, label.cls, data.json, x.npy), or bytes",
+        )
     return gzipped(value) if packed else value
+
+
+def check_content(payload: Any, name: str, kind: Kind) -> None:
+    """Raise UsageError if these bytes are the name of a file, but the type ``name`` of this kind is never text."""
+    if not kind.is_binary or not 0 < len(payload) <= _MAX_FILE_NAME_BYTES:
+        return
+    with suppress(UnicodeDecodeError):
+        text = bytes(payload).decode("utf-8")
+        if text.isprintable() and _FILE_NAME.search(text):
+            _refuse_text(bytes(payload), name, kind)
+
+
+def _refuse_text(text: bytes, name: str, kind: Kind) -> None:
+    """Raise UsageError, unless the text begins as a payload of this kind, such as a picture of numbers (``P1``)."""
+    signs = [*((0, begin) for begin in kind.begins), *kind.signs]
+    if not any(text.startswith(sign, at) for at, sign in signs):
+        raise UsageError(
+            f"{shown_value(text.decode('utf-8'))} is text, not {name}",
+            hint="write the content of a file, not its name: --column EXT=@COLUMN; in Python, its bytes",
+        )
 
 
 class Encoder:

@@ -265,15 +265,17 @@ class TableReader:
             if rest or self._options.json_rest:
                 yield Value(self._written(key, b"json"), b"json", json_bytes(rest))
 
-    def _class(self, value: Any, column: str) -> bytes:
-        """Return the number of a class, or its :class:`ClassName`. Raises DataError for a column that has both."""
+    def _class(self, value: Any, column: str) -> bytes | None:
+        """Return the number of a class, or its :class:`ClassName`. Return None for a missing value. Raises DataError
+        for a column that has both."""
         try:
             found = cell_payload(value, column, "cls")
         except DataError:
-            is_text = isinstance(value, str) and value.lower() not in ("nan", "inf", "-inf")
-            if not is_text or self.has_names is False:
+            if not isinstance(value, str) or _is_number(value) or self.has_names is False:
                 raise
             found = ClassName(to_bytes(value))
+        if found is None:
+            return None
         is_name = isinstance(found, ClassName)
         if self.has_names and not is_name:
             raise DataError(
@@ -399,6 +401,15 @@ def _number(cell: str, column: str) -> Any:
         return json.loads(cell)
     except ValueError:
         raise DataError(f'column "{column}" was changed while it was read', code="bad-table") from None
+
+
+def _is_number(text: str) -> bool:
+    """Return whether text is a number, also a fraction or NaN, and so no name of a class."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _leave_out(cells: dict[str, Any], column: str) -> None:

@@ -124,7 +124,8 @@ def of_field(name: str) -> Iterator[None]:
     except CallError as error:
         raise CallError(f"field {name}: {error}") from None
     except WdsError as error:
-        raise CallError(f"field {name}: {error.message}") from None
+        hint = f" ({error.hint})" if error.hint else ""
+        raise CallError(f"field {name}: {error.message}{hint}") from None
     except Exception as error:
         raise CallError(f"field {name}: {type(error).__name__}: {error}") from error
 
