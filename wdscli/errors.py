@@ -217,6 +217,11 @@ def ran_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def empty_stream(code: str) -> DataError:
+    """Return the error for standard input that ends before its first byte."""
+    return DataError("standard input is empty", code=code, hint="did the command before it fail?")
+
+
 def printable(text: str) -> str:
     """``text`` with control characters, and characters that UTF-8 cannot encode, written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

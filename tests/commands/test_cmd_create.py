@@ -277,6 +277,93 @@ def test_include_and_exclude(photos: Path, create: Create) -> None:
     assert kept("--include", "cats/**", "--exclude", "*.json") == ["cats/1.jpg", "cats/2.jpg"]
 
 
+def test_what_globs_take_is_counted_and_nothing_is_an_error(
+    photos: Path, create: Create, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(photos, {"cats/deep/3.jpg": b"3", ".git/x.txt": b""})
+    out = create(photos, "--include", "cats/**.jpg", "--exclude", "*/1.*", "--exclude", ".git/")
+    assert names(out / "o-000000.tar") == ["cats/2.jpg", "cats/deep/3.jpg"]
+    err = capsys.readouterr().err
+    assert "--include cats/**.jpg took 3 files" in err
+    assert "--exclude */1.* left out 2 paths" in err
+    for option in (["--include", "*.jpg", "--include", "cats/x*"], ["--exclude", "cats/x*"]):
+        said = fails(capsys, 4, photos, "-o", photos.parent / "x.tar", *option)
+        assert f"{option[-2]} cats/x* matches no file" in said
+    create(photos, "--exclude", "cats/", "--exclude", "1.*")
+    assert "warning: --exclude 1.* matches no file outside the excluded folders" in capsys.readouterr().err
+
+
+def test_braces_that_the_shell_expanded(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = [str(tmp_path / f"t-00000{number}.tar") for number in range(3)]
+    for shard in shards:
+        Path(shard).write_bytes(b"old")
+    for sources in ([photos, *shards[1:]], shards[1:]):
+        for force in ([], ["--force"]):
+            said = fails(capsys, 2, *sources, "-o", shards[0], *force)
+            assert f"{shards[1]} is a shard, not a source of samples" in said
+            assert "quote the braces" in said
+    for shard in shards[1:]:
+        Path(shard).unlink()
+    said = fails(capsys, 2, photos, *shards[1:], "-o", tmp_path / "new.tar")
+    assert "quote the braces" in said
+    assert "--on-error skip" not in said
+
+
+@pytest.mark.parametrize(
+    ("output", "hint"),
+    [
+        ("s3:/bucket/x.tar", "did you mean s3://bucket/x.tar?"),
+        ("htps:/host/x.tar", "did you mean https://host/x.tar?"),
+        ("pip:cat x", "did you mean pipe:cat x?"),
+        ("x-%6d.tar", "use %06d"),
+    ],
+)
+def test_outputs_that_mean_something_else(
+    output: str, hint: str, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(photos)
+    assert hint in fails(capsys, 2, "cats", "-o", output)
+    assert sorted(os.listdir(photos)) == ["cats", "dogs", "empty.txt"]
+
+
+def test_sources_that_mean_something_else(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x.tar"
+    assert "use --from list:FILE" in fails(capsys, 4, "nothere", "-o", out)
+    assert "use --from list:py.txt" in fails(capsys, 4, "@py.txt", "-o", out)
+    assert "did you mean -o?" in fails(capsys, 2, photos, "--out", out)
+    (tmp_path / "a.zip").write_bytes(b"PK")
+    assert main(["create", str(tmp_path / "a.zip"), "-o", str(out)]) == 0
+    assert "unpack it first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["ls", "-"], ["create", "--from", "list:-", "-o", "{}"]])
+def test_an_empty_pipe(command: list[str], tmp_path: Path) -> None:
+    words = [word.format(tmp_path / "o.tar") for word in command]
+    ran = subprocess.run([sys.executable, "-m", "wdscli", *words], input=b"", capture_output=True)
+    assert ran.returncode == 3
+    assert b"standard input is empty\nhint: did the command before it fail?" in ran.stderr
+
+
+def test_file_names_with_dots_warn(
+    tmp_path: Path, create: Create, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stamps = plant(tmp_path / "tum", {f"1305031102.{stamp}.png": b"" for stamp in (175304, 211214, 243211)})
+    create(stamps)
+    assert 'sample "1305031102" has 3 png files' in (err := capsys.readouterr().err)
+    assert "--key-rule last-dot" in err
+    views = plant(
+        tmp_path / "views",
+        {f"{n}.{f}": b"" for n in "ab" for f in ("0.jpg", "1.jpg", "cam10.jpg", "cam20.jpg")},
+    )
+    for more in ([stamps, "--key-rule", "last-dot"], [views], [views, "--include", "a.?.jpg"]):
+        create(*more)
+        assert "last-dot" not in capsys.readouterr().err
+
+
 def test_links_are_followed_and_loops_are_not(
     photos: Path, create: Create, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -573,6 +573,14 @@ class TestCommand:
         assert keys_of(tmp_path / "out.tar") == ["k1", "k4"]
         assert captions in ran.err
 
+    def test_a_table_with_other_keys(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("id,url,t\nk1,http://x/1,one\n")
+        options = [images, "--table", tmp_path / "t.csv", "--column", "txt=t", "-o", tmp_path / "o.tar"]
+        ran = run(*options, "--key-column", "url")
+        assert ran.code == 3
+        assert 'no sample has a key of the column "url": the table has "http://x/1"' in ran.err
+        assert "no sample has a key" in good(*options, "--key-column", "url", "--allow-empty").err
+
     def test_nothing_in_common(self, good: Command, images: str, tmp_path: Path) -> None:
         other = put(tmp_path, "b.tar", [("zz.txt", b"")])
         ran = good("--join", "inner", images, other, "-o", tmp_path / "o-%d.tar", "--allow-empty")

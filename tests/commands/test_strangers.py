@@ -29,6 +29,13 @@ def hint_of(text: str) -> str:
 
 
 class TestNoTarAtAll:
+    def test_empty(self) -> None:
+        Path("a.tar").touch()
+        assert "copy or create the shard again" in hint_of(wds("ls", "a.tar").err)
+        ran = wds("ls", "-", stdin=b"")
+        assert "standard input is empty" in ran.err
+        assert hint_of(ran.err) == "did the command before it fail?\n"
+
     @pytest.mark.parametrize(
         ("begin", "hint"),
         [
@@ -37,7 +44,6 @@ class TestNoTarAtAll:
             (b"PAR1" + b"x" * 600, "`wds create --from`"),
             (b"<!DOCTYPE html>" + b"x" * 600, "it is a web page"),
             (b"some text", "copy or create the shard again"),
-            (b"", "copy or create the shard again"),
         ],
     )
     def test_says_what_the_file_is(self, begin: bytes, hint: str) -> None:

@@ -202,6 +202,11 @@ def test_long_names_and_batches_agree_with_tarfile(tmp_path: Path) -> None:
         ("x/*.jpg", ["x/a.jpg"], ["a.jpg", "x/y/a.jpg", "y/x/a.jpg"]),
         ("**/a.jpg", ["a.jpg", "x/a.jpg", "x/y/a.jpg"], ["xa.jpg"]),
         ("x/**", ["x/a", "x/y/z"], ["x", "xy/a"]),
+        ("x/**.py", ["x/a.py", "x/y/z.py"], ["a.py", "y/x/a.py"]),
+        ("**.py", ["a.py", "x/y/a.py"], ["a.pyc"]),
+        ("x/a**z", ["x/az", "x/abz", "x/a/b/z"], ["x/y/az"]),
+        ("x/", ["x/a.py", "x/y/a.py", "y/x/a", "x/"], ["x", "xy/a"]),
+        ("x/y/", ["x/y/a"], ["z/x/y/a", "x/a"]),
         ("x/**/z", ["x/z", "x/y/z", "x/y/y/z"], ["xz", "x/yz"]),
         ("/a.jpg", ["a.jpg"], ["x/a.jpg"]),
         ("img?.[jp]*", ["img1.jpg", "img2.png"], ["img10.jpg", "img1.gif"]),
@@ -213,7 +218,7 @@ def test_long_names_and_batches_agree_with_tarfile(tmp_path: Path) -> None:
     ],
 )
 def test_globs(pattern: str, yes: list[str], no: list[str]) -> None:
-    globs = Globs([pattern])
+    globs = Globs([pattern], "--include")
     assert [path for path in yes if not globs.match(os.fsencode(path))] == []
     assert [path for path in no if globs.match(os.fsencode(path))] == []
 
@@ -243,7 +248,7 @@ def test_two_keys_that_become_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [CreateOptions(), CreateOptions(label_from="parent"), CreateOptions(exclude=("q*",))]
+    "options", [CreateOptions(), CreateOptions(label_from="parent"), CreateOptions(exclude=("*.bin",))]
 )
 def test_the_core_and_plain_python_find_and_write_the_same(
     options: CreateOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -106,6 +106,13 @@ class TestGlobs:
         assert expand("img[0-9]*") == ["img1.tar", "img2.tar", "img10.tar"]
         assert expand("*.json") == ["a-manifest.json"]
 
+    def test_stars_inside_a_name_cross_slashes(self, here: Path) -> None:
+        for name in ("s/a.tar", "s/x/b.tar", "s/x/y/c.tar"):
+            (here / name).parent.mkdir(parents=True, exist_ok=True)
+            (here / name).touch()
+        assert expand("s/**.tar") == ["s/a.tar", "s/x/b.tar", "s/x/y/c.tar"]
+        assert expand("s/x**.tar") == ["s/x/b.tar", "s/x/y/c.tar"]
+
     def test_folders_below(self, here: Path) -> None:
         touch("d2/a.tar", "d10/a.tar", "d10/deep/b.tar")
         assert expand("d*/*.tar") == ["d2/a.tar", "d10/a.tar"]

@@ -25,7 +25,6 @@ class TestPrintf:
             ("out-%06d.tar", 7, "out-000007.tar"),
             ("out-%06d.tar", 1234567, "out-1234567.tar"),
             ("%d.tar", 7, "7.tar"),
-            ("%3d.tar", 7, "  7.tar"),
             ("100%%-%02d%%.tar", 3, "100%-03%.tar"),
             ("s3://b/%04d.tar", 3, "s3://b/0003.tar"),
             ("%03d/x.tar", 3, "003/x.tar"),

@@ -67,6 +67,7 @@ WISHED_OPTIONS = {
 }
 """Hints for options that do not exist, but that people expect. A name is a command and an option."""
 OTHER_WORDS = {
+    "-o": "--dest --destination --out --output-dir",
     "--dedup": "--deduplicate --uniq --unique",
     "--drop": "--exclude --ignore --remove --without",
     "--fields": "--include --only --select",

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, UsageError, empty_stream
 
 UTF8 = "utf-8-sig"
 """UTF-8, with or without a byte order mark."""
@@ -156,6 +156,8 @@ class Delimited:
 
     def _header(self) -> list[str]:
         header = self._next()
+        if header is None and self._address == "-":
+            raise empty_stream("bad-table")
         if not header:
             raise DataError(f"{self._address} has no header line", code="bad-table")
         if header[0].lstrip() == "[" or header[0].lstrip().startswith("[{"):

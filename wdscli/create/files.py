@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -101,9 +102,11 @@ class Files:
     (2, b'n2\\x00txt', 5, Inline(payload=b'hi'), b'in/n2.txt')
     """
 
-    __slots__ = ("_begins", "_blocks", "_others", "_roots")
+    __slots__ = ("_begins", "_blocks", "_others", "_roots", "first_listed")
 
     def __init__(self, *, by_source: bool = False) -> None:
+        self.first_listed = sys.maxsize
+        """The number of the first file that comes from a list or table. Files from folders are before it."""
         self._begins = array("Q") if by_source else None
         self._blocks = [_Block()]
         self._others = bytearray()

@@ -15,13 +15,14 @@ This module does not read or write anything.
 from __future__ import annotations
 
 import os
+import re
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import accumulate, chain, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.create.files import SEPARATOR, Files, Inline, Place, Skipped, describe_place, is_value, numbers_of
+from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, describe_place, is_value, numbers_of
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import rank_places
@@ -42,6 +43,8 @@ REKEY_NAMES = ("index", "n", "key")
 DEFAULT_REKEY = "{key}-{index:09d}"
 """The format of ``--on-duplicate rekey`` without ``--rekey``."""
 _KEYS_TOGETHER = 1 << 10
+_NUMBERED = re.compile(rb"[0-9]{2}")
+_NEAR_SAMPLES = 50
 
 
 class Samples(NamedTuple):
@@ -119,7 +122,7 @@ def group(files: Files, *, without: Collection[int] = (), twice: list[int] | Non
                     twice.append(len(firsts) - 1)
             elif row == before:
                 name = to_text(row.replace(SEPARATOR, b"."))
-                raise _twice(name, *(files.place(one) for one in order[at - 1 : at + 1]))
+                raise _twice(name, files, *order[at - 1 : at + 1])
             before = row
             at += 1
     places = numbers_of(range(len(firsts)), len(firsts))
@@ -127,14 +130,48 @@ def group(files: Files, *, without: Collection[int] = (), twice: list[int] | Non
     return Samples(files, order, firsts, places)
 
 
-def _twice(name: str, first: Place, second: Place) -> DataError:
-    """Return the error for a repeated field."""
-    message = f'"{name}" comes twice: from {describe_place(first)} and from {describe_place(second)}'
-    hint = "give one folder that contains both sources, or use --on-duplicate skip or rekey"
-    if is_value(first) and is_value(second):
+def _twice(name: str, files: Files, first: int, second: int) -> DataError:
+    """Return the error for a repeated field, by the numbers of its files."""
+    places = files.place(first), files.place(second)
+    message = f'"{name}" comes twice: from {describe_place(places[0])} and from {describe_place(places[1])}'
+    if all(map(is_value, places)) or (first >= files.first_listed and places[0] == places[1]):
         message = f'"{name}" comes twice in the lists and tables'
+    hint = "to join pictures and masks of the same name, make a set of each folder, and join the sets: wds merge "
+    hint += "--join inner --on-conflict suffix; --on-duplicate rekey keeps both as separate samples"
+    if first >= files.first_listed:
+        hint = "--on-duplicate skip takes the first row of a key, rekey gives later rows new keys; "
+        hint += "--rekey '{COLUMN!k}_{index:05d}' gives each row its own key"
+    elif second >= files.first_listed:
         hint = "use --on-duplicate skip or rekey; `wds create --help` explains them"
     return DataError(message, code="duplicate-field", hint=hint)
+
+
+def dotted_names(samples: Samples) -> str:
+    """Return a warning if the files of the largest sample have names with dots, such as time stamps and DICOM UIDs:
+    their fields have numbers and one suffix, are no plain counters (0.jpg, 1.jpg), and no other sample has them."""
+    import numpy
+
+    sizes = numpy.diff(numpy.asarray(samples.firsts))
+    if not len(sizes) or (largest := int(sizes.argmax())) < 0 or sizes[largest] < 2:
+        return ""
+    files = samples.files
+    numbers = samples.members(largest)
+    by_suffix: dict[bytes, list[bytes]] = {}
+    for number, field in zip(numbers, samples.fields(largest)):
+        middle, dot, suffix = field.rpartition(b".")
+        if dot and number < files.first_listed and _NUMBERED.search(middle):
+            by_suffix.setdefault(suffix, []).append(middle)
+    for suffix, middles in by_suffix.items():
+        digits = [
+            int(digits) if (digits := middle.rpartition(b".")[2]).isdigit() else -1 for middle in middles
+        ]
+        is_counter = sorted(digits) in (list(range(len(digits))), list(range(1, len(digits) + 1)))
+        near = range(max(0, largest - _NEAR_SAMPLES), min(samples.total, largest + _NEAR_SAMPLES))
+        shared = {field for sample in near if sample != largest for field in samples.fields(sample)}
+        if len(middles) > 1 and not is_counter and shared.isdisjoint(b"%b.%b" % (m, suffix) for m in middles):
+            key, name = to_text(samples.key(largest)), to_text(suffix)
+            return f'sample "{key}" has {len(middles)} {name} files, because the key ends at the first dot'
+    return ""
 
 
 def as_given(samples: Samples, walked: array[int]) -> Samples:

@@ -85,10 +85,19 @@ class Layout(NamedTuple):
 
 SAMPLE_KEY = ""
 """The column of the key. No field can have this name."""
-KEY_HINT = "--key-column id, or --rekey '{index:08d}'"
 _KEY = "key"
 _AFTER_BLANKS = re.compile(r"[ \t\r\n:,]*")
 _LINE = {_KEY, "shard", "index", "fields"}
+
+
+def no_key_option(names: Sequence[str], more: str = "") -> UsageError:
+    """Return the error for a table without --key-column and --rekey. ``names`` are its columns, if known."""
+    column = "id" if "id" in names else next(iter(names), "COLUMN")
+    columns = f"; the columns are {', '.join(names)}" if names else ""
+    return UsageError(
+        "a table needs one of --key-column and --rekey",
+        hint=f"--key-column {column}, or --rekey '{{index:08d}}'{columns}{more}",
+    )
 
 
 def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
@@ -107,10 +116,7 @@ def _samples(file: str, reading: Reading) -> Iterator[Mapping[str, Any]]:
     """Yield the key and the payloads of each row. Raises UsageError for a table that ``wds cat`` did not write."""
     for kind, row, line in read_exact(file, reading, (_KEY,)):
         if next(iter(row), None) != _KEY or (kind == "jsonl" and row.keys() != _LINE):
-            raise UsageError(
-                "a table needs one of --key-column and --rekey",
-                hint=f"{KEY_HINT}; tables that wds cat wrote need neither option",
-            )
+            raise no_key_option(list(row), "; tables that wds cat wrote need neither option")
         sample = {SAMPLE_KEY: row.pop(_KEY)}
         if kind == "jsonl":
             fields = _payloads_of_line(row["fields"], line)

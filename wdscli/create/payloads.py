@@ -24,7 +24,7 @@ from typing import IO, NamedTuple, TypeVar
 
 from wdscli.create.files import Files, Inline, KeyRule, Place, Skipped, Stored, check_written
 from wdscli.create.walk import Outputs
-from wdscli.errors import DataError, InputError, InputNotFoundError, OutputError, WdsError
+from wdscli.errors import DataError, InputError, InputNotFoundError, OutputError, WdsError, empty_stream
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.selection.choice import OnError
@@ -249,6 +249,7 @@ def read_recipe(
 ) -> None:
     """Add the members of a list. Raises InputError for a source that cannot be read, and DataError ``bad-list`` or
     ``unsafe-name`` for a wrong line. All errors have the line's number."""
+    number = 0
     with open_source(address) as source:
         for number, text in payloads.ahead(enumerate(stream_of(source), 1), partial(_addresses, address)):
             try:
@@ -265,6 +266,8 @@ def read_recipe(
                 raise
             if number % _PROGRESS_LINES == 0:
                 progress.advance(_PROGRESS_LINES)
+        if not number and address == "-":
+            raise empty_stream("bad-list")
 
 
 def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[Named]:

@@ -23,16 +23,23 @@ from typing import Any, NamedTuple
 from wdscli.codecs.cells import cell_payload, extension_of, json_bytes
 from wdscli.create.delimited import NumberText
 from wdscli.create.files import SEPARATOR, Files, Inline, KeyRule, Skipped, check_written, numbers_of
-from wdscli.create.layouts import KEY_HINT, OPTIONS, SAMPLE_KEY, Layout, exported_layout, hf_layout
+from wdscli.create.layouts import (
+    OPTIONS,
+    SAMPLE_KEY,
+    Layout,
+    exported_layout,
+    hf_layout,
+    no_key_option,
+)
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.packing import payload_at
 from wdscli.create.payloads import Named, Payloads
-from wdscli.create.rows import ABSENT, Table, class_names, reach, read_lines, table_files
+from wdscli.create.rows import ABSENT, Table, class_names, column_names, reach, read_lines, table_files
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.selection.keyfiles import key_of
-from wdscli.storage import base_name
+from wdscli.storage import base_name, is_stream
 
 _PROGRESS_ROWS = 256
 _ANY = "*"
@@ -324,7 +331,8 @@ class TableReader:
             raise DataError(
                 f'the key "{to_text(key)}" has a dot; readers would end the key there',
                 code="unsafe-name",
-                hint="--rekey '{COLUMN!k}' cuts the key there; --key-rule last-dot replaces dots in keys with _",
+                hint=f"--rekey '{{{self._options.key or 'COLUMN'}!k}}' instead of --key-column (not both); "
+                "--key-rule last-dot writes dots as _",
             )
         check_written(key, field)
         return key
@@ -332,8 +340,14 @@ class TableReader:
 
 def _check(options: TableOptions) -> None:
     """Raise UsageError for options of a table that contradict each other."""
-    if (options.key is None) == (options.rekey is None):
-        raise UsageError("a table needs one of --key-column and --rekey", hint=KEY_HINT)
+    if options.key is not None and options.rekey is not None:
+        raise UsageError("--key-column and --rekey both make the keys of a table", hint="give one, not both")
+    if options.key is None and options.rekey is None:
+        columns: list[str] = []
+        with suppress(WdsError, OSError):
+            first = next(iter(table_files(options.address, OPTIONS[options.kind])))
+            columns = [] if is_stream(first) else column_names(first)
+        raise no_key_option(columns)
     if options.json_rest and options.json_merge:
         raise UsageError(
             "--json-rest creates the field json, but --json-merge needs an existing field json",

@@ -28,7 +28,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from wdscli.create.files import SEPARATOR, Files, KeyRule, Skipped, cannot_read, check_written
-from wdscli.errors import InputError, UsageError, WdsError
+from wdscli.errors import InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.selection.expressions import Expression
@@ -47,19 +47,21 @@ _ENTRIES_TOGETHER = 4096
 
 
 def translate(pattern: str) -> str:
-    """Return the regular expression for one glob. It is for the bytes decoded as Latin-1.
+    """Return the regular expression for one glob, as in git and rsync. It is for the bytes decoded as Latin-1, and for
+    folders with their last slash. A glob with a slash at its end matches a folder, and everything below it.
 
-    >>> bool(re.fullmatch(translate("a/**/*.jpg"), "a/b/c.jpg")), bool(re.fullmatch(translate("*.jpg"), "b/c.jpg"))
-    (True, True)
+    >>> [bool(re.fullmatch(translate(glob), "a/b/c.py")) for glob in ("a/**/*.py", "a/**.py", "*.py", "b/", "a/*.py")]
+    [True, True, True, True, False]
     """
-    text = to_bytes(pattern).decode("latin-1").removesuffix("/")
-    body = _TOKEN.sub(_token, text.lstrip("/"))
-    return body if "/" in text else f"(?:.*/)?{body}"
+    text = to_bytes(pattern).decode("latin-1")
+    body = _TOKEN.sub(_token, text.strip("/")) + ("/.*" if text.endswith("/") else "/?")
+    return body if "/" in text.removesuffix("/") else f"(?:.*/)?{body}"
 
 
-# "**/" matches any number of whole folders, also none. A "**" at the end matches everything below.
+# "**/" matches any number of whole folders, also none. A "**" at the end of a path matches everything below. Any other
+# "**" matches any text.
 _MEANINGS = {"**/": "(?:[^/]+/)*", "/**": "/.+", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-_TOKEN = re.compile(r"(?:^|(?<=/))\*\*(?:/|\Z)|/\*\*\Z|\[(?P<set>[^/][^/\]]*)\]|.", re.DOTALL)
+_TOKEN = re.compile(r"(?:^|(?<=/))\*\*/|/\*\*\Z|\*\*|\[(?P<set>[^/][^/\]]*)\]|.", re.DOTALL)
 
 
 def _token(match: re.Match[str]) -> str:
@@ -72,20 +74,43 @@ def _token(match: re.Match[str]) -> str:
 
 
 class Globs:
-    """Several globs. The object is false if there are no globs."""
+    """The globs of one option. The object is false if there are no globs. ``matched`` counts the matching files and
+    folders of each glob."""
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        self._match = None
-        if patterns:
-            whole = "|".join(f"(?:{translate(pattern)})" for pattern in patterns)
-            self._match = Expression(whole.encode("latin-1"), "--include, --exclude", re.DOTALL).fullmatch
+    def __init__(self, patterns: Sequence[str], option: str) -> None:
+        self.option = option
+        self.matched = dict.fromkeys(patterns, 0)
+        self.has_folders = False
+        """Whether a glob has matched a folder. The files in an excluded folder are not compared with the globs."""
+        self._expressions = {
+            pattern: Expression(translate(pattern).encode("latin-1"), option, re.DOTALL)
+            for pattern in self.matched
+        }
 
     def __bool__(self) -> bool:
-        return self._match is not None
+        return bool(self.matched)
 
     def match(self, path: bytes) -> bool:
-        """Return whether any of the globs matches."""
-        return self._match is not None and self._match(path) is not None
+        """Return whether any of the globs matches a file, or a folder with a slash at its end."""
+        matching = [pattern for pattern, glob in self._expressions.items() if glob.fullmatch(path)]
+        for pattern in matching:
+            self.matched[pattern] += 1
+        self.has_folders = self.has_folders or (bool(matching) and path.endswith(b"/"))
+        return bool(matching)
+
+    def check(self, progress: Progress) -> None:
+        """Raise InputNotFoundError if a glob matched nothing. It is only a warning if the glob might match inside an
+        excluded folder."""
+        for pattern in (pattern for pattern, count in self.matched.items() if not count):
+            message = f"{self.option} {pattern} matches no file"
+            if not self.has_folders:
+                hint = (
+                    "a glob with a slash is compared with the path below SOURCE, others with the file name; "
+                )
+                raise InputNotFoundError(
+                    message, hint=hint + "** matches slashes, and FOLDER/ all files below"
+                )
+            progress.warn(f"{message} outside the excluded folders")
 
 
 class Outputs:
@@ -184,7 +209,9 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
     except ValueError as error:
         raise cannot_read(path, error) from None
     except OSError as error:
-        _lose(path, (b"", b""), error, wanted, skipped)
+        list_name = source.removeprefix("@") if source.startswith("@") else "FILE"
+        hint = f"name files or folders; to read a list of files, use --from list:{list_name}"
+        _lose(path, (b"", b""), error, wanted, skipped, hint)
         return
     if stat.S_ISDIR(status.st_mode):
         _walk_folder(path.rstrip(b"/") or b"/", wanted, files, skipped, progress)
@@ -205,9 +232,10 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: 
 
 def _why_not(path: bytes, wanted: Wanted) -> str:
     """Return the reason why the globs leave out a path. It is empty if they take the path."""
+    is_excluded = wanted.exclude.match(path)
     if wanted.include and not wanted.include.match(path):
         return "not-included"
-    return "excluded" if wanted.exclude.match(path) else ""
+    return "excluded" if is_excluded else ""
 
 
 def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress) -> None:
@@ -226,9 +254,17 @@ def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, pr
         progress.advance(len(files) - before)
 
 
-def _lose(path: bytes, member: tuple[bytes, bytes], error: OSError, wanted: Wanted, skipped: Skipped) -> None:
+def _lose(
+    path: bytes,
+    member: tuple[bytes, bytes],
+    error: OSError,
+    wanted: Wanted,
+    skipped: Skipped,
+    hint: str | None = None,
+) -> None:
     """Leave out a file or folder that cannot be read, or raise InputError."""
     unread = cannot_read(path, error)
+    unread.hint = hint if isinstance(unread, InputNotFoundError) else None
     if os.path.islink(path):
         unread.hint = "--on-error skip leaves it out, --no-follow leaves out all links"
     wanted.lose(*member, to_text(path), unread)
@@ -244,12 +280,9 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
     above = folder.above | {(status.st_dev, status.st_ino)}
     for name in sorted(names, reverse=True):
         path, relative = folder.path + b"/" + name, folder.prefix + name
-        why = ""
-        if name.startswith(b"."):
-            why = "hidden-folder"
-        elif wanted.exclude.match(relative):
-            why = "excluded-folder"
-        elif os.path.islink(path):
+        is_excluded = wanted.exclude.match(relative + b"/")
+        why = "hidden-folder" if name.startswith(b".") else "excluded-folder" if is_excluded else ""
+        if not why and os.path.islink(path):
             status = os.stat(path)
             why = "folder-loop" if (status.st_dev, status.st_ino) in above else ""
             if not (why or _is_below(os.path.realpath(path), folder.real)):
@@ -307,14 +340,19 @@ def _add(
 ) -> Iterator[bytes]:
     """Add the files among some entries, and yield the names of subfolders. ``is_own`` says which names are outputs."""
     for entry in sorted(entries, key=lambda one: one.name):
-        if not wanted.follows and entry.is_symlink():
-            skipped.add("link", entry.path)
-        elif _is_folder(entry):
+        is_link = not wanted.follows and entry.is_symlink()
+        if not is_link and _is_folder(entry):
             yield entry.name
+            continue
+        why_not = _why_not(folder.prefix + entry.name, wanted)
+        if is_link:
+            skipped.add("link", entry.path)
         elif is_own is not None and is_own(entry.name):
             skipped.add("output", entry.path)
         elif entry.path in folder.sets:
             skipped.add("shard-set", entry.path)
+        elif why := _JUNK.get(entry.name) or why_not:
+            skipped.add(why, entry.path)
         else:
             _take(entry, folder, wanted, files, skipped)
 
@@ -375,9 +413,9 @@ def _is_folder(entry: _Entry) -> bool:
 
 
 def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:
-    """Add one file if the options take it."""
+    """Add one file, unless the key rule finds no sample for it."""
     path = folder.prefix + entry.name
-    found = _JUNK.get(entry.name) or _why_not(path, wanted) or wanted.rule.split(path)
+    found = wanted.rule.split(path)
     if isinstance(found, str):
         skipped.add(found, entry.path)
         return

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -52,8 +53,10 @@ from wdscli.shown import shown_in
 from wdscli.storage import addresses_of, base_name, folder_of, open_sink, open_source
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once
+from wdscli.storage.patterns import plain_name
 
 ROWS_TOGETHER = 1 << 10
+_DIGITS = re.compile("[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ class CreateReport:
     """The number of links that point outside the given folder."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Counts of samples that were left out because of a repeated key or the limit, by reason."""
+    matched: Mapping[str, int] = field(default_factory=dict)
+    """Counts of files that matched each glob of ``--include`` and ``--exclude``, by option and glob."""
     is_unchanged: bool = False
     """True if ``--if-changed`` found the set up to date, so that nothing was done."""
 
@@ -302,15 +307,30 @@ def plan_create(
     return creating.cut()
 
 
-def _warn_of_containers(sources: Sequence[str], progress: Progress) -> None:
-    """Warn if all sources are tables, or all are tars: they become one file each, which is rarely what is meant."""
+_ARCHIVES = (".zip", ".7z", ".rar")
+
+
+def _check_containers(sources: Sequence[str], output: OutputSet, progress: Progress) -> None:
+    """Warn if all sources are tables, or all are archives: they become one file each, which is rarely what is meant.
+    Raise UsageError for shards next to other sources, or with names like the output's: the shell has expanded the
+    braces of the output."""
+    tars = [source for source in sources if plain_name(source) != source and not os.path.isdir(source)]
+    brace_names = _DIGITS.sub("#", output.pattern.text)
+    of_output = [source for source in tars if _DIGITS.sub("#", source) == brace_names]
+    if of_output or (tars and len(tars) < len(sources)):
+        raise UsageError(
+            f"{(of_output or tars)[0]} is a shard, not a source of samples",
+            hint="if -o has braces, quote the braces: -o 'out-{0000..0127}.tar'; wds merge reads shards",
+        )
     if not sources or not all(map(os.path.isfile, sources)):
         return
     what = f"{sources[0]} is packed as one file"
     if all(map(kind_of, sources)):
         progress.warn(f"{what}; to make a sample of each row, use --from {sources[0]}")
-    elif all(".tar" in source for source in sources):
+    elif tars:
         progress.warn(f"{what}; to rewrite shards, use wds split {sources[0]}")
+    elif all(source.endswith(_ARCHIVES) for source in sources):
+        progress.warn(f"{what}; to make samples of the files in it, unpack it first")
 
 
 class _Creating:
@@ -338,6 +358,7 @@ class _Creating:
         check_new_names(output)
         settings = settings._replace(force=settings.force or request.if_changed)
         self.output = out = OutputSet(output, settings, standing=standing)
+        _check_containers(request.inputs, out, progress)
         self.base = None if standing is None else standing.manifest
         """The set that samples are added to."""
         self.request, self.options, self.payloads, self.progress = request, options, payloads, progress
@@ -359,14 +380,16 @@ class _Creating:
         if not sources and not lists and options.table is None:
             raise UsageError("no source was given", hint="name folders or files, or use --from FILE")
         self.payloads.outputs = outputs = Outputs(self.output)
-        globs = Globs(options.include), Globs(options.exclude)
+        self.globs = globs = Globs(options.include, "--include"), Globs(options.exclude, "--exclude")
         skips = self.request.on_error == "skip"
         wanted = Wanted(self.rule, *globs, outputs, self.payloads.lose, skips, not options.no_follow)
         progress.start("finding files", None, "files")
         for source in sources:
             files.begin_source()
             walk(source, wanted, files, skipped, progress)
-        _warn_of_containers(sources, progress)
+        for glob in globs:
+            glob.check(progress)
+        files.first_listed = len(files)
         if lists or options.table is not None:
             self.walked = grouping.sorted_numbers(files)
         for address in lists:
@@ -390,6 +413,10 @@ class _Creating:
         rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
         first_index = 0 if base is None else base.samples
         samples, repeated = grouping.separated(self.files, request.on_duplicate, rekey, first_index)
+        if self.rule.is_first_dot and (dotted := grouping.dotted_names(samples)):
+            self.progress.warn(
+                f"{dotted}; --key-rule last-dot makes a sample of each file name without its suffix"
+            )
         if options.label_from is not None:
             samples = grouping.add_labels(samples, options.label_from)
         if options.table is not None and options.table.is_exported:
@@ -448,6 +475,9 @@ class _Creating:
             unread=tuple(self.payloads.unread),
             links_outside=skipped.outside,
             dropped=dropped,
+            matched={
+                f"{globs.option} {glob}": n for globs in self.globs for glob, n in globs.matched.items()
+            },
         )
         self._say(report)
         return CreatePlan(out, self.request, self.options, samples, report, values=self.payloads.digest)

@@ -35,7 +35,7 @@ from wdscli.plan.values import Values
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 from wdscli.selection.keyfiles import key_lines
-from wdscli.selection.named import listed
+from wdscli.selection.named import MissingName, listed
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,11 @@ class SortOrder(Order):
 @dataclass(frozen=True)
 class ListedOrder(Order):
     """An order that follows a list of keys. Unlisted samples go ``first`` or ``last``, in input order, or are an error.
-    A listed key that no sample has is an error too, unless ``may_lack`` is true. ``places`` has each key's line in the
-    file ``name``."""
+    A listed key that no sample has is an error too. ``places`` has each key's line in the file ``name``."""
 
     name: str
     places: Mapping[bytes, int]
     missing: Missing = "error"
-    may_lack: bool = False
     operation = "sort"
     is_repeatable = True
     bytes_per_sample = VALUED_BYTES
@@ -94,8 +92,8 @@ class ListedOrder(Order):
         found: I64 = numpy.fromiter((places.get(key, nowhere) for key in surveyed.values), numpy.int64)
         self._check(surveyed.values, found)
         lacking = len(places) - len(numpy.unique(found[(found >= 0) & (found < len(places))]))
-        remark = self._check_list(lacking, found) if lacking else ""
-        return Arranged(numpy.argsort(found, kind="stable"), remark=remark)
+        absent = self._absent(lacking, found) if lacking else None
+        return Arranged(numpy.argsort(found, kind="stable"), absent=absent)
 
     def _check(self, keys: Values, found: I64) -> None:
         """Raise DataError for samples that are not in the list, unless the order allows them."""
@@ -110,15 +108,12 @@ class ListedOrder(Order):
                 f"or --keys-from {self.name} to leave them out",
             )
 
-    def _check_list(self, lacking: int, found: I64) -> str:
-        """Return a warning about listed keys that no sample has. Raises DataError if such keys are an error."""
+    def _absent(self, lacking: int, found: I64) -> MissingName:
+        """Return the listed keys that no sample has."""
         there = set(found.tolist())
         names = [to_text(key) for key, place in self.places.items() if place not in there]
         noun = "key" if lacking == 1 else "keys"
-        text = f"{lacking} {noun} of {self.name} for --by not found: {listed(names, ', ')}"
-        if not self.may_lack:
-            raise DataError(text, code="not-found", hint="use --allow-empty to ignore them")
-        return text
+        return MissingName(f"{lacking} {noun} of {self.name} for --by not found: {listed(names, ', ')}", "")
 
 
 def listed_order(request: Request, address: str, missing: Missing | None = None) -> ListedOrder:
@@ -130,7 +125,7 @@ def listed_order(request: Request, address: str, missing: Missing | None = None)
     for place, key in enumerate(key_lines(address)):
         if places.setdefault(key, place) != place:
             raise UsageError(f'--by @{address} has "{to_text(key)}" twice', hint="list each key once")
-    return ListedOrder(address, places, missing or "error", request.allow_empty)
+    return ListedOrder(address, places, missing or "error")
 
 
 def sort_order(

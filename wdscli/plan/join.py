@@ -51,6 +51,7 @@ from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection
 from wdscli.selection.layers import Layout, OnConflict, Shape, Slot, lay_out, suffixed
+from wdscli.selection.named import MissingName
 from wdscli.selection.reading import Payloads
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name
@@ -259,13 +260,28 @@ class Join(Order):
             self.kind,
             measured.conflicts,
         )
-        remark = f"no key is in all {len(sets)} sets: each argument is one set, so quote patterns; `wds ls` lists keys"
         left, partners = sum(totals) - used, used - len(own)
         return Arranged(
             own,
             dropped={NO_PARTNER: left} if left else {},
             joined=Joined(others, tuple(surveyed.sets), policies, counts),
-            remark=remark if any(totals) and self.kind != "outer" and not partners else "",
+            absent=self._absent(surveyed) if any(totals) and self.kind != "outer" and not partners else None,
+        )
+
+    def _absent(self, surveyed: Surveyed) -> MissingName:
+        """Return the description of a join that matches no key. For a table, it is an error."""
+        if self.table is None:
+            return MissingName(
+                f"no key is in all {surveyed.total_sets} sets",
+                "each argument is one set, so quote patterns; `wds ls` lists keys",
+                needed=False,
+            )
+        ends = [(first, end) for first, end in _bounds(surveyed) if first < end]
+        firsts = [to_text(surveyed.reader.key(surveyed.samples.part(first, end), 0)) for first, end in ends]
+        unlike = f': the table has "{firsts[-1]}", the set has "{firsts[0]}"' if len(firsts) > 1 else ""
+        return MissingName(
+            f'no sample has a key of the column "{self.table.key}"{unlike}',
+            "--key-column names the column with the keys of the samples; `wds ls` lists the keys",
         )
 
     def _conflict(

@@ -28,6 +28,7 @@ from wdscli.plan.table import Joined, PlanTable, blocks_of, order_of_hashes
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import Progress
 from wdscli.selection import Selection
+from wdscli.selection.named import MissingName
 
 PLAIN_BYTES = 32
 """Bytes of memory per sample for an order that needs one or two numbers: a shuffle, a split, a merge."""
@@ -84,14 +85,14 @@ class Surveyed(NamedTuple):
 class Arranged(NamedTuple):
     """Samples in output order. ``order`` has row numbers of the table; None means all rows in their order. ``parts``
     divides ``order``; None means that there is one set. ``dropped`` counts omitted samples by reason. ``joined`` has
-    the further rows of joined samples, and ``remark`` is a warning for the user. If the order keeps the input's shards,
-    ``ends`` has their ends."""
+    the further rows of joined samples, and ``absent`` the names of the order that no sample has. If the order keeps the
+    input's shards, ``ends`` has their ends."""
 
     order: I64 | None = None
     parts: Sequence[Part] | None = None
     dropped: Mapping[str, int] = {}
     joined: Joined | None = None
-    remark: str = ""
+    absent: MissingName | None = None
     ends: Sequence[int] | None = None
 
 

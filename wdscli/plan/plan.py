@@ -487,8 +487,8 @@ class _Planning:
         surveyed = first_to_arrange(self.order, self.surveyed, limit)
         cut_off = self.surveyed.samples.total - surveyed.samples.total
         self.arranged = first_arranged(self.order.arrange(surveyed), surveyed.samples.total, limit)
-        if self.arranged.remark:
-            self.progress.warn(self.arranged.remark)
+        if self.arranged.absent is not None:
+            check_named([self.arranged.absent], allow=request.allow_empty, progress=self.progress)
         self.ordered = Ordered(surveyed.samples, self.arranged.order)
         behind = {LIMIT: cut_off} if cut_off else {}
         self.dropped = sum_counts([self.dropped, behind, self.arranged.dropped])

@@ -21,7 +21,7 @@ from functools import cache
 from math import inf
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError, did_you_mean
-from wdscli.storage.addresses import VIEW_SUFFIX, local_path, range_hint
+from wdscli.storage.addresses import VIEW_SUFFIX, local_path, meant_address, range_hint
 from wdscli.storage.ends import Data, NotCopied, Sink, Source, replaced, taken
 
 _WHOLE_READ_BYTES = 1 << 24
@@ -126,7 +126,7 @@ def open_descriptor(name: str, path: str) -> tuple[int, os.stat_result]:
 
 def _near(path: str) -> str | None:
     """Return a hint for a missing file: a mistyped range of numbers, or similar names in its folder."""
-    meant = range_hint(path)
+    meant = range_hint(path) or meant_address(path)
     if meant:
         return meant
     folder, name = os.path.split(path)

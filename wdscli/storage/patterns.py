@@ -31,6 +31,7 @@ from wdscli.storage.addresses import (
     is_web,
     listed_address,
     local_path,
+    meant_address,
     natural,
     range_hint,
     split_folder,
@@ -44,6 +45,7 @@ SIDE_FILES = (
 # ``::`` inside [...] does not separate: http://[::1]/ contains a network address, not two shards.
 _JOIN = re.compile(r"::(?![^\[]*\])")
 _GLOB = re.compile(r"[*?\[]")
+_INNER_STARS = re.compile(r"(?<![^/])\*\*(?=[^/*])|(?<=[^/*])\*\*+")
 _SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 _RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
 MAX_NAMES = 10_000_000
@@ -129,7 +131,8 @@ def _pattern(address: str, words: Words | None) -> list[str]:
     """Expand an address without braces: a glob, a folder, or one shard."""
     if has_glob(address):
         if words is not None:
-            words.add(address)
+            for glob in whole_stars(address):
+                words.add(glob)
         return _globbed(address)
     return _folder(address, words) if _is_folder(address) else [address]
 
@@ -220,12 +223,29 @@ def matching(address: str) -> list[str]:
     if not is_local(address):
         from wdscli.storage.remote import glob_remote
 
-        return glob_remote(address)
+        return list({name for pattern in whole_stars(address) for name in glob_remote(pattern)})
     from glob import glob
 
     path = local_path(address)
     prefix = address[: len(address) - len(path)]
-    return [prefix + name for name in glob(path, recursive=True) if not os.path.isdir(name)]
+    names = {name for path in whole_stars(path) for name in glob(path, recursive=True)}
+    return [prefix + name for name in names if not os.path.isdir(name)]
+
+
+def whole_stars(pattern: str) -> list[str]:
+    """Return globs that together match what one glob matches, in which every ``**`` is a whole name. ``**`` inside a
+    name also matches slashes, as in git.
+
+    >>> whole_stars("a/**.tar"), whole_stars("a/**/b"), whole_stars("x**y.tar")
+    (['a/**/*.tar'], ['a/**/b'], ['x*y.tar', 'x*/**/*y.tar'])
+    """
+    match = _INNER_STARS.search(pattern)
+    if match is None:
+        return [pattern]
+    before, after = pattern[: match.start()], pattern[match.end() :]
+    if not before or before.endswith("/"):
+        return [before + "**/" + glob for glob in whole_stars("*" + after)]
+    return [before + joint + glob for glob in whole_stars("*" + after) for joint in ("", "*/**/")]
 
 
 def _globbed(address: str) -> list[str]:
@@ -387,6 +407,8 @@ class OutputPattern:
         from wdscli.storage.opening import is_device
 
         _check_suffix(text)
+        if is_local(text) and (meant := meant_address(text)):
+            raise UsageError(f"{text} is a local path", hint=f"{meant} To write a local file, use ./{text}")
         if odd := _ODD.search(text.replace("%%", "\0\0")):
             raise UsageError(
                 f"cannot read the % at character {odd.start() + 1} of {text} as a shard's number",
@@ -553,4 +575,6 @@ def _parts(text: str, hint: str) -> _Parts:
     field = text[start:end]
     if len(field) > 8 or int(field.strip("%d") or 0) > MAX_DIGITS:
         raise UsageError(f"a shard's number of more than {MAX_DIGITS} digits: {text[:80]}", hint="use %06d")
+    if field[1] in "123456789":
+        raise UsageError(f"{field} in {text} writes names with blanks", hint=f"use %0{field[1:]}")
     return _Parts(text[:start].replace("%%", "%"), field, text[end:].replace("%%", "%"))

@@ -23,7 +23,7 @@ from typing import Any
 
 from wdscli.errors import InputError, OutputError, WdsError
 from wdscli.shown import cause_of
-from wdscli.storage.addresses import range_hint, scheme
+from wdscli.storage.addresses import meant_address, range_hint, scheme
 from wdscli.storage.kinds import Entry, Kind, Store, container_of, kind_of, root_of
 from wdscli.storage.retry import (
     EAI_AGAIN,
@@ -232,7 +232,7 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
         install = kind.package and f"pip install {kind.package}"
         return f"its backend is not installed ({_line(error)})", install
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
-        return f"{scheme(address)}:// is no known kind of address", None
+        return f"{scheme(address)}:// is no known kind of address", meant_address(address)
     if name in ("NoCredentialsError", "PartialCredentialsError"):
         return "no credentials were found", kind.no_login
     if name in ("ProfileNotFound", "ConfigParseError"):

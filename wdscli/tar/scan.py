@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from wdscli.errors import DataError, InputError
+from wdscli.errors import DataError, InputError, empty_stream
 from wdscli.model import Member, to_text
 from wdscli.tar import core
 from wdscli.tar.header import (
@@ -480,6 +480,8 @@ class Scanner:
         """Report that the archive ended after ``total`` bytes. Raises DataError unless it is complete."""
         if self.ended:
             return
+        if total <= self.first == 0 and self.shard == "-":
+            raise empty_stream("not-a-tar")
         if total <= self.first:
             raise self._error("not a tar archive: it is empty", "not-a-tar", self.first, hint=_MAKE_AGAIN)
         if self.position > total:

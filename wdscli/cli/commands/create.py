@@ -82,7 +82,8 @@ class SampleOptions(NamedTuple):
     +--rekey FORMAT  Give samples new keys: '{key}-{index:08d}', or with columns of a table '{split}/{index:08d}'. With
         --on-duplicate rekey, only repeated keys change.
     +--include GLOB  Take only matching files. A glob without a slash is compared with the file name. A glob with a
-        slash is compared with the path below SOURCE. ** also matches slashes.
+        slash is compared with the path below SOURCE. ** also matches slashes. FOLDER/ takes all files below a
+        folder. A glob that matches nothing is an error.
     +--exclude GLOB  Leave out matching files and folders.
     +--no-follow  Leave out symbolic links below SOURCE. Default: follow them.
     """)
@@ -126,6 +127,11 @@ class SourceOptions(NamedTuple):
             raise UsageError(
                 f"--from cannot mix sources of different kinds: {names}",
                 hint="make a set from each source, then join the sets with wds merge",
+            )
+        if given and self.rekey and self.key is None and self.rekey_of_rows is None:
+            raise UsageError(
+                "with --on-duplicate rekey, --rekey changes only repeated keys, so the table needs --key-column",
+                hint=f"without --on-duplicate, --rekey '{self.rekey}_{{index:05d}}' gives each row its own key",
             )
         folders = self.named("images")
         if len(folders) > bool(self.named("coco")):
@@ -274,7 +280,10 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
         "kept": report.kept,
         "unread": len(report.unread),
         "links_outside": report.links_outside,
-        **facts(report, "bytes=size_bytes skipped dropped incomplete renamed renamed_keys classes oversized"),
+        **facts(
+            report,
+            "bytes=size_bytes skipped dropped incomplete matched renamed renamed_keys classes oversized",
+        ),
         "manifest": shown(address) if address else None,
         "fingerprint": None if manifest is None else manifest.fingerprint,
         **({"set": facts(manifest, "samples bytes=size_bytes")} if growth and manifest else {}),
@@ -283,6 +292,13 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
 
 def _print_found(out: Out, report: "CreateReport") -> None:
     """Print the files and values that were found but were not written, or were written differently."""
+    for glob, count in report.matched.items():
+        took = (
+            f"took {plural(count, 'file')}"
+            if glob.startswith("--include")
+            else f"left out {plural(count, 'path')}"
+        )
+        out.summary(f"{glob} {took}")
     if report.skipped:
         out.summary(f"skipped: {by_reason(dict(report.skipped))}")
     if report.links_outside:
