@@ -149,6 +149,30 @@ class TestTar:
         assert done.returncode == 2
         assert b"terminal" in done.stderr
 
+    @pytest.mark.parametrize(
+        ("options", "code"),
+        [
+            (["--to", "raw", "--fields", "png"], 2),
+            (["--to", "raw", "--fields", "txt"], 0),
+        ],
+    )
+    def test_a_terminal_gets_no_payload_that_is_not_text(
+        self, options: list[str], code: int, tmp_path: Path
+    ) -> None:
+        (tmp_path / "s.tar").write_bytes(tar_of([("a.png", b"\x89PNG\r\n\x1a\n\0"), ("a.txt", b"a text")]))
+        parent, child = pty.openpty()
+        command = [sys.executable, "-m", "wdscli", "cat", str(tmp_path / "s.tar"), *options]
+        done = subprocess.run(command, stdout=child, stderr=subprocess.PIPE)
+        os.close(child)
+        assert done.returncode == code, done.stderr
+        if code:
+            assert b"cannot write bytes that are not text to a terminal" in done.stderr
+            with pytest.raises(OSError):
+                os.read(parent, 100)
+        else:
+            assert os.read(parent, 100) == b"a text"
+        os.close(parent)
+
     def test_to_a_file_with_index_and_manifest(
         self, good: Command, shards: list[str], tmp_path: Path
     ) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ from wdscli.look import summary as summary_module
 from wdscli.look.listing import ls
 from wdscli.look.summary import summarize
 from wdscli.selection import Selection
+from wdscli.shards import ShardWriter
 from wdscli.tar import TarWriter
 
 WDS = [sys.executable, "-m", "wdscli", "ls"]
@@ -297,8 +299,7 @@ def test_three_different_lists_do_not_mix(folder: Path, run: Run) -> None:
         ["--by", "shard", "--summary"],
     ):
         assert "different lists" in run(*pair, "cats.tar", code=2).err
-    for view in (["--by", "shard"], ["--summary"]):
-        assert "hint:" in run("-l", *view, "cats.tar", code=2).err
+    assert "hint:" in run("-l", "--summary", "cats.tar", code=2).err
 
 
 def test_a_folder_and_a_manifest_are_sets(folder: Path, run: Run) -> None:
@@ -652,6 +653,43 @@ def test_a_terminal_gets_a_summary_for_people(folder: Path) -> None:
     assert "2, of 2 to 3 samples" in shown
     assert "2.00 kB" in shown
     assert "\t" not in shown
+
+
+@pytest.mark.parametrize(
+    ("view", "narrow", "wide"),
+    [
+        (["-l"], "key fields bytes shard", "key fields bytes shard offset bytes by field"),
+        (["--by", "shard", "-l"], "shard samples members bytes", "mean sample checksum"),
+        (["--by", "member", "-l"], "name bytes shard offset", "name bytes shard offset kind field"),
+        (["--summary"], "field count share min median max total", "sizes (log)"),
+        (["--count", "len(fields)"], "len(fields) count share", "███"),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_columns(folder: Path, view: list[str], narrow: str, wide: str) -> None:
+    name = "a-rather-long-name-of-a-shard.tar"
+    shutil.copy("cats.tar", name)
+    shown = on_terminal([*WDS, *view, name], cwd=folder, NO_COLOR="1", COLUMNS="64")
+    assert all(len(line) <= 64 for line in shown.splitlines() if ":" not in line), shown
+    assert any(line.split() == narrow.split() for line in shown.splitlines()), shown
+    full = on_terminal([*WDS, *view, name], cwd=folder, NO_COLOR="1", COLUMNS="160")
+    assert " ".join(wide.split()) in " ".join(full.split())
+
+
+def test_a_long_list_of_shards_has_their_checksums(tmp_path: Path, run: Run) -> None:
+    with ShardWriter(str(tmp_path / "s-%d.tar"), max_count=1) as writer:
+        writer.write("a", {"txt": b"1"})
+        writer.write("b", {"txt": b"2"})
+    listed = json.loads((tmp_path / "s-manifest.json").read_text())["shardlist"]
+    for given in (tmp_path, tmp_path / "s-manifest.json"):
+        rows = [
+            json.loads(line) for line in run("--by", "shard", "-l", "--json", str(given)).out.splitlines()
+        ]
+        assert [row["checksum"] for row in rows] == [shard["checksum"] for shard in listed]
+        assert [row[-1] for row in run("--by", "shard", "-l", str(given)).rows] == [
+            shard["checksum"] for shard in listed
+        ]
+    (tmp_path / "s-manifest.json").unlink()
+    assert [row[-1] for row in run("--by", "shard", "-l", str(tmp_path)).rows] == ["", ""]
 
 
 def test_json_on_a_terminal_is_still_json(folder: Path) -> None:

@@ -11,6 +11,7 @@ objects and lines. This module does not know shards or samples.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,14 +19,13 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from wdscli.cli.cells import Cell, aligned, as_bytes, cell_text, fitting, tab_line, tab_lines, width_of
 from wdscli.errors import OutputError, UsageError, printable
 from wdscli.shown import shown
 from wdscli.units import human_number, human_size, human_time
 
 if TYPE_CHECKING:
     from wdscli.cli.options import CommonOptions, GeneralOptions
-
-Cell = str | bytes | int
 
 _BUFFER_BYTES = 1 << 18
 _FLUSH_SECONDS = 0.1
@@ -89,39 +89,52 @@ class Out:
 
     def line(self, text: str) -> None:
         """Write one line of text."""
-        self.write(_to_bytes(printable(text) if self.terminal else text) + b"\n")
+        self.write(as_bytes(printable(text) if self.terminal else text) + b"\n")
 
     def object(self, value: Any) -> None:
         """Write one line of JSON. Bytes that are not UTF-8 become escapes of lone surrogates."""
         self.write(json_line(value))
 
     def rows(
-        self, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
+        self,
+        header: Sequence[str],
+        rows: Iterable[Sequence[Cell]],
+        *,
+        right: Sequence[int] = (),
+        droppable: Sequence[int] = (),
     ) -> None:
         """Write rows when they arrive: TAB-separated without a header in a pipe, aligned columns on a terminal.
 
-        ``right`` has the numbers of right-aligned columns. The first rows decide the column widths. So the first rows
+        ``right`` has the numbers of right-aligned columns. A narrow terminal does not get the columns in ``droppable``;
+        the first is dropped first. The first rows decide the column widths and the dropped columns. So the first rows
         are shown at once, and memory does not grow with the number of rows.
         """
         if not self.terminal:
             for row in rows:
-                self.write(_tab_line(row))
+                self.write(tab_line(row))
             return
-        widths = [len(name) for name in header]
+        widths, columns = [len(name) for name in header], list(range(len(header)))
         for number, batch in enumerate(_batches(rows, _BATCH_ROWS)):
-            cells = [[printable(_text(cell)) for cell in row] for row in batch]
+            cells = [[printable(cell_text(cell)) for cell in row] for row in batch]
             if number == 0:
                 cells.insert(0, list(header))
             for row in cells:
-                widths = [max(width, _width(cell)) for width, cell in zip(widths, row, strict=True)]
-            self._aligned(cells, widths, right, has_header=number == 0)
+                widths = [max(width, width_of(cell)) for width, cell in zip(widths, row, strict=True)]
+            if number == 0:
+                columns = fitting(widths, droppable, _terminal_width())
+            self._aligned(cells, widths, right, columns, has_header=number == 0)
 
     def listing(
-        self, names: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
+        self,
+        names: Sequence[str],
+        rows: Iterable[Sequence[Cell]],
+        *,
+        right: Sequence[int] = (),
+        droppable: Sequence[int] = (),
     ) -> None:
         """Write rows, or with ``--json`` an object for each row."""
         if not self.json:
-            self.rows(names, rows, right=right)
+            self.rows(names, rows, right=right, droppable=droppable)
             return
         for row in rows:
             self.object(dict(zip(names, row, strict=True)))
@@ -132,35 +145,47 @@ class Out:
         pages: Iterable[Sequence[Sequence[bytes | int]]],
         *,
         right: Sequence[int] = (),
+        droppable: Sequence[int] = (),
     ) -> None:
         """Write rows that arrive in pages. In a pipe, each page is one write."""
         if self.terminal:
-            self.rows(header, chain.from_iterable(pages), right=right)
+            self.rows(header, chain.from_iterable(pages), right=right, droppable=droppable)
             return
         for page in pages:
             if page:
                 self.write(tab_lines(page))
 
     def table(
-        self, header: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[int] = ()
+        self,
+        header: Sequence[str],
+        rows: Iterable[Sequence[Cell]],
+        *,
+        right: Sequence[int] = (),
+        droppable: Sequence[int] = (),
     ) -> None:
-        """Write a small table with a header. A terminal also gets a line below the header; a pipe gets TAB-separated
-        cells."""
+        """Write a small table with a header. A terminal also gets a line below the header, and columns as in
+        :meth:`rows`; a pipe gets TAB-separated cells."""
         if not self.terminal:
             self.rows(header, [header, *rows])
             return
-        cells = [list(header), *([printable(_text(cell)) for cell in row] for row in rows)]
-        widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+        cells = [list(header), *([printable(cell_text(cell)) for cell in row] for row in rows)]
+        widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
         cells.insert(1, ["─" * width for width in widths])
-        self._aligned(cells, widths, right, has_header=True)
+        self._aligned(cells, widths, right, fitting(widths, droppable, _terminal_width()), has_header=True)
 
     def _aligned(
-        self, cells: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[int], *, has_header: bool
+        self,
+        cells: Sequence[Sequence[str]],
+        widths: Sequence[int],
+        right: Sequence[int],
+        columns: Sequence[int],
+        *,
+        has_header: bool,
     ) -> None:
-        lines = [_align(row, widths, right) for row in cells]
+        lines = [aligned(row, widths, right, columns) for row in cells]
         if has_header and takes_colour(sys.stdout):
             lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
-        self.write(_to_bytes("".join(line.rstrip() + "\n" for line in lines)))
+        self.write(as_bytes("".join(line.rstrip() + "\n" for line in lines)))
 
     def warn(self, message: str) -> None:
         """Print a warning, also with ``-q``."""
@@ -555,45 +580,6 @@ def _writing() -> Iterator[None]:
         ) from None
 
 
-def _to_bytes(text: str) -> bytes:
-    """Convert text to bytes like ``wdscli.model.to_bytes``, without importing that module."""
-    return text.encode("utf-8", "surrogateescape")
-
-
-def tab_lines(rows: Sequence[Sequence[bytes | int]]) -> bytes:
-    r"""Return rows as bytes: a TAB between cells, and a line break after each row. TABs and line breaks in a cell
-    become escapes. If possible, one format call makes all rows, because one call per row would take longer than reading
-    the row.
-
-    >>> tab_lines([(b"a\tb", 1), (b"c", 2)])
-    b'a\\tb\t1\nc\t2\n'
-    """
-    pattern = b"\t".join([b"%d" if isinstance(cell, int) else b"%b" for cell in rows[0]]) + b"\n"
-    text = (pattern * len(rows)) % tuple(chain.from_iterable(rows))
-    return text if is_plain(text, len(rows), len(rows[0])) else b"".join(map(_tab_line, rows))
-
-
-def is_plain(text: bytes, rows: int, columns: int) -> bool:
-    """Return whether no cell of ``text`` contains a TAB or a line break."""
-    return text.count(b"\n") == rows and text.count(b"\t") == rows * (columns - 1) and b"\r" not in text
-
-
-def _tab_line(row: Sequence[Cell]) -> bytes:
-    return b"\t".join(map(_field, row)) + b"\n"
-
-
-def _field(cell: Cell) -> bytes:
-    """Return the bytes of a cell for a pipe. TABs and line breaks are escaped."""
-    if isinstance(cell, int):
-        return b"%d" % cell
-    raw = _to_bytes(cell) if isinstance(cell, str) else cell
-    return raw.replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
-
-
-def _text(cell: Cell) -> str:
-    return cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else str(cell)
-
-
 def _batches(rows: Iterable[Sequence[Cell]], count: int) -> Iterator[list[Sequence[Cell]]]:
     """Yield batches of ``count`` rows. A batch has fewer rows if the next row takes long to arrive."""
     batch: list[Sequence[Cell]] = []
@@ -606,23 +592,6 @@ def _batches(rows: Iterable[Sequence[Cell]], count: int) -> Iterator[list[Sequen
     yield batch
 
 
-def _width(text: str) -> int:
-    """Return how many columns of a terminal ``text`` takes."""
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
-
-
-def _align(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> str:
-    cells = []
-    for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        fill = " " * (width - _width(cell))
-        cells.append(fill + cell if place in right else cell + fill)
-    return "  ".join(cells)
-
-
 def takes_colour(stream: Any) -> bool:
     """Return whether a stream is a terminal that shows colours."""
     return _is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -630,3 +599,7 @@ def takes_colour(stream: Any) -> bool:
 
 def _is_terminal(stream: Any) -> bool:
     return bool(stream and stream.isatty())
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size((80, 24)).columns

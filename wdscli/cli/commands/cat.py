@@ -170,6 +170,8 @@ def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions
         counts = {"files": files, "bytes": size}
     else:
         pieces = _pieces(request, picker, what, progress)
+        if out.terminal and what.address == "-" and what.kind == "raw":
+            pieces = _checked_text(pieces)
         target = FileTarget(what.address, what.kind if what.is_table else None, output.force, output.fsync)
         counts["bytes"] = write_file(out, target, pieces, inputs)
     progress.finish()
@@ -193,6 +195,17 @@ def _pieces(request: "Request", picker: "SampleReader", what: Form, progress: Pr
     if what.field is not None:
         return unpack.payloads(picker, what.field, what.key)
     return unpack.json_lines(picker, base64=what.base64, max_decoded=what.max_decoded)
+
+
+def _checked_text(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the pieces. Raises UsageError before the first one that a terminal cannot show."""
+    from wdscli.look.unpack import guessed_text
+
+    for piece in pieces:
+        if piece and not guessed_text(piece):
+            hint = "redirect it: wds cat ... > FILE; or show it: wds ls --show"
+            raise UsageError("cannot write bytes that are not text to a terminal", hint=hint)
+        yield piece
 
 
 def _part(what: Form) -> "Part | None":

@@ -12,6 +12,7 @@ from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.cli.batch import BatchOptions, check_batch, print_batch
+from wdscli.cli.cells import Cell, is_plain, tab_lines
 from wdscli.cli.options import (
     GeneralOptions,
     OnError,
@@ -24,24 +25,14 @@ from wdscli.cli.options import (
     library_word,
     panel,
 )
-from wdscli.cli.output import (
-    Cell,
-    FileTarget,
-    Out,
-    facts,
-    is_plain,
-    json_line,
-    parse_form,
-    plural,
-    tab_lines,
-    write_file,
-)
+from wdscli.cli.output import FileTarget, Out, facts, json_line, parse_form, plural, write_file
 from wdscli.errors import UsageError, printable
 from wdscli.look.listing import Listing, LsReport, Page, with_parts
 from wdscli.look.listing import ls as open_listing
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import split_name
 from wdscli.shown import shown
+from wdscli.storage import base_name
 from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR, Columns
 from wdscli.units import human_size
 
@@ -62,7 +53,7 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
 
 @panel("Listing")("""
     -l, --long  Print more columns. Samples get the columns shard, offset of the first header, and size of each field.
-        Members get the columns shard, offset of the payload, kind and field.
+        Members get the columns shard, offset of the payload, kind and field. Shards get the checksum in the manifest.
     --by  List samples, members or shards. Members have the columns name and size. Shards have the columns samples,
         members, size, payload size, and mean payload size of a sample.
     --summary  Print totals, the size of each field, the balance of shards, overhead and repeated keys.
@@ -160,7 +151,7 @@ def _print_list(out: Out, found: Listing, show: ShowOptions) -> None:
     elif show.summary:
         _print_summary(out, found, show.exact)
     elif show.by == "shard":
-        _print_shards(out, found, show.exact)
+        _print_shards(out, found, show)
     elif show.by == "member":
         _print_members(out, found, show)
     else:
@@ -172,9 +163,10 @@ def _check_lists(show: ShowOptions) -> None:
     check_batch(show.batch, changed_options(show._replace(batch=BatchOptions())))
     if len(show.lists) > 1:
         raise UsageError(f"{' and '.join(show.lists)} print different lists", hint="choose one of them")
-    if show.long and show.lists not in ([], ["--by member"]):
+    if show.long and show.lists not in ([], ["--by member"], ["--by shard"]):
         raise UsageError(
-            "-l works only for lists of samples or members", hint=f"leave out -l or {show.lists[0]}"
+            "-l works only for lists of samples, members or shards",
+            hint=f"leave out -l or {show.lists[0]}",
         )
     if show.to is None:
         if show.column or show.force:
@@ -260,7 +252,7 @@ def _print_samples(out: Out, found: Listing, show: ShowOptions) -> None:
     elif show.long:
         header = ("key", "fields", "bytes", "shard", "offset", "bytes by field")
         rows = map(_long_sample_rows, found.samples())
-        out.pages(header, _for_people(out, show.exact, rows, (2, 5)), right=(2, 4))
+        out.pages(header, _for_people(out, show.exact, rows, (2, 5)), right=(2, 4), droppable=(5, 4, 3))
     else:
         rows = map(_sample_rows, found.samples())
         out.pages(("key", "fields", "bytes"), _for_people(out, show.exact, rows, (2,)), right=(2,))
@@ -307,7 +299,7 @@ def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
     elif show.long:
         header = ("name", "bytes", "shard", "offset", "kind", "field")
         rows = (_long_member_rows(shard, columns) for shard, columns in found.members())
-        out.pages(header, _for_people(out, show.exact, rows, (1,)), right=(1, 3))
+        out.pages(header, _for_people(out, show.exact, rows, (1,)), right=(1, 3), droppable=(5, 4, 3, 2))
     elif out.terminal:
         rows = (_member_rows(columns) for _, columns in found.members())
         out.pages(("name", "bytes"), _for_people(out, show.exact, rows, (1,)), right=(1,))
@@ -361,17 +353,33 @@ def _plain(cell: bytes | int) -> str | int:
     return to_text(cell) if isinstance(cell, bytes) else cell
 
 
-def _print_shards(out: Out, found: Listing, exact: bool) -> None:
+def _print_shards(out: Out, found: Listing, show: ShowOptions) -> None:
     """Print a row for each shard."""
-    names = ("shard", "samples", "members", "bytes", "payload_bytes", "mean_sample_bytes")
-    header = ("shard", "samples", "members", "bytes", "payload", "mean sample")
+    names = ["shard", "samples", "members", "bytes", "payload_bytes", "mean_sample_bytes"]
+    header = ["shard", "samples", "members", "bytes", "payload", "mean sample"]
     rows: Iterator[tuple[Cell, ...]] = (
         (*one._replace(shard=shown(one.shard)), round(one.payload_bytes / one.samples) if one.samples else 0)
         for one in found.shards()
     )
-    if out.terminal and not (out.json or exact):
+    if out.terminal and not (out.json or show.exact):
         rows = ((*row[:3], *(human_size(int(size)) for size in row[3:])) for row in rows)
-    out.listing(names if out.json else header, rows, right=range(1, 6))
+    if show.long:
+        checksums = _checksums(found)
+        names, header = [*names, "checksum"], [*header, "checksum"]
+        rows = ((*row, checksums.get(base_name(str(row[0])), "")) for row in rows)
+    out.listing(
+        names if out.json else header, rows, right=range(1, 6), droppable=(6, 4, 5, 2)[not show.long :]
+    )
+
+
+def _checksums(found: Listing) -> dict[str, str]:
+    """Return the checksums in the manifest by the name of the shard."""
+    from wdscli.shards.inputs import manifest_beside
+
+    manifest = found.set.manifest
+    if manifest is None and (beside := manifest_beside(found.set.addresses, found.set.given)) is not None:
+        manifest = beside[1]
+    return {base_name(shard.name): shard.checksum or "" for shard in manifest.shards} if manifest else {}
 
 
 def _print_counts(out: Out, found: Listing, fields: Sequence[str]) -> None:
@@ -398,7 +406,8 @@ def _print_counts(out: Out, found: Listing, fields: Sequence[str]) -> None:
         first = list(islice(lines, SHOWN_ROWS))
         most = max([one.missing, *(int(line[-2]) for line in first)])
         bars = [[_cut(line[0]), *line[1:], _bar(int(line[-2]) / most)] for line in first]
-        out.table([*header, ""], bars, right=(len(header) - 2, len(header) - 1))
+        share = len(header) - 1
+        out.table([*header, ""], bars, right=(share - 1, share), droppable=(share + 1, share))
         if (more := one.distinct + bool(one.missing) - len(first)) > 0:
             rest = one.samples - sum(int(line[-2]) for line in first)
             out.line(f"and {more:,} more in {plural(rest, 'sample')} (a pipe gets all of them)")
@@ -539,7 +548,7 @@ def _print_summary(out: Out, found: Listing, exact: bool) -> None:
         size = human_size if out.terminal and not exact else str
         out.write(b"\n")
         rows = [_field_row(field, summary.samples, size) for field in summary.fields]
-        out.table(_FIELD_HEADER, rows, right=range(1, 7))
+        out.table(_FIELD_HEADER, rows, right=range(1, 7), droppable=(7, 3, 5, 2))
 
 
 def _sparkline(histogram: list[int]) -> str:
