@@ -1,4 +1,5 @@
-"""Print for the commands: data to standard output, everything else to standard error. Only this module imports rich.
+"""Print for the commands: data to standard output, everything else to standard error. Only this module and ``cells``
+import rich.
 
 Data is written as bytes, in large writes, so that a pipe gets names that are not UTF-8 unchanged. On a terminal the
 rows become aligned columns, and control characters become escapes. Rich is loaded only for a progress bar that stays
