@@ -167,6 +167,12 @@ def no_trusted_views() -> Iterator[None]:
     TRUSTED.clear()
 
 
+@pytest.fixture(autouse=True)
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of a store that fails for good does not take three minutes."""
+    monkeypatch.setattr("wdscli.storage.retry.TRAINING_SECONDS", 0.0)
+
+
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
     """The S3 server of this module's tests."""

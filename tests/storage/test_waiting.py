@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ from shard_cases import numbered, wds, write_shards
 from storage_servers import S3, Web, forget_s3, s3_server, web_server
 
 import wdscli.loader as loader
+from wdscli.cli.main import main
+from wdscli.errors import InputError
 from wdscli.storage import ahead, retry
-from wdscli.storage.retry import Transient, network, retried, take_traffic, using
+from wdscli.storage.retry import Attempts, GaveUp, Transient, network, retried, take_traffic, using
 
 SAMPLES = 300
 
@@ -116,6 +119,87 @@ def test_the_loader_warns_and_counts(proxy: FaultProxy) -> None:
     stats = data.stats()
     assert (stats["retries"], stats["stalls"]) == (1, 1)
     assert data.stats() == stats
+
+
+def test_a_training_waits_for_its_store(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """issue 35, 24: more failures than retries, for less than three minutes."""
+    monkeypatch.setattr(retry, "TRAINING_SECONDS", 60.0)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(retry, "MAX_PAUSE_SECONDS", 0.01)
+    monkeypatch.delenv("WDSCLI_RETRIES", raising=False)
+    data = loader.WebDataset(f"{proxy.url}/a.tar", shuffle="none")
+    proxy.clear(Fault("status", 9))
+    assert len(list(data)) == SAMPLES
+    proxy.clear(Fault("status", 9))
+    monkeypatch.setenv("WDSCLI_RETRIES", "3")
+    with pytest.raises(InputError, match=r"503 .*\(4 attempts\)"):
+        list(loader.WebDataset(f"{proxy.url}/a.tar", shuffle="none"))
+
+
+def test_a_training_gives_up_after_three_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "TRAINING_SECONDS", 180.0)
+    monkeypatch.delenv("WDSCLI_RETRIES", raising=False)
+    assert network().least_seconds == 180
+    now, pauses = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(retry, "_said_at", -1e9)
+    attempts = Attempts(network(), "s3://training/a.tar")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(GaveUp):
+            while True:
+                pauses.append(attempts.pause_after(Transient("the line is dead")))
+                now[0] += pauses[-1]
+                assert caught or now[0] <= 10
+    assert 180 <= now[0] < 201
+    [warning] = caught
+    assert str(warning.message) == "waiting for s3://training/a.tar: the line is dead; retrying for 180 s"
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize("store", ["http", "s3fs", "obstore"])
+@pytest.mark.parametrize("words", ["ls {}", "cat {} -o {}/o.tar"])
+def test_an_unreachable_host(
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    store: str,
+    words: str,
+) -> None:
+    """issue 35: a wrong port or endpoint is an error within two seconds."""
+    place = f"http://127.0.0.1:{closed_port()}"
+    address = f"{place}/a.tar"
+    if store != "http":
+        pytest.importorskip(store)
+        address = f"s3://unreachable-{store}/a.tar"
+        monkeypatch.setenv("WDSCLI_STORE", store.replace("s3fs", "fsspec"))
+        for name, value in {
+            "AWS_ENDPOINT_URL": place,
+            "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": "s",
+        }.items():
+            monkeypatch.setenv(name, value)
+        forget_s3()
+    began = time.monotonic()
+    assert main(words.format(address, tmp_path).split()) == 4
+    assert "its host refuses connections (3 attempts)" in capfd.readouterr().err
+    assert time.monotonic() - began < 2
+    forget_s3()
+
+
+def test_a_training_says_at_once_that_its_host_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong address is noticed before the first warning about a slow store."""
+    attempts = Attempts(network()._replace(least_seconds=180.0), "http://nowhere:1/a.tar")
+    with pytest.warns(
+        UserWarning,
+        match="waiting for http://nowhere:1/a.tar: its host cannot be reached; retrying for 180 s",
+    ):
+        attempts.pause_after(ConnectionRefusedError(111, "refused"))
 
 
 def test_a_question_that_is_not_answered() -> None:

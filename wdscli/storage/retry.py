@@ -25,6 +25,7 @@ names and attributes of exceptions instead.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -53,6 +54,11 @@ MAX_RETRY_AFTER_SECONDS = 60.0
 """The longest pause that a server may ask for."""
 CONNECT_SECONDS = 30.0
 """The longest wait for a connection."""
+TRAINING_SECONDS = 180.0
+"""In a training, the shortest time without progress before a request fails, because a restart costs more."""
+FIRST_ATTEMPTS = 3
+"""The number of attempts to reach a host that has never answered."""
+_UNREACHABLE = frozenset((errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH))
 PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 GARBLED = "HttpProcessingError"
 """aiohttp's error for an answer that is not HTTP or ends early. The status in it does not come from the server."""
@@ -80,6 +86,25 @@ class Traffic(NamedTuple):
 _traffic = Traffic()
 _counting = ForkLock()
 _said_at = -math.inf
+_is_training = False
+_reached: set[str] = set()
+"""The hosts and buckets that have answered this process."""
+
+
+def expect_training() -> None:
+    """From now on, requests of this process are patient (:data:`TRAINING_SECONDS`), except in a :func:`using` block,
+    and except if the environment limits the retries. The loader calls this when it is imported."""
+    global _is_training
+    _is_training = True
+
+
+def note_answer(address: str) -> None:
+    """Note that the host of an address has answered."""
+    _reached.add(_host(address))
+
+
+def _host(address: str) -> str:
+    return "/".join(address.split("/", 3)[:3])
 
 
 def take_traffic() -> Traffic:
@@ -220,6 +245,8 @@ class Network(NamedTuple):
     none."""
     trusted: frozenset[str] = frozenset()
     """The views that the process trusts that makes the tasks."""
+    least_seconds: float = 0.0
+    """The shortest time without progress before a request fails, even if no retry is left."""
 
 
 _chosen: ContextVar[Network | None] = ContextVar("network", default=None)
@@ -295,6 +322,8 @@ def _of_environment() -> Network:
         ("cache_bytes", "WDSCLI_CACHE_LIMIT", parse_size),
     )
     given: dict[str, Any] = {"pause_seconds": FIRST_PAUSE_SECONDS, "cache_dir": os.environ.get(CACHE, "")}
+    if _is_training and not os.environ.get("WDSCLI_RETRIES", "").strip():
+        given["least_seconds"] = TRAINING_SECONDS
     for field, name, parse in kinds:
         if text := os.environ.get(name, "").strip():
             try:
@@ -326,15 +355,21 @@ class Attempts:
 
         if not is_passing(error):
             raise error
-        retries = self._patience.retries
+        retries, least_seconds = self._patience.retries, self._patience.least_seconds
         self._failures = 0 if progress and retries else self._failures + 1
-        if self._failures > retries:
+        is_lost = is_unreachable(error) and _host(self._name) not in _reached
+        if is_lost and not least_seconds and _is_main_process():
+            retries = min(retries, FIRST_ATTEMPTS - 1)
+        if self._failures > retries and time.monotonic() - self.since >= least_seconds:
             raise GaveUp(error, self._failures) from error
         pause = min(self._patience.pause_seconds * 2.0 ** max(self._failures - 1, 0), MAX_PAUSE_SECONDS)
         pause = max(pause * uniform(0.5, 1), min(retry_after(error), MAX_RETRY_AFTER_SECONDS))
         count_traffic(retries=1)
-        if self.quiet_seconds <= pause:
-            self._say(f"{_reason(error)}; attempt {self._failures + 1} of {retries + 1} in {pause:.0f} s")
+        if self.quiet_seconds <= pause or (is_lost and least_seconds and not self._is_said):
+            limit = f"attempt {self._failures + 1} of {retries + 1} in {pause:.0f} s"
+            if least_seconds:
+                limit = f"retrying for {least_seconds:g} s"
+            self._say(f"{_reason(error)}; {limit}")
         return pause
 
     @property
@@ -359,6 +394,8 @@ def _reason(error: Exception) -> str:
     status = status_of(error)
     if status is not None:
         return f"the server answered with status {status}"
+    if is_unreachable(error):
+        return "its host cannot be reached"
     return str(error) if isinstance(error, Transient) else type(error).__name__
 
 
@@ -372,7 +409,9 @@ def retried(call: Callable[[], Answer], name: str = "", *, counts: bool = True) 
         timer.start()
         count_traffic(requests=counts)
         try:
-            return call()
+            answer = call()
+            note_answer(name)
+            return answer
         except Exception as error:
             pause = attempts.pause_after(error)
         finally:
@@ -466,6 +505,8 @@ async def fetched(
         except Exception as raised:
             error = raised
         count_traffic(received=landing.at - before)
+        if landing.at > before:
+            note_answer(name)
         known = size()
         end = end if known is None else min(end, known)
         if landing.at == end and (error is None or is_passing(error)):
@@ -532,6 +573,19 @@ def is_passing(error: BaseException) -> bool:
     if (resolver := unresolved(error)) is not None:
         return resolver.errno == EAI_AGAIN
     return bool(kinds & PASSING) or isinstance(error, (ConnectionError, TimeoutError))
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Return whether no host accepted a connection, or the resolver did not know the host."""
+    return unresolved(error) is not None or any(
+        isinstance(cause, OSError) and cause.errno in _UNREACHABLE for cause in causes(error)
+    )
+
+
+def _is_main_process() -> bool:
+    from multiprocessing import parent_process
+
+    return parent_process() is None
 
 
 def kinds_of(error: BaseException) -> set[str]:

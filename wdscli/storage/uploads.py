@@ -48,6 +48,7 @@ from wdscli.storage.retry import (
     code_of,
     count_traffic,
     network,
+    note_answer,
     noticed,
     retried,
 )
@@ -461,12 +462,14 @@ async def _answered(
     size = len(options.get("Body", b""))
     sending_seconds = size / _SLOWEST_BYTES_PER_SECOND
     seconds = patience.timeout_seconds + sending_seconds
-    attempts = Attempts(patience, f"s3://{options['Bucket']}/{options.get('Key', '')}", sending_seconds)
+    address = f"s3://{options['Bucket']}/{options.get('Key', '')}"
+    attempts = Attempts(patience, address, sending_seconds)
     while True:
         count_traffic(requests=1, sent=size)
         try:
             answer = await asyncio.wait_for(noticed(fs._call_s3(method, **options), attempts), seconds)
             _check_stored(method, options, answer)
+            note_answer(address)
             return answer
         except Exception as error:
             is_damaged = any(code_of(one) in _NOT_WHAT_WAS_SENT for one in causes(error))

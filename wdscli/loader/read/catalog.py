@@ -38,7 +38,7 @@ from wdscli.storage.opening import (
     listed_version,
     open_pinned,
 )
-from wdscli.storage.retry import cached_in
+from wdscli.storage.retry import cached_in, expect_training
 from wdscli.tar import padded
 from wdscli.threads import Recent
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from wdscli.plan.join import JoinKind
 
 Result = TypeVar("Result")
+expect_training()
 
 TABLES_BYTES = 256 << 20
 """The approximate largest memory for shards' tables."""
