@@ -33,7 +33,7 @@ from tar_cases import FileSource, StreamSource, outcome
 from wdscli.errors import WdsError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.samples import iter_batches, iter_samples
-from wdscli.samples.grouping import salvaged_batches
+from wdscli.samples.grouping import Salvager
 from wdscli.storage import open_source
 from wdscli.tar import Form, TarWriter, build_header, core
 
@@ -92,7 +92,7 @@ def batches(case: Case) -> object:
 def salvaged(case: Case) -> object:
     errors: list[Any] = []
     dropped: dict[str, int] = {}
-    found = each(salvaged_batches(FileSource(case.data), errors.append, dropped))
+    found = each(Salvager(FileSource(case.data), errors.append, dropped).batches())
     return found, [error_of(error) for error in errors], dropped
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import tarfile
 import warnings
 from collections.abc import Callable
 from itertools import takewhile
@@ -339,3 +341,35 @@ class TestUndecodable:
         plain = list(data)
         assert plain == [*range(3), 4, *range(4, 17), 19, 19, 19]
         assert [one for batch in data.listed(6) for one in batch] == plain
+
+
+def set_with_links(folder: Path) -> str:
+    """Four samples; links take the place of members of two of them."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in ("a.jpg", "a.txt", "b.jpg", "b.txt", "c.jpg", "c.txt", "d.jpg", "d.txt"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            if name in ("b.jpg", "c.txt"):
+                info.type, info.linkname, info.size = tarfile.LNKTYPE, "a.jpg", 0
+            tar.addfile(info, io.BytesIO(b"x"))
+    path = folder / "links.tar"
+    path.write_bytes(out.getvalue())
+    return str(path)
+
+
+@pytest.mark.parametrize("prefix", ["", "pipe:cat "])
+def test_samples_that_lost_a_member_are_left_out_and_counted(tmp_path: Path, prefix: str) -> None:
+    address = prefix + set_with_links(tmp_path)
+    with pytest.raises(DataError, match="link member"):
+        list(wds.WebDataset(address))
+    loader = wds.WebDataset(address, on_error="skip")
+    assert [(sample["__key__"], len(sample)) for sample in loader] == [("a", 4), ("d", 4)]
+    assert loader.stats()["dropped"] == {address: {"read: link": 2}}
+
+
+def test_a_table_counts_samples_that_lost_a_member(tmp_path: Path) -> None:
+    address = set_with_links(tmp_path)
+    table = wds.IndexedDataset(address, on_error="skip")
+    assert [sample["__key__"] for sample in table] == ["a", "d"]
+    assert table.stats()["dropped"] == {address: {"read: link": 2}}

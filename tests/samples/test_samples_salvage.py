@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import selected_samples
 from wdscli.plan.request import Request
 from wdscli.samples import Ignored
-from wdscli.samples.grouping import salvaged_batches
+from wdscli.samples.grouping import Salvager
 from wdscli.storage import open_source
 from wdscli.tar import END_OF_ARCHIVE
 
@@ -156,7 +157,7 @@ def test_places_are_those_in_the_shard(tmp_path: Path, whole: bytes) -> None:
     with open_source(str(path)) as source:
         places = [
             (batch.index + row, key)
-            for batch in salvaged_batches(source, lambda _: None, {}, ignored=Ignored())
+            for batch in Salvager(source, lambda _: None, {}, ignored=Ignored()).batches()
             for row, key in enumerate(batch.keys)
         ]
     assert places == [(0, b"n000"), (1, b"n001"), (2, b"n002"), (4, b"m000"), (5, b"m001"), (6, b"m002")]
@@ -193,7 +194,36 @@ def test_the_report_has_the_place(tmp_path: Path, whole: bytes) -> None:
     path.write_bytes(data)
     heard: list[DataError] = []
     with open_source(str(path)) as source:
-        list(salvaged_batches(source, heard.append, {}))
+        list(Salvager(source, heard.append, {}).batches())
     assert [(error.code, error.shard, error.offset) for error in heard] == [
         ("bad-checksum", str(path), 3584 * 4)
     ]
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_sample_that_lost_a_member_is_not_whole(tmp_path: Path, kind: bytes, place: int) -> None:
+    """Whichever member it is, and also if samples before it do not have the field."""
+    whole, lost = sample("a", 1), sample("b", 2)
+    before, after = [*whole, *lost[:place]], [*lost[place + 1 :], *sample("c", 3)]
+    header = tarfile.TarInfo(lost[place][0])
+    header.type, header.linkname = kind, "a.jpg"
+    block = header.tobuf(tarfile.GNU_FORMAT)
+    data = tar_of(before).removesuffix(END_OF_ARCHIVE) + block + tar_of(after)
+    found, dropped, codes = both_ways(tmp_path, data)
+    assert [key for key, _ in found] == ["a", "c"]
+    code = {tarfile.FIFOTYPE: "special", tarfile.GNUTYPE_SPARSE: "sparse"}.get(kind, "link")
+    assert (dropped, codes) == ({code: 1}, [code])
+
+
+def test_a_sample_of_links_alone_is_counted(tmp_path: Path) -> None:
+    links = b""
+    for name in ("b.cls", "b.jpg", "latest"):
+        header = tarfile.TarInfo(name)
+        header.type, header.linkname = tarfile.LNKTYPE, "a.jpg"
+        links += header.tobuf()
+    data = tar_of(sample("a", 1)).removesuffix(END_OF_ARCHIVE) + links + tar_of(sample("c", 3))
+    (tmp_path / "x.tar").write_bytes(data)
+    picker = SampleReader(Request([str(tmp_path / "x.tar")], "", on_error="skip"))
+    assert [one.key for one in selected_samples(picker)] == [b"a", b"c"]
+    assert (picker.dropped, picker.ignored) == ({"link": 1}, {"link": 1})

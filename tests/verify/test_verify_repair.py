@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
+import os
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -309,3 +313,91 @@ def test_a_check_writes_nothing(words: list[str], tmp_path: Path, capfd: Any) ->
 def test_a_repair_needs_an_output(tmp_path: Path, capfd: Any) -> None:
     assert main(["repair", write(tmp_path, good_tar())]) == 2
     assert "-o" in capfd.readouterr().err
+
+
+def test_a_sample_that_lost_a_member_is_not_saved(tmp_path: Path) -> None:
+    """Also if it has all required fields: its lost member may be any of them, in another version."""
+    data = link_tar(("b.jpg", "none.jpg"))
+    report, members = repaired(tmp_path, data)
+    assert members == GOOD[:2] + GOOD[4:]
+    assert reasons(report) == [("link", "b.jpg"), ("damaged", "b")]
+    report, members = repaired(tmp_path, data, require=["cls"], settings=ShardSettings(force=True))
+    assert members == GOOD[:2] + GOOD[4:]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_what_is_no_file_costs_its_sample(kind: bytes, tmp_path: Path) -> None:
+    report, members = repaired(tmp_path, link_tar(("c.more", "a.jpg"), kind=kind))
+    assert members == GOOD[:4]
+    assert report.counts["damaged"] == 1
+
+
+def link_tar(*links: tuple[str, str], kind: bytes = tarfile.LNKTYPE) -> bytes:
+    """The good samples, in which links take the place of members, or follow all members."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        targets = dict(links)
+        for name in [
+            *(name.decode() for name, _ in GOOD),
+            *targets.keys() - {name.decode() for name, _ in GOOD},
+        ]:
+            info = tarfile.TarInfo(name)
+            payload = dict(GOOD).get(name.encode(), b"")
+            if name in targets:
+                info.type, info.linkname, payload = kind, targets[name], b""
+            info.size = len(payload)
+            tar.addfile(info, io.BytesIO(payload))
+    return out.getvalue()
+
+
+def test_hard_links_are_written_out(tmp_path: Path) -> None:
+    report, members = repaired(tmp_path, link_tar(("b.jpg", "a.jpg"), ("c.jpg", "b.jpg")))
+    assert members == [*GOOD[:2], (b"b.jpg", GOOD[0][1]), GOOD[3], (b"c.jpg", GOOD[0][1]), GOOD[5]]
+    assert report.counts == {}
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="needs GNU tar")
+@pytest.mark.parametrize("form", ["gnu", "posix"])
+def test_sparse_files_are_written_out(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"a")
+    with (folder / "a.bin").open("wb") as file:
+        file.truncate(20 << 20)
+        file.seek(8 << 20)
+        file.write(b"middle")
+    os.link(folder / "a.bin", folder / "b.bin")
+    command = ["tar", "-S", f"--format={form}", "-C", str(folder), "-cf", "-", "a.bin", "a.txt", "b.bin"]
+    data = subprocess.run(command, capture_output=True, check=True).stdout
+    assert len(data) < 1 << 20, "the file system of this test makes no holes"
+    report, members = repaired(tmp_path, data)
+    content = (folder / "a.bin").read_bytes()
+    assert members == [(b"a.bin", content), (b"a.txt", b"a"), (b"b.bin", content)]
+    assert report.counts == {}
+
+
+def test_links_cannot_fill_the_disc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "EXPANSION_BYTES", 1000)
+    monkeypatch.setattr(package, "MAX_EXPANSION", 0)
+    report, members = repaired(tmp_path, link_tar(("b.jpg", "a.jpg"), ("c.jpg", "a.jpg")))
+    assert members == [*GOOD[:2], (b"b.jpg", GOOD[0][1]), GOOD[3]]
+    assert report.counts == {"link": 1, "damaged": 1}
+
+
+def test_required_fields_are_required_of_every_sample(tmp_path: Path) -> None:
+    data = tar_bytes(*GOOD[:3], *GOOD[4:])
+    report, members = repaired(tmp_path, data, require=["jpg", "cls"])
+    assert members == GOOD[:2] + GOOD[4:]
+    assert reasons(report) == [("missing-field", "b")]
+    assert report.samples == 2
+    check = verify([str(tmp_path / "out.tar")], require=["jpg", "cls"], jobs=1)
+    assert not check.errors
+    report, members = repaired(
+        tmp_path, data, require=["mp4"], settings=ShardSettings(force=True), max_findings=1
+    )
+    assert (members, report.counts, len(report.left_out)) == ([], {"missing-field": 3}, 1)
+
+
+def test_separated_members_are_required_together(tmp_path: Path) -> None:
+    _, members = repaired(tmp_path, tar_bytes(*GOOD[0::2], *GOOD[1::2]), require=["jpg", "cls"])
+    assert members == GOOD

@@ -26,11 +26,10 @@ from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Sh
 from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.place.ranks import Share, Tail, in_worker
 from wdscli.loader.read.catalog import Catalog, only_streams
-from wdscli.loader.read.failures import Failed, OnError, Policy, StopEpoch
+from wdscli.loader.read.failures import Failed, OnError, Policy, StopEpoch, samples_of_stream
 from wdscli.loader.read.fetch import METER, Raw
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, through_buffer
 from wdscli.ordering import mix
-from wdscli.samples import iter_samples
 from wdscli.shown import shown
 from wdscli.storage.opening import COMPRESSED_SUFFIX
 
@@ -242,7 +241,7 @@ class ShardStream(Stream):
         have: set[str] = set()
         try:
             with self._open(address) as source:
-                for number, sample in enumerate(iter_samples(source), 1):
+                for number, sample in enumerate(samples_of_stream(source, address, policy), 1):
                     if not self._is_checked:
                         have.update(sample.fields)
                         if number == LOOKED_AT:

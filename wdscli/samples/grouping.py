@@ -6,8 +6,9 @@ batch, so that samples do not depend on buffers. Members that belong to no sampl
 one sample of a batch.
 
 :func:`iter_batches` yields the samples of one archive. A :class:`Salvager` yields the intact samples of a damaged
-archive, for ``--on-error skip``. The samples before and after damage may lack members. So they are kept only if they
-have all fields of the samples before them, and no others. Dropped samples are counted by reason.
+archive, for ``--on-error skip``. Dropped samples are counted by reason. :func:`is_whole` is the rule for every sample
+of a damaged shard, here and in ``wds repair``: a sample that lost a member is not whole, and a sample next to damage
+may have lost one.
 
 This module does not know where bytes come from, and does not know shard sets.
 """
@@ -15,10 +16,10 @@ This module does not know where bytes come from, and does not know shard sets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
@@ -48,6 +49,7 @@ _MAKE_REGULAR = {
     SPARSE: "without --sparse",
 }
 """GNU tar's options that store members of these kinds as regular files."""
+NO_FIELDS: frozenset[bytes] = frozenset()
 RAGGED = 0b100000
 """Flag of a sample with foreign members (folders, names without a dot) between its own. It cannot be copied as one
 run."""
@@ -136,14 +138,23 @@ class Grouper:
     """Groups columns into batches. Call ``add`` with every window in order, then ``finish`` once.
 
     Links, devices and sparse members raise DataError; with ``lenient``, they are counted in ``ignored``. A repeated
-    field in a sample raises DataError ``duplicate-field``; with ``lenient``, both members are kept.
+    field in a sample raises DataError ``duplicate-field``; with ``lenient``, both members are kept. With
+    ``keeps_lost``, which needs ``lenient``, a lost member (:func:`lost_name`) stays in its sample, with its kind in the
+    flags and in the sample's mark.
     """
 
     def __init__(
-        self, shard: str, *, lenient: bool = False, index: int = 0, ignored: Ignored | None = None
+        self,
+        shard: str,
+        *,
+        lenient: bool = False,
+        keeps_lost: bool = False,
+        index: int = 0,
+        ignored: Ignored | None = None,
     ) -> None:
         self.shard = shard
         self.lenient = lenient
+        self.keeps_lost = keeps_lost
         self.ignored = Ignored() if ignored is None else ignored
         self._batch = new_batch(index)
         self._prefix = b""
@@ -180,13 +191,19 @@ class Grouper:
 
     def _add_row(self, batch: SampleBatch, columns: Columns, row: int) -> None:
         """Add one member of any kind. This is the slow, exact path."""
-        name, kind = columns.names[row], columns.flags[row] & KIND_MASK
+        name, flag = columns.names[row], columns.flags[row]
+        kind = flag & KIND_MASK
         parts = split_name(name) if kind == REGULAR else None
+        if (
+            parts is None
+            and self.keeps_lost
+            and (parts := lost_name(name, kind, columns.sizes[row])) is not None
+        ):
+            flag |= SPECIAL if kind == REGULAR else kind
         if parts is None:
             self.ignore(name, kind, columns.starts[row], columns.sizes[row])
             return
         key, field = parts
-        flag = columns.flags[row]
         if self._prefix != key + b".":
             batch.keys.append(key)
             batch.firsts.append(len(batch.fields))
@@ -210,15 +227,7 @@ class Grouper:
         elif self.lenient:
             self.ignored.add(KIND_NAMES[kind])
         else:
-            raise DataError(
-                f"{KIND_NAMES[kind]} member: samples consist of regular files",
-                code=KIND_NAMES[kind],
-                shard=self.shard,
-                offset=start,
-                member=to_text(name),
-                hint=f"archive regular files (GNU tar: {_MAKE_REGULAR[kind]}), or save the intact samples with "
-                "`wds repair SHARDS -o OUT`",
-            )
+            raise not_regular(kind, self.shard, start, name)
 
     def _cut(self, batch: SampleBatch) -> SampleBatch:
         """Return all samples except the last, which may continue."""
@@ -339,6 +348,52 @@ def _is_behind(error: DataError, key: bytes) -> bool:
     return parts is not None and parts[0] != key
 
 
+def not_regular(kind: int, shard: str, offset: int, name: bytes) -> DataError:
+    """Return the error for a link, a device or a sparse file."""
+    return DataError(
+        f"{KIND_NAMES[kind]} member: samples consist of regular files",
+        code=KIND_NAMES[kind],
+        shard=shard,
+        offset=offset,
+        member=to_text(name),
+        hint=f"archive regular files (GNU tar: {_MAKE_REGULAR[kind]}), or save the intact samples with "
+        "`wds repair SHARDS -o OUT`",
+    )
+
+
+def lost_name(name: bytes, kind: int, size: int) -> tuple[bytes, bytes] | None:
+    """Return key and field of a member that its sample loses, because readers disagree about its payload: a link, a
+    device, a sparse file, or a file whose name ends with a slash. Return None if no sample loses a member.
+
+    >>> lost_name(b"a.jpg", LINK, 0), lost_name(b"a.jpg/", REGULAR, 5), lost_name(b"latest", LINK, 0)
+    ((b'a', b'jpg'), (b'a', b'jpg'), None)
+    """
+    if kind == DIRECTORY or (kind == REGULAR and not (size and name.endswith(b"/"))):
+        return None
+    return split_name(name.rstrip(b"/"))
+
+
+FieldSet = TypeVar("FieldSet", int, frozenset[bytes])
+"""The fields of a sample: a set, or one bit for each field."""
+
+
+def is_whole(
+    fields: FieldSet, usual: FieldSet | None, required: FieldSet, *, is_next_to_damage: bool, is_cut: bool
+) -> bool:
+    """Return whether a sample of a damaged shard surely has all its members.
+
+    ``is_cut`` means that the sample lost a member. ``required`` are fields that every sample must have. Without them, a
+    sample next to damage must have all fields that intact samples have (``usual``), and no others. ``usual`` is None if
+    no intact sample is known.
+
+    >>> is_whole(0b01, 0b11, 0, is_next_to_damage=True, is_cut=False)
+    False
+    """
+    if is_cut or fields & required != required:
+        return False
+    return bool(required) or not is_next_to_damage or fields == usual
+
+
 def hidden(shard: str, offset: int, name: bytes, size: int) -> DataError:
     """Return the error for a regular file with a slash at the end of its name. bsdtar treats it as a folder, and reads
     its payload as members. tarfile, webdataset and GNU tar read it as a payload."""
@@ -370,20 +425,11 @@ def group_columns(columns: Columns, shard: str) -> SampleBatch:
     return Grouper(shard, lenient=True).group(columns)
 
 
-def salvaged_batches(
-    source: ByteSource,
-    report: Callable[[DataError], None],
-    dropped: Dropped,
-    *,
-    ignored: Ignored | None = None,
-) -> Iterator[SampleBatch]:
-    """Yield every sample of an archive that is surely complete, by a :class:`Salvager`."""
-    return Salvager(source, report, dropped, ignored=ignored).batches()
-
-
 class Salvager:
-    """Finds every sample of one archive that is surely complete. ``report`` is called with each error. ``dropped``
-    counts dropped samples: ``damaged`` (next to damage), ``duplicate-field``. ``see`` is called with every window
+    """Finds every sample of one archive that is surely complete. ``report`` is called with each error of the
+    archive, and with the first lost member and the first repeated field. ``dropped``
+    counts dropped samples: ``damaged`` (next to damage), ``link``, ``special`` and ``sparse`` (a member is lost),
+    ``duplicate-field``. ``see`` is called with every window
     before its samples are yielded, because the payloads of a stream must be read at this time. If ``see`` finds a
     truncated payload, the shard ends there."""
 
@@ -399,8 +445,9 @@ class Salvager:
     ) -> None:
         self.source, self.form, self.see = source, form, see
         self.report, self.dropped = report, dropped
-        self.grouper = Grouper(source.name, lenient=True, ignored=ignored)
+        self.grouper = Grouper(source.name, lenient=True, keeps_lost=True, ignored=ignored)
         self.is_hurt = self.was_hurt = False
+        self.reported: set[str] = set()
         self.seen = 0
         self.usual: frozenset[bytes] | None = None
         self.cut: bytes | None = None
@@ -457,22 +504,44 @@ class Salvager:
         self.seen += len(batch.keys)
         last = len(batch.keys) - 1
         for row in range(len(batch.keys)):
-            fields = batch.fields[batch.firsts[row] : batch.firsts[row + 1]]
-            names = frozenset(fields)
-            beside = (first_hurt and row == 0) or (last_hurt and row == last)
-            if len(names) < len(fields):
-                self._drop("duplicate-field")
-            elif beside and (names != self.usual or batch.keys[row] == self.cut):
-                self._drop("damaged")
+            reason = self._why_dropped(batch, row, (first_hurt and row == 0) or (last_hurt and row == last))
+            if reason:
+                self._drop(reason)
             else:
                 rows.append(row)
-                self.usual = names if self.usual is None else self.usual | names
         if len(rows) == len(batch.keys):
             if rows:
                 yield batch
             return
         for row in rows:
             yield batch.part(row, row + 1)
+
+    def _why_dropped(self, batch: SampleBatch, row: int, is_next_to_damage: bool) -> str | None:
+        """Return the reason why a sample is dropped, or None for an intact sample."""
+        first, end = batch.firsts[row], batch.firsts[row + 1]
+        fields = frozenset(batch.fields[first:end])
+        if len(fields) < end - first:
+            places = range(first, end)
+            at = next(at for at in places if batch.fields[at] in batch.fields[first:at])
+            return self._reported(duplicate_field, batch, row, at)
+        if batch.marks[row] & KIND_MASK:
+            at = next(at for at in range(first, end) if batch.flags[at] & KIND_MASK)
+            return self._reported(partial(not_regular, batch.flags[at] & KIND_MASK), batch, row, at)
+        is_cut = is_next_to_damage and batch.keys[row] == self.cut
+        if not is_whole(fields, self.usual, NO_FIELDS, is_next_to_damage=is_next_to_damage, is_cut=is_cut):
+            return "damaged"
+        self.usual = fields if self.usual is None else self.usual | fields
+        return None
+
+    def _reported(
+        self, make_error: Callable[[str, int, bytes], DataError], batch: SampleBatch, row: int, at: int
+    ) -> str:
+        """Return the code of an error of member ``at``. Report the shard's first error with this code."""
+        error = make_error(self.source.name, batch.starts[at], batch.keys[row] + b"." + batch.fields[at])
+        if error.code not in self.reported:
+            self.reported.add(error.code)
+            self.report(error)
+        return error.code
 
     def _drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from struct import Struct
 from typing import Literal, NamedTuple
 from zlib import adler32
@@ -296,14 +297,19 @@ def has_payload(typeflag: bytes, kind: int) -> bool:
 
 
 def parse_pax(data: bytes) -> dict[bytes, bytes]:
-    """Return the records of a pax header, in order. A later record replaces an earlier record with the same name.
+    """Return the records of a pax header. A later record replaces an earlier record with the same name.
 
     Raises DataError ``bad-extended-header``.
 
     >>> parse_pax(b"12 path=a/b\\n")
     {b'path': b'a/b'}
     """
-    records: dict[bytes, bytes] = {}
+    return dict(pax_records(data))
+
+
+def pax_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the name and the value of each record of a pax header, in order. Raises DataError
+    ``bad-extended-header``."""
     at = 0
     while at < len(data):
         # Some programs write zeros before a length.
@@ -320,9 +326,8 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
             raise DataError(
                 f'pax record of {int(digits)} bytes is not "length keyword=value"', code="bad-extended-header"
             )
-        records[keyword] = value[:-1]
+        yield keyword, value[:-1]
         at = end
-    return records
 
 
 def pax_size(value: bytes) -> int:

@@ -99,7 +99,7 @@ _OF_SAMPLES = _table("""
     duplicate-field: a sample has the same field twice
         -> {repair}
     missing-field: a sample lacks a field of --require, or a field that every sample has according to the manifest
-        -> create these samples again, or skip them when you read the set
+        -> create these samples again, or leave them out: wds split SHARDS --where "'EXT' in fields" -o VIEW.json
     case-collision (warning): two fields of a sample, or two keys of a shard, differ only in upper and lower case
         -> rename one: webdataset lowercases fields, and some file systems keep only one of two such files
     mixed-fields (warning): some samples have different fields than most
@@ -122,7 +122,7 @@ _OF_MEMBERS = _table("""
         -> archive without GNU tar's --label, --listed-incremental and --multi-volume, or {repair}
     sparse: a member is a sparse file
         -> archive without --sparse, or {repair}
-    damaged: a sample next to lost bytes cannot be saved, because it lacks fields
+    damaged: a sample cannot be saved, because it lost a member, or lacks fields next to lost bytes
     """)
 _OF_SIDE_FILES = _table("""
     stale-index: an index of a shard or a set, ours or another program's, is damaged or out of date

@@ -6,21 +6,22 @@ becomes one output shard, in order, with index and manifest. Payloads are copied
 change.
 
 A plan scans its shard, and continues after damage. Adjacent members with the same key are a *stretch*. Members that a
-shard must not have are dropped and reported. A stretch next to lost bytes is marked, because it may lack members. One
-pass over the headers collects 24 bytes per stretch. If a stretch repeats a key and all its fields are new, it is joined
-to the first stretch with this key; otherwise it is dropped. A sample next to lost bytes is kept only if it has every
-required field. If no fields are required, it must have every field that most samples have. A second pass reads the
-places of joined members.
+shard must not have are lost and reported, except hard links and sparse files whose payloads can be read exactly
+(:mod:`wdscli.tar.stored`). A stretch next to lost bytes is marked, because it may lack members. One pass over the
+headers collects 24 bytes per stretch. If a stretch repeats a key and all its fields are new, it is joined to the first
+stretch with this key; otherwise it is dropped. The rule :func:`~wdscli.samples.grouping.is_whole` drops incomplete
+samples. A second pass reads the places of joined members.
 
 This module does not know how its report is printed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.arrays import I64, U64, Mask, numpy
@@ -32,12 +33,15 @@ from wdscli.plan.inputs import Input, pieces_of
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import new_batch, split_name, why_ignored, why_unsafe
+from wdscli.samples.grouping import is_whole, lost_name
 from wdscli.shards.inputs import open_set
 from wdscli.shards.view import check_new_names
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
-from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Window
+from wdscli.storage.ends import PIECE_BYTES
+from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, SPARSE, ByteSource, Columns, Window
 from wdscli.tar.reader import scan_salvaging
+from wdscli.tar.stored import HOLE, Extent, Place, extents_of, link_targets, linked_names, place_of
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
 from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns, repeats_across
 from wdscli.verify.profiles import Fields
@@ -48,6 +52,10 @@ if TYPE_CHECKING:
 
 LARGE_SAMPLE_BYTES = 1 << 24
 """A larger sample is copied in pieces."""
+EXPANSION_BYTES = 1 << 30
+MAX_EXPANSION = 1024
+"""Hard links and sparse files of a shard may give together 1 GiB, or this many times the size of their shard. A
+compressed shard can give as much."""
 _EVERY = 1 << 62
 
 
@@ -65,39 +73,74 @@ class RepairReport:
 
 
 class Payload(NamedTuple):
-    """One member of a stretch: its field and the place of its payload."""
+    """One member of a stretch: its field and the extents of its payload."""
 
     field: bytes
-    offset: int
-    size: int
+    extents: tuple[Extent, ...]
+
+    @property
+    def size(self) -> int:
+        """The size of the payload in bytes."""
+        return sum(extent.length for extent in self.extents)
+
+    def read(self, source: Source) -> bytes:
+        """Return the payload. Raises DataError if the source ends first."""
+        return b"".join(self.pieces(source))
+
+    def pieces(self, source: Source) -> Iterator[bytes]:
+        """Yield the payload in pieces. Raises DataError if the source ends first."""
+        for offset, length in self.extents:
+            if offset != HOLE:
+                yield from pieces_of(source, offset, length)
+                continue
+            for first in range(0, length, PIECE_BYTES):
+                yield bytes(min(PIECE_BYTES, length - first))
 
 
 @dataclass(slots=True)
 class Stretch:
     """Adjacent members with the same key. ``row`` is the stretch's number in the shard. ``is_hit`` means that bytes
-    next to it are lost."""
+    next to it are lost, and ``lost_fields`` are the fields of lost members."""
 
     row: int
     key: bytes
     start: int
     is_hit: bool
     members: list[Payload] = field(default_factory=list)
+    lost_fields: list[bytes] = field(default_factory=list)
+
+    @property
+    def fields(self) -> list[bytes]:
+        """The fields of all members, including lost members."""
+        return [*(member.field for member in self.members), *self.lost_fields]
 
 
-def read_stretches(source: ByteSource, ledger: Ledger) -> Iterator[Stretch]:
-    """Yield the stretches of a shard in order, numbered from 0. Dropped members are reported to ``ledger``."""
-    reader = _StretchReader(ledger)
+def read_stretches(source: ByteSource, links: Mapping[int, Place], ledger: Ledger) -> Iterator[Stretch]:
+    """Yield the stretches of a shard in order, numbered from 0. ``links`` are the members that its hard links mean
+    (:func:`links_of`). Lost members are reported to ``ledger``."""
+    reader = _StretchReader(source, links, ledger)
     for window in scan_salvaging(source, reader.on_error):
         yield from reader.add(window)
     if reader.last is not None:
         yield reader.last
 
 
+def links_of(source: ByteSource) -> dict[int, Place]:
+    """Return the members that the hard links of a shard mean, by the offset of the link."""
+    ignore_errors = Ledger(limit=0).add_error
+    names = linked_names(source, scan_salvaging(source, ignore_errors))
+    return link_targets(source, scan_salvaging(source, ignore_errors), names) if names else {}
+
+
 class _StretchReader:
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, source: ByteSource, links: Mapping[int, Place], ledger: Ledger) -> None:
         self.last: Stretch | None = None
+        self._source = source
+        self._links = links
         self._ledger = ledger
         self._next_is_hit = False
+        self._room = max(EXPANSION_BYTES, MAX_EXPANSION * (source.size or 0))
+        """How many more bytes hard links and sparse files may give."""
 
     def on_error(self, error: DataError) -> None:
         """Mark the stretches around lost bytes, which may lack members.
@@ -112,9 +155,12 @@ class _StretchReader:
 
     def add(self, window: Window) -> Iterator[Stretch]:
         """Yield the stretches that end in a window."""
-        names, starts, offsets, sizes, flags = window.columns
-        for name, start, offset, size, flag in zip(names, starts, offsets, sizes, flags):
-            parts = self._allowed(name, flag & KIND_MASK, start)
+        columns = window.columns
+        for row, name in enumerate(columns.names):
+            kind = columns.flags[row] & KIND_MASK
+            parts = split_name(name) if kind == REGULAR else None
+            is_lost = parts is None and (parts := lost_name(name, kind, columns.sizes[row])) is not None
+            extents = self._payload(columns, row, is_of_sample=parts is not None, is_regular=not is_lost)
             if parts is None:
                 continue
             key, field = parts
@@ -122,46 +168,64 @@ class _StretchReader:
             if stretch is None or stretch.key != key:
                 if stretch is not None:
                     yield stretch
-                row = 0 if stretch is None else stretch.row + 1
-                stretch = self.last = Stretch(row, key, start, self._next_is_hit)
+                number = 0 if stretch is None else stretch.row + 1
+                stretch = self.last = Stretch(number, key, columns.starts[row], self._next_is_hit)
             elif self._next_is_hit:
                 stretch.is_hit = True
             self._next_is_hit = False
-            if any(member.field == field for member in stretch.members):
-                self._leave_out("duplicate-field", "the sample already has this field", start, name)
+            if extents is None:
+                stretch.lost_fields.append(field)
+            elif field in stretch.fields:
+                self._leave_out("duplicate-field", "the sample already has this field", columns, row)
             else:
-                stretch.members.append(Payload(field, offset, size))
+                stretch.members.append(Payload(field, extents))
 
-    def _allowed(self, name: bytes, kind: int, start: int) -> tuple[bytes, bytes] | None:
-        """Return key and field of a member, or None if it must not be written."""
+    def _payload(
+        self, columns: Columns, row: int, *, is_of_sample: bool, is_regular: bool
+    ) -> tuple[Extent, ...] | None:
+        """Return the payload of a sample's member. Return None if it must not be written, and report this."""
+        name, kind = columns.names[row], columns.flags[row] & KIND_MASK
         if kind == DIRECTORY:
             return None
-        if kind != REGULAR:
-            self._leave_out(KIND_NAMES[kind], f"a {KIND_NAMES[kind]} member", start, name)
-            return None
-        reason = why_unsafe(name)
-        if reason is not None:
-            self._leave_out("unsafe-name", reason, start, name)
-            return None
-        parts = split_name(name)
-        if parts is None:
-            reason = f"it belongs to no sample ({why_ignored(name, kind)})"
-            self._leave_out("no-field", reason, start, name)
-        return parts
+        if reason := why_unsafe(name):
+            self._leave_out("unsafe-name", reason, columns, row)
+        elif is_regular and is_of_sample:
+            return (Extent(columns.offsets[row], columns.sizes[row]),)
+        elif kind != REGULAR:
+            if is_of_sample and (extents := self._linked_or_sparse(columns, row)) is not None:
+                return extents
+            self._leave_out(KIND_NAMES[kind], f"a {KIND_NAMES[kind]} member", columns, row)
+        elif is_of_sample:
+            self._leave_out("bad-size", "a file's name ends with a slash", columns, row)
+        else:
+            self._leave_out("no-field", f"it belongs to no sample ({why_ignored(name, kind)})", columns, row)
+        return None
 
-    def _leave_out(self, code: str, reason: str, start: int, name: bytes) -> None:
-        self._ledger.add(code, f"left out: {reason}", offset=start, member=name)
+    def _linked_or_sparse(self, columns: Columns, row: int) -> tuple[Extent, ...] | None:
+        """Return the payload of a hard link or a sparse file, or None if it is unclear or too large."""
+        place = place_of(columns, row)
+        target = place if place.flag & KIND_MASK == SPARSE else self._links.get(place.start)
+        extents = None if target is None else extents_of(self._source, target)
+        length = sum(extent.length for extent in extents or ())
+        if length > self._room:
+            return None
+        self._room -= length
+        return extents
+
+    def _leave_out(self, code: str, reason: str, columns: Columns, row: int) -> None:
+        offset, member = columns.starts[row], columns.names[row]
+        self._ledger.add(code, f"left out: {reason}", offset=offset, member=member)
 
 
 class Plan:
     """The samples of ``source`` that can be saved. ``source`` must be seekable. Losses are reported to ``ledger``.
-    ``required`` are the fields that a sample next to damage must have; if empty, the fields of most samples are
-    required. With ``max_decoded``, payloads that decode to at most this many bytes are decoded. ``digests`` has the
-    digests of the saved samples' keys, packed, in order, made with ``seed``."""
+    ``required`` are the fields that every sample must have; without them, a sample next to damage must have the fields
+    of all intact samples. With ``max_decoded``, payloads that decode to at most this many bytes are decoded.
+    ``digests`` has the digests of the saved samples' keys, packed, in order, made with ``seed``."""
 
     def __init__(
         self,
-        source: ByteSource,
+        source: Source,
         ledger: Ledger,
         *,
         max_decoded: int | None = None,
@@ -181,37 +245,43 @@ class Plan:
             from wdscli.verify.shard import Decoder
 
             self._decoder = Decoder(ledger, max_decoded)
-        hit: dict[int, bytes] = {}
-        for stretch in read_stretches(source, ledger):
+        self._links = links_of(source)
+        hit, lost = dict[int, bytes](), dict[int, bytes]()
+        for stretch in read_stretches(source, self._links, ledger):
             batch = new_batch()
             batch.keys.append(stretch.key)
             batch.firsts.append(1)
             batch.starts.append(stretch.start)
-            keys.add(batch, [keys.mask(member.field for member in stretch.members)])
+            keys.add(batch, [keys.mask(stretch.fields)])
             if stretch.is_hit:
                 hit[stretch.row] = stretch.key
+            if stretch.lost_fields:
+                lost[stretch.row] = stretch.key
             if self._is_undecodable(stretch):
                 self._dropped.add(stretch.row)
         masks = self._join()
-        if hit:
-            self._drop_incomplete(masks, hit, keys.mask(required) or None)
+        self._drop_incomplete(masks, hit, lost, keys.mask(required))
         kept: Mask = numpy.ones(len(masks), dtype=bool)
         kept[list(self._dropped)] = False
         self.digests = keys.packed(kept)
 
     def samples(self) -> Iterator[Stretch]:
         """Yield the samples to write, in the order of the shard, joined members included."""
-        for stretch in read_stretches(self._source, Ledger(limit=0)):
+        for stretch in self._stretches():
             if stretch.row not in self._dropped:
                 stretch.members += self._joined.get(stretch.row, ())
                 yield stretch
 
+    def _stretches(self) -> Iterator[Stretch]:
+        """Yield the stretches again, without reports."""
+        return read_stretches(self._source, self._links, Ledger(limit=0))
+
     def _is_undecodable(self, stretch: Stretch) -> bool:
         """Return whether a payload cannot be decoded, so that its sample is dropped."""
-        for name, offset, size in stretch.members if self._decoder is not None else ():
-            read = partial(self._source.read_at, offset, size)
+        for payload in stretch.members if self._decoder is not None else ():
+            read, name = partial(payload.read, self._source), payload.field
             member = stretch.key + b"." + name
-            reason = self._decoder and self._decoder.why_not(name, size, read, stretch.start, member)
+            reason = self._decoder and self._decoder.why_not(name, payload.size, read, stretch.start, member)
             if reason:
                 reason = f"{to_text(name)} cannot be decoded: {reason}"
                 self._leave_out("undecodable", reason, stretch.start, stretch.key)
@@ -229,7 +299,7 @@ class Plan:
         rows: I64 = numpy.append(repeats.rows(INTERLEAVED), repeats.rows(DUPLICATE))
         likely, again = {*rows.tolist(), *repeats.firsts[rows].tolist()}, set[int]()
         first_of, firsts, seen = self._first_of, dict[bytes, int](), masks.copy()
-        for stretch in read_stretches(self._source, Ledger(limit=0)) if likely else ():
+        for stretch in self._stretches() if likely else ():
             # Equal digests are only candidates. The keys decide.
             if (row := stretch.row) not in likely or (first := firsts.setdefault(stretch.key, row)) == row:
                 continue
@@ -247,21 +317,37 @@ class Plan:
         self._dropped |= first_of.keys() | again
         return masks
 
-    def _drop_incomplete(self, masks: U64, hit: dict[int, bytes], usual: int | None) -> None:
-        """Drop samples next to lost bytes that lack a field of ``usual``. If ``usual`` is None, they must have the
-        fields of most samples."""
+    def _drop_incomplete(
+        self, masks: U64, hit: dict[int, bytes], lost: dict[int, bytes], required: int
+    ) -> None:
+        """Drop samples that are not whole. ``hit`` are samples next to lost bytes, and ``lost`` are samples that lost a
+        member. ``required`` are the fields that every sample must have."""
         dropped = self._dropped
-        whole: Mask = numpy.ones(len(masks), dtype=bool)
         hit = {self._first_of.get(row, row): key for row, key in hit.items()}
-        whole[[*dropped, *hit]] = False
-        kinds, counts = numpy.unique(masks[whole], return_counts=True)
-        if usual is None and len(kinds):
-            usual = int(kinds[counts.argmax()])
-        for row, key in hit.items():
-            if row not in dropped and (usual is None or int(masks[row]) & usual != usual):
+        lost = {self._first_of.get(row, row): key for row, key in lost.items()}
+        intact: Mask = numpy.ones(len(masks), dtype=bool)
+        intact[[*dropped, *hit, *lost]] = False
+        usual = int(numpy.bitwise_or.reduce(masks[intact])) if intact.any() else None
+        for row, key in sorted({**hit, **lost}.items()):
+            if row not in dropped and not is_whole(
+                int(masks[row]), usual, required, is_next_to_damage=row in hit, is_cut=row in lost
+            ):
                 dropped.add(row)
-                reason = "bytes next to it are lost, and it lacks fields"
+                reason = (
+                    "a member is lost" if row in lost else "bytes next to it are lost, and it lacks fields"
+                )
                 self._leave_out("damaged", reason, self._keys.starts[row], key)
+        lacking: Mask = (masks & numpy.uint64(required)) != required
+        lacking[list(dropped)] = False
+        self._drop_lacking(set(numpy.flatnonzero(lacking).tolist()))
+
+    def _drop_lacking(self, rows: set[int]) -> None:
+        """Drop intact samples that lack a required field."""
+        self._dropped |= rows
+        room = self._ledger.room("missing-field")
+        for stretch in islice((one for one in self._stretches() if one.row in rows), room) if rows else ():
+            self._leave_out("missing-field", "it lacks a required field", stretch.start, stretch.key)
+        self._ledger.more("missing-field", len(rows) - room)
 
     def _leave_out(self, code: str, reason: str, start: int, key: bytes) -> None:
         self._ledger.add(code, f"sample left out: {reason}", offset=start, member=key)
@@ -307,9 +393,9 @@ def repair(
     """Write the intact samples of ``inputs`` to ``output``. Each input with intact samples becomes one shard.
 
     Separated members of the same sample are joined. If several samples have the same key, the first is kept. A sample
-    next to lost bytes is kept if it has the fields of ``require``. If ``require`` is empty, it must have the fields of
-    most samples. ``decode`` also drops samples that cannot be decoded within ``max_decoded`` bytes per payload. Raises
-    UsageError, OutputError, and InputError if nothing matches.
+    without the fields of ``require``, or one that lost a member, is dropped. If ``require`` is empty, a sample next to
+    lost bytes must have the fields that all intact samples have together. ``decode`` also drops samples that cannot be
+    decoded within ``max_decoded`` bytes per payload. Raises UsageError, OutputError, and InputError if nothing matches.
     """
     addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
     limit, required = max_decoded if decode else None, tuple(map(to_bytes, require))
@@ -446,10 +532,9 @@ def _save(
             elif shard is None:
                 continue
             elif sum(member.size for member in sample.members) <= LARGE_SAMPLE_BYTES:
-                payloads = [(field, source.read_at(offset, size)) for field, offset, size in sample.members]
-                shard.write(sample.key, payloads)
+                shard.write(sample.key, [(member.field, member.read(source)) for member in sample.members])
             else:
-                pieces = [(name, size, pieces_of(source, at, size)) for name, at, size in sample.members]
+                pieces = [(member.field, member.size, member.pieces(source)) for member in sample.members]
                 shard.write_pieces(sample.key, pieces)
         if shard is None:
             return None

@@ -168,6 +168,14 @@ class ShardTable:
         ]
 
 
+class Loss(NamedTuple):
+    """The first error of a shard, and the number of samples that are left out because of the shard's damage. The number
+    is 1 if it is unknown."""
+
+    error: WdsError
+    samples: int = 1
+
+
 class Catalog:
     """The shards of ``urls``, in order. Raises InputError or DataError if shards cannot be opened, or their samples
     cannot be counted.
@@ -175,7 +183,8 @@ class Catalog:
     ``counts`` has the number of samples in each shard, and ``fingerprint`` identifies the set. ``is_indexed`` is False
     if a shard can only be streamed, and then there are no counts. With ``spelled``, field names keep their capital
     letters. ``held`` is a view in memory, which is sent to workers too. With ``salvage``, the catalog counts the intact
-    samples of a damaged shard without an index, and ``losses`` has the shard's error."""
+    samples of a damaged shard without an index, and ``losses`` has the shard's error and the number
+    of its other samples."""
 
     _listed_as: str | None = None
     """The fingerprint in the manifest."""
@@ -193,8 +202,8 @@ class Catalog:
         self._salvages, self.spelled = salvage, spelled
         self._seen_fields: set[bytes] = set()
         self._cache = cache_of(access.cache_dir, access.cache_size)
-        self.losses: dict[str, WdsError] = {}
-        """The errors of shards that can be read only in part or not at all, by address."""
+        self.losses: dict[str, Loss] = {}
+        """The losses of shards that can be read only in part or not at all, by address."""
         found = open_set(
             [urls] if isinstance(urls, str) else list(urls),
             trust_addresses=access.trust_addresses,
@@ -389,10 +398,10 @@ class Catalog:
         except (DataError, StorageError) as error:
             if not self._salvages:
                 raise
-            salvaged = _salvaged(address, self.open)
+            salvaged, dropped = _salvaged(address, self.open)
             if self.counts is not None and salvaged.samples != self.held(number):
                 raise  # the shard was intact when its samples were counted
-            self.losses[address] = error
+            self.losses[address] = Loss(error, dropped or 1)
             return self._scanned.setdefault(number, salvaged)
 
     def _listed(self, address: str, folders: frozenset[str]) -> tuple[Source | None, Beside | None]:
@@ -562,16 +571,17 @@ def _note_missing(found: ShardSet) -> None:
         )
 
 
-def _salvaged(address: str, open_shard: Callable[[str], Source]) -> Index:
-    """Return an index of the intact samples of a damaged shard. The index is empty if the shard cannot be opened."""
-    from wdscli.samples.grouping import salvaged_batches
+def _salvaged(address: str, open_shard: Callable[[str], Source]) -> tuple[Index, int]:
+    """Return an index of the intact samples of a damaged shard, and the number of its other samples. The index is empty
+    if the shard cannot be opened."""
+    from wdscli.samples.grouping import Salvager
 
-    builder, ignored, size = IndexBuilder(), Ignored(), 0
+    builder, ignored, dropped, size = IndexBuilder(), Ignored(), dict[str, int](), 0
     try:
         with open_shard(address) as source:
             size = source.size or 0
-            for batch in salvaged_batches(source, lambda error: None, {}, ignored=ignored):
+            for batch in Salvager(source, lambda error: None, dropped, ignored=ignored).batches():
                 builder.add_batch(batch)
     except StorageError:
         builder, size = IndexBuilder(), 0
-    return builder.index(address, size, ignored.counts)
+    return builder.index(address, size, ignored.counts), sum(dropped.values())

@@ -24,12 +24,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias,
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError, printable
 from wdscli.loader.order.order import gathered
+from wdscli.samples.reading import iter_salvaged, iter_samples
 from wdscli.shown import shown
 from wdscli.threads import ForkLock
 
 if TYPE_CHECKING:
-    from wdscli.loader.read.catalog import Catalog
+    from wdscli.loader.read.catalog import Catalog, Loss
     from wdscli.loader.read.fetch import Pool, Raw
+    from wdscli.model import Sample
+    from wdscli.storage import Source
 
 
 class Counts:
@@ -228,6 +231,19 @@ class Failed(NamedTuple):
         return f"read: {self.error.code if isinstance(self.error, DataError) else 'unreadable'}"
 
 
+def samples_of_stream(source: Source, address: str, policy: Policy) -> Iterator[Sample]:
+    """Yield the samples of a stream. Unless errors are raised, yield only its intact samples, and count the others."""
+    if policy.on_error == "raise":
+        yield from iter_samples(source)
+        return
+    errors, dropped = list[DataError](), dict[str, int]()
+    try:
+        yield from iter_salvaged(source, errors.append, dropped)
+    finally:
+        if errors:
+            policy.leave_out(Failed(errors[0], address), sum(dropped.values()) or 1)
+
+
 def read_each(catalog: Catalog, pool: Pool, shards: I64, places: I64) -> list[Raw | Failed]:
     """Return the samples at ``places`` of ``shards``, in this order. A sample that cannot be read is a Failed."""
     return gathered(shards, lambda shard, rows: _of_shard(catalog, pool, shard, places[rows]))
@@ -306,21 +322,22 @@ class Policy:
         self._counts.add(error.shard or "", f"decode: {type(error).__name__}")
         self._warn(error.shard or "", "undecodable", error)
 
-    def leave_out(self, failed: Failed) -> None:
-        """Count ``failed``, and warn once for its shard and reason. If ``on_error`` is ``"raise"``, call the handler.
-        Raises the error that the handler raises, or StopEpoch if the handler returns false."""
+    def leave_out(self, failed: Failed, samples: int = 1) -> None:
+        """Count ``failed`` as this number of samples, and warn once for its shard and reason. If ``on_error`` is
+        ``"raise"``, call the handler. Raises the error that the handler raises, or StopEpoch if the handler returns
+        false."""
         stops = self.on_error == "raise" and not self._handler(failed.error)
-        self._counts.add(failed.shard, failed.reason)
+        self._counts.add(failed.shard, failed.reason, samples)
         self._warn(failed.shard, failed.reason, failed.error)
         if stops:
             raise StopEpoch
 
-    def count_opened(self, losses: Mapping[str, WdsError], undecodable: Mapping[str, int]) -> None:
-        """Count the losses from opening a set: unreadable shards, and samples that a filter could not decode. Raises
-        the first error that the handler raises."""
-        for address, error in sorted(losses.items()):
+    def count_opened(self, losses: Mapping[str, Loss], undecodable: Mapping[str, int]) -> None:
+        """Count the losses from opening a set: the lost samples of damaged shards, and samples that a filter could not
+        decode. Raises the first error that the handler raises."""
+        for address, loss in sorted(losses.items()):
             with suppress(StopEpoch):  # continue with the next shard, as webdataset does
-                self.leave_out(Failed(error, address))
+                self.leave_out(Failed(loss.error, address), loss.samples)
         for address, number in undecodable.items():
             self._counts.add(address, "where: undecodable", number)
 

@@ -25,7 +25,7 @@ from wdscli.arrays import I64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import Urls, addresses_of, argument, in_code, texts, want_word
 from wdscli.loader.order.order import groups
-from wdscli.loader.read.catalog import Access, Catalog
+from wdscli.loader.read.catalog import Access, Catalog, Loss
 from wdscli.loader.read.fetch import Fetcher, Raw
 from wdscli.model import to_text
 from wdscli.selection import Selection, SelectionState
@@ -221,7 +221,7 @@ class FilteredCatalog(Catalog):
         counts, seen = [], chosen.selection.new_state()
         for shard, (places, state, error) in enumerate(self.each(partial(chosen.kept, base))):
             if error is not None:
-                self.losses.setdefault(self.addresses[shard], error)
+                self.losses.setdefault(self.addresses[shard], Loss(error))
             before = base.kept(shard)
             if before is not None:
                 places = numpy.intersect1d(places, before, assume_unique=True)
