@@ -128,3 +128,11 @@ def human_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def plural(count: int, word: str) -> str:
+    """
+    >>> plural(1, "sample"), plural(2, "sample")
+    ('1 sample', '2 samples')
+    """
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

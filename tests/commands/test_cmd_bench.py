@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from shard_cases import numbered, wds, write_shards
 
+from wdscli.bench import BenchReport, Shares, _sentence, bench
 from wdscli.errors import UsageError
-from wdscli.loader.bench import BenchReport, Shares, _sentence, bench
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_workers_without_torch_name_the_extra(shards: list[str], monkeypatch: py
 def test_without_workers_torch_is_not_loaded(shards: list[str]) -> None:
     program = (
         "import sys\n"
-        "from wdscli.loader.bench import bench\n"
+        "from wdscli.bench import bench\n"
         f"bench({shards!r}, seconds=0.1)\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -212,7 +212,7 @@ def test_every_option_reaches_the_loader(
 
 
 def test_arguments_reach_the_dataset(monkeypatch: pytest.MonkeyPatch, shards: list[str]) -> None:
-    import wdscli.loader.bench as home
+    import wdscli.bench as home
 
     given: dict[str, Any] = {}
     true = home.WebDataset

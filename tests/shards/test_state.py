@@ -260,7 +260,7 @@ def test_a_new_set_is_read_with_a_warning(tmp_path: Path) -> None:
     writer.discard()
     ran = wds("ls", tmp_path)
     assert "is unfinished: a run has not written all of its shards" in ran.err
-    assert "again with --force" in ran.err
+    assert "run the program again with force=True, and close its writer" in ran.err
 
 
 def test_shards_that_are_appended(

@@ -24,6 +24,7 @@ from wdscli.cli.cells import Cell, aligned, as_bytes, cell_text, fitting, tab_li
 from wdscli.errors import OutputError, UsageError, printable
 from wdscli.shown import shown
 from wdscli.units import human_number, human_size, human_time
+from wdscli.units import plural as plural
 
 if TYPE_CHECKING:
     from wdscli.cli.options import CommonOptions, GeneralOptions
@@ -429,14 +430,6 @@ def write_file(out: Out, target: FileTarget, pieces: Iterable[bytes], inputs: Se
         for piece in pieces:
             sink.write(piece)
     return sink.written
-
-
-def plural(count: int, word: str) -> str:
-    """
-    >>> plural(1, "sample"), plural(2, "sample")
-    ('1 sample', '2 samples')
-    """
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def by_reason(counts: dict[str, int]) -> str:

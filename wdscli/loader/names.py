@@ -32,5 +32,5 @@ from wdscli.loader.stages.per_sample import gzfilter as gzfilter
 from wdscli.loader.stages.shared_memory import Packed as Packed
 from wdscli.loader.torch_loader import WebLoader as WebLoader
 from wdscli.loader.webdataset import WebDataset as WebDataset
-from wdscli.loader.writing import ShardWriter as ShardWriter
-from wdscli.loader.writing import TarWriter as TarWriter
+from wdscli.shards.webdataset_writers import ShardWriter as ShardWriter
+from wdscli.shards.webdataset_writers import TarWriter as TarWriter

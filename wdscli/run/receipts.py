@@ -33,6 +33,7 @@ from wdscli.shards.index import index_address
 from wdscli.shards.locks import receipt_address
 from wdscli.shards.manifest import parse_shard, plain_shard
 from wdscli.shards.reading import is_shard
+from wdscli.shards.writer import after_hook
 from wdscli.shown import shown_command
 from wdscli.storage import exists, is_local, local_path, open_sink, open_source, read_all
 from wdscli.storage.opening import GONE, current_versions
@@ -107,12 +108,6 @@ def _pass_on(said: IO[bytes]) -> None:
     while data := said.read(1 << 16):
         while data:
             data = data[os.write(2, data) :]
-
-
-def after_hook(shard: ShardInfo, address: str) -> ShardInfo:
-    """Return the shard's facts after its command, which may have changed or removed the shard."""
-    found = next(iter(current_versions([address])))
-    return replace(shard, version="" if found == GONE else found)
 
 
 class Receipt(NamedTuple):

@@ -361,7 +361,8 @@ class Unfinished(NamedTuple):
     """The state of a set that is not finished. ``address`` is the address of the state's file, and ``shards`` is the
     output pattern relative to its folder. ``first`` is the number of the first appended shard. ``run`` identifies the
     plan if the run can resume; otherwise it is empty. ``lock`` is the path of the run's lock relative to the folder,
-    empty without a lock. ``options`` are the options that change the shards, if the run can resume."""
+    empty without a lock. ``options`` are the options that change the shards, if the run can resume. For a
+    writer in Python, they have the operation ``write``."""
 
     address: str
     change: Change
@@ -423,6 +424,8 @@ class Unfinished(NamedTuple):
             doing = {"new": "written", "replace": "replaced", "append": "appended to"}[self.change]
             return f"{name} is being {doing} by another run", "wait until that run has ended"
         again = "run the same command again with " + ("--resume" if self.run else "--force")
+        if self.options.get("operation") == "write":
+            again = "run the program again with force=True, and close its writer (a with block does it)"
         if self.change == "append":
             prefix = base_name(self.address).removesuffix(STATE_SUFFIX).removeprefix(".")
             manifest = sibling(self.address, f"{prefix}-{MANIFEST_SUFFIX}" if prefix else MANIFEST_SUFFIX)

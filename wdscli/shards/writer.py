@@ -1,14 +1,21 @@
 """This module is the public writer, which writes a set sample by sample.
 
-:class:`SampleWriter` starts new shards as needed, and :class:`ShardWriter` writes shards, indexes and a manifest. The
-loader has other subclasses. One :class:`~wdscli.shards.writing.ShardFile` is open at a time. The exact length of a
-sample in tar bytes decides whether it fits in the open shard. This module does not know where samples come from.
+:class:`SampleWriter` starts new shards as needed, and :class:`ShardWriter` writes shards, indexes and a manifest.
+:mod:`~wdscli.shards.webdataset_writers` has other subclasses. One :class:`~wdscli.shards.writing.ShardFile` is open at
+a time. The exact length of a sample in tar bytes decides whether it fits in the open shard. A writer that is not closed
+warns when it is collected, and at the end of the process. This module does not know where samples come from.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any, TypeVar
 
 from wdscli.errors import DataError, UsageError
@@ -17,7 +24,10 @@ from wdscli.samples import check_name
 from wdscli.selection.values import value_names
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.writing import OutputSet, Payload, ShardFile, ShardSettings
+from wdscli.shown import shown
+from wdscli.storage.opening import GONE, current_versions
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
+from wdscli.units import plural
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 1024, 1024
 _PLAIN_KEY = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{,99}(?:/[A-Za-z0-9_-]{1,100}){,9}")
@@ -25,6 +35,19 @@ _PLAIN_KEY = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{,99}(?:/[A-Za-z0-9_-]{1,100}){
 _MEMBER_BYTES = 4096
 """The most bytes of headers and padding of a member, unless its name is extraordinarily long."""
 Writer = TypeVar("Writer", bound="SampleWriter")
+
+
+@cache
+def _open_writers() -> weakref.WeakSet[SampleWriter]:
+    """Return the set of the writers that are not closed. At the end of the process, they warn."""
+    writers: weakref.WeakSet[SampleWriter] = weakref.WeakSet()
+    atexit.register(_warn_of_open, writers)
+    return writers
+
+
+def _warn_of_open(writers: weakref.WeakSet[SampleWriter]) -> None:
+    for writer in list(writers):
+        writer.warn_if_open()
 
 
 class SampleWriter:
@@ -36,6 +59,9 @@ class SampleWriter:
 
     manifest: Manifest
     """The manifest. It exists after the writer is closed."""
+    _process = 0
+    """The process that opened the writer. Only this process may warn, not its forks."""
+    _shard: ShardFile | None = None
 
     def __init__(
         self,
@@ -48,13 +74,14 @@ class SampleWriter:
     ) -> None:
         self._name, self._form, self._output = name, form, output
         self._max_count, self._max_size = max_count, max_size
-        self._shard: ShardFile | None = None
         self._done: list[ShardInfo] = []
         self._keys: set[bytes] = set()
         self._fields: dict[str, bytes] = {}
         self._closed = False
         if output is not None:
-            output.claim()
+            output.claim(options={"operation": "write"})
+        self._process = os.getpid()
+        _open_writers().add(self)
 
     def _open_shard(self) -> ShardFile:
         """Open the next shard."""
@@ -152,6 +179,28 @@ class SampleWriter:
         if self._output is not None:
             self._output.release()
 
+    def warn_if_open(self) -> None:
+        """Warn about the open shard and the missing manifest of a writer that nothing closed. A second call does
+        nothing."""
+        if self._process != os.getpid() or self._closed:
+            return
+        self._process, shard = 0, self._shard
+        losses = []
+        if shard is not None and not shard.is_ended and shard.samples:
+            losses.append(f"{shown(shard.address)} with {plural(shard.samples, 'sample')} is not complete")
+        if self._done and self._output is not None:
+            shards = plural(len(self._done), "finished shard")
+            losses.append(f"{shown(self._output.pattern.text)} has {shards} without a manifest")
+        if losses:
+            warnings.warn(
+                f"a {type(self).__name__} was not closed: {', and '.join(losses)}; "
+                "use the writer in a with block, or call its close()",
+                stacklevel=2,
+            )
+
+    def __del__(self) -> None:
+        self.warn_if_open()
+
     def __enter__(self: Writer) -> Writer:
         return self
 
@@ -241,3 +290,9 @@ def _payload(key: str, field: str, data: object) -> bytes:
         f'field "{field}" of sample "{key}" is {type(data).__name__}, not bytes',
         hint="encode it first: text.encode(), json.dumps(value).encode(), ...",
     )
+
+
+def after_hook(shard: ShardInfo, address: str) -> ShardInfo:
+    """Return the shard's facts after a user's command or function, which may have changed or removed the shard."""
+    version = next(iter(current_versions([address])))
+    return replace(shard, version="" if version == GONE else version)

@@ -154,7 +154,7 @@ class ShardFile:
         self.index = IndexBuilder()
         self.numbers = SampleNumbers(settings.values if self._with_index else ())
         self.ignored: dict[str, int] = {}
-        self._is_ended = False
+        self.is_ended = False
 
     @property
     def position(self) -> int:
@@ -293,7 +293,7 @@ class ShardFile:
                 raise
             return replace(info, version=self._sink.version)
 
-        self._is_ended = True
+        self.is_ended = True
         return PendingCommit(commit, discard, self._sink.waits, sum(sink.held_bytes for sink in sinks))
 
     def _take_name(self, info: ShardInfo, index_seal: str, index: Sink | None = None) -> None:
@@ -347,7 +347,7 @@ class ShardFile:
 
     def discard(self) -> None:
         """Remove an unfinished shard. Do nothing after :meth:`commit` and :meth:`end`."""
-        if not self._is_ended:
+        if not self.is_ended:
             self._sink.discard()
 
     def __enter__(self) -> ShardFile:
@@ -402,12 +402,12 @@ class OutputSet:
         finally:
             self.release()
 
-    def claim(self, inputs: Iterable[str] = ()) -> None:
+    def claim(self, inputs: Iterable[str] = (), options: Mapping[str, Any] | None = None) -> None:
         """Take the lock like :meth:`claimed`, for callers without a ``with`` block. :meth:`release` releases the
         lock."""
         self.hold(OutputLock.take(lock_address(self.pattern.text)))
         try:
-            self.begin(inputs)
+            self.begin(inputs, options=options)
         except BaseException:
             self.release()
             raise

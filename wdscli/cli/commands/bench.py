@@ -4,11 +4,11 @@ import warnings
 from math import inf
 from typing import Annotated, Literal, NamedTuple
 
+from wdscli.bench import BenchReport
+from wdscli.bench import bench as run
 from wdscli.cli.options import GeneralOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out
 from wdscli.errors import UsageError
-from wdscli.loader.bench import BenchReport
-from wdscli.loader.bench import bench as run
 from wdscli.units import human_size
 
 

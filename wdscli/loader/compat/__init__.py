@@ -56,7 +56,7 @@ _FACES = {
     "writer": """
         wdscli.codecs.values: default_handlers=ENCODERS make_encoder numpy_dumps torch_dumps
         wdscli.loader.compat.utils: add_handlers imageencoder
-        wdscli.loader.writing: ShardWriter TarWriter
+        wdscli.shards.webdataset_writers: ShardWriter TarWriter
     """,
 }
 """Modules of webdataset whose names are defined in modules of wdscli. A line is ``module: name

@@ -1,4 +1,5 @@
-"""This module has webdataset's writers, which write samples (dicts) to one archive or to several shards.
+"""This module has webdataset's writers, which write samples (dicts) to one archive or to several shards. They are
+public names of ``wdscli.loader``.
 
 :class:`TarWriter` and :class:`ShardWriter` have webdataset's arguments and defaults. Both classes are subclasses of
 :class:`~wdscli.shards.writer.SampleWriter`. A writer encodes a sample (:mod:`~wdscli.codecs.values`) and sorts its
@@ -22,9 +23,8 @@ from urllib.parse import urlsplit
 from wdscli.codecs.values import Encode, make_encoder
 from wdscli.errors import OutputError, OutputExistsError, UsageError
 from wdscli.model import ShardInfo
-from wdscli.run.receipts import after_hook
 from wdscli.selection.values import value_names
-from wdscli.shards.writer import SampleWriter
+from wdscli.shards.writer import SampleWriter, after_hook
 from wdscli.shards.writing import OutputSet, ShardFile, ShardSettings
 from wdscli.storage import Sink, open_sink
 from wdscli.storage.blocks import kind_of_name
@@ -329,6 +329,7 @@ class ShardWriter(SampleWriter):
                 hint="self.tarstream = wds.TarWriter(self.fname, **self.kw)",
             )
         self._adopted, self._name = self.tarstream, self.fname or self.pattern
+        self.tarstream._process = 0  # this writer closes the shard
         return self.tarstream._archive
 
     def _address(self, number: int) -> str:

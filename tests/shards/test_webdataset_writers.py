@@ -7,6 +7,8 @@ import gzip
 import io
 import json
 import lzma
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +16,13 @@ from typing import Any
 
 import numpy
 import pytest
+from shard_cases import wds_here as wds
 
 from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError
 from wdscli.loader import WebDataset
-from wdscli.loader.writing import ShardWriter, TarWriter
 from wdscli.shards import ShardWriter as PlainWriter
 from wdscli.shards import find_index, read_manifest
+from wdscli.shards.webdataset_writers import ShardWriter, TarWriter
 from wdscli.storage import open_source
 
 
@@ -457,3 +460,62 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
         for sample in samples(2):
             writer.write(sample)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_writer_that_is_not_closed_warns(tmp_path: Path) -> None:
+    """Issue 35, point 12."""
+    writer = ShardWriter(f"{tmp_path}/s-%03d.tar", maxcount=2)
+    for number in range(5):
+        writer.write({"__key__": str(number), "txt": "a"})
+    with pytest.warns(
+        UserWarning, match="ShardWriter was not closed: .*s-002.tar with 1 sample .* has 2 finished"
+    ):
+        del writer
+    archive = TarWriter(str(tmp_path / "a.tar"))
+    archive.write({"__key__": "a", "txt": "a"})
+    with pytest.warns(UserWarning, match="TarWriter was not closed: .*a.tar with 1 sample is not complete"):
+        del archive
+    ran = wds("ls", tmp_path)
+    assert "close its writer" in ran.err
+    assert "same command" not in ran.err
+
+
+def test_a_writer_without_lost_samples_does_not_warn(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    for number, end in enumerate((ShardWriter.close, ShardWriter.discard, None)):
+        writer = ShardWriter(f"{tmp_path}/{number}-%03d.tar")
+        if end is not None:
+            writer.write({"__key__": "a", "txt": "a"})
+            end(writer)
+        del writer
+    assert not recwarn.list
+
+
+def test_a_program_that_forgets_to_close_its_writers_is_told_at_its_end(tmp_path: Path) -> None:
+    script = f"""
+import os, wdscli.loader as wds
+from wdscli.shards import ShardWriter
+class Own(wds.ShardWriter):
+    def next_stream(self):
+        self.finish()
+        self.fname = {str(tmp_path / "own.tar")!r}
+        self.tarstream = wds.TarWriter(self.fname, **self.kw)
+cycle = {{"writer": wds.ShardWriter({str(tmp_path / "s-%03d.tar")!r}), "own": Own("x-%d.tar")}}
+cycle["self"] = cycle
+for writer in (cycle["writer"], cycle["own"]):
+    for number in range(5):
+        writer.write({{"__key__": str(number), "txt": "a"}})
+plain = ShardWriter({str(tmp_path / "p-%03d.tar")!r})
+plain.write("a", {{"txt": b"a"}})
+if os.fork() == 0:
+    raise SystemExit
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    lines = [line for line in done.stderr.splitlines() if "was not closed" in line]
+    assert sorted(line.partition("Warning: a ")[2].partition(" is not")[0] for line in lines) == [
+        f"Own was not closed: {tmp_path}/own.tar with 5 samples",
+        f"ShardWriter was not closed: {tmp_path}/p-000.tar with 1 sample",
+        f"ShardWriter was not closed: {tmp_path}/s-000.tar with 5 samples",
+    ]
