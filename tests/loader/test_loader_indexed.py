@@ -397,7 +397,7 @@ class TestTravel:
         ]
         document["wdscli"] = {"index": ".wds"}
         (tmp_path / "train-manifest.json").write_text(json.dumps(document))
-        table = IndexedDataset(f"{tmp_path}/train-manifest.json")
+        table = IndexedDataset(f"{tmp_path}/train-manifest.json", on_error="skip")
         table[0:0]
         assert len(table) > 9_000_000
         assert len(pickle.dumps(table)) < 10_000

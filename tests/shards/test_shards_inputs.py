@@ -15,12 +15,12 @@ from shard_cases import Ran
 from storage_servers import S3, s3_server
 from tiers import EXHAUSTIVE
 
-from wdscli.errors import InputNotFoundError, InputPermissionError
+from wdscli.errors import DataError, InputError, InputNotFoundError, InputPermissionError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.loader.read import catalog
 from wdscli.look.listing import ls
 from wdscli.shards import ShardWriter, open_set
-from wdscli.shards.inputs import fingerprint_of, missing_shards, whole_set
+from wdscli.shards.inputs import fingerprint_of
 from wdscli.storage import list_folder, open_sink, read_all, remove
 from wdscli.verify.set import verify
 
@@ -191,11 +191,49 @@ class TestVerify:
 
 class TestTheLoader:
     @pytest.mark.parametrize("words", ["", "*.tar"])
-    def test_it_says_so(self, place: str, words: str) -> None:
+    def test_a_missing_shard_is_an_error(self, place: str, words: str) -> None:
+        """The loader read the other shards with a warning, where every command stops."""
         fill(place, "t-1.tar", "t-3.tar")
         for kind in (WebDataset, IndexedDataset):
-            with pytest.warns(UserWarning, match=r"t-1\.tar and 1 more of t-manifest\.json are not in "):
-                assert len(kind(place + words)) == 3 * SAMPLES
+            with pytest.raises(
+                InputNotFoundError, match=r"2 shards that .*t-manifest\.json lists do not exist: t-1"
+            ):
+                kind(place + words)
+
+    @pytest.mark.parametrize("words", ["", "*.tar", "t-manifest.json"])
+    def test_skipped_shards_are_counted(self, place: str, words: str) -> None:
+        fill(place, "t-1.tar", "t-3.tar")
+        for kind in (WebDataset, IndexedDataset):
+            data = kind(place + words, on_error="skip")
+            assert len(data) == 5 * SAMPLES
+            with pytest.warns(UserWarning, match=r"skipped: .*t-3\.tar"):
+                assert [sample["__key__"] for sample in data][:6:5] == ["t00", "t09"]
+            assert data.stats()["dropped"] == {
+                f"{place}t-{number}.tar": {"read: unreadable": SAMPLES} for number in (1, 3)
+            }
+
+    def test_skipped_shards_of_several_manifests_are_counted(self, tmp_path: Path) -> None:
+        fill(f"{tmp_path}/", "t-1.tar")
+        fill(f"{tmp_path}/", prefix="a")
+        for kind in (WebDataset, IndexedDataset):
+            with pytest.warns(UserWarning, match=r"skipped: .*t-1\.tar"):
+                data = kind(str(tmp_path), on_error="skip")
+            assert len(list(data)) == 9 * SAMPLES
+            assert data.stats()["dropped"] == {f"{tmp_path}/t-1.tar": {"read: unreadable": 1}}
+
+    def test_a_handler_decides_about_missing_shards(self, tmp_path: Path) -> None:
+        fill(f"{tmp_path}/", "t-1.tar")
+        data = WebDataset(str(tmp_path), handler=lambda error: True)
+        with pytest.warns(UserWarning, match=r"skipped: .*t-1\.tar"):
+            assert len(list(data)) == 4 * SAMPLES
+
+    def test_a_manifest_that_contradicts_itself_is_an_error(self, tmp_path: Path) -> None:
+        fill(f"{tmp_path}/")
+        manifest = tmp_path / "t-manifest.json"
+        manifest.write_text(manifest.read_text().replace('"samples": 20', '"samples": 21'))
+        for open_it in (WebDataset, IndexedDataset, lambda place: ls([place])):
+            with pytest.raises(DataError, match="contradicts itself"):
+                open_it(str(tmp_path))
 
     def test_the_manifest_beside_counts(self, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """And no shard is opened to count samples."""
@@ -214,25 +252,89 @@ class TestTheLoader:
                 assert found.fingerprint == given.fingerprint
 
 
+def missing_in(words: str) -> list[str]:
+    return [shard.address for shard in open_set([words], missing="list").missing]
+
+
+class TestFoldersBelow:
+    """A folder without shards means the shards of all folders below it: for `ls` alone, it was so."""
+
+    def test_every_command_and_the_loader(self, place: str, run: Command, tmp_path: Path) -> None:
+        fill(place + "a/x/", prefix="u")
+        fill(place + "b/")
+        fill(place + ".hidden/", prefix="h")
+        keys = [f"{prefix}{number:02d}" for prefix in "ut" for number in range(5 * SAMPLES)]
+        assert [line.split("\t")[0] for line in run("ls", place).out.decode().splitlines()] == keys
+        assert run("ls", place, "--show").out.startswith(b"u00 ")
+        for command in (*WRITING, "cat"):
+            out = tmp_path / ("out.tar" if command == "cat" else f"{command}-%d.tar")
+            ran = run(command, place, "-o", out)
+            assert ran.code == 0, ran.err
+        assert [sample["__key__"] for sample in WebDataset(f"{tmp_path}/out.tar")] == keys
+        assert "10 shards, 40 samples" in run("verify", place, "-j", 1).err
+        assert run("report", place, "-o", tmp_path / "report.html", "--samples", 0).code == 0
+        assert [sample["__key__"] for sample in WebDataset(place)] == keys
+        assert len(IndexedDataset(place)) == len(keys)
+        assert run("diff", place, place).code == 0
+
+    def test_a_part_with_a_missing_shard(self, place: str) -> None:
+        fill(place + "a/x/", "u-2.tar", prefix="u")
+        fill(place + "b/")
+        with pytest.raises(InputNotFoundError, match=r"a/x/u-manifest\.json lists does not exist: u-2"):
+            WebDataset(place)
+        assert missing_in(place) == [place + "a/x/u-2.tar"]
+
+    def test_no_shard_at_all(self, place: str) -> None:
+        with open_sink(place + "a/readme.txt") as sink:
+            sink.write(b"x")
+        with pytest.raises(InputNotFoundError, match="or in a folder below it"):
+            open_set([place])
+
+
+class TestFoldersNamedLikeShards:
+    def test_they_are_not_left_out(self, tmp_path: Path, run: Command) -> None:
+        """The loader left such a folder out without a word, whether a manifest listed it or not."""
+        folder = tmp_path / "in"
+        fill(f"{folder}/", "t-2.tar")
+        (folder / "t-2.tar").mkdir()
+        (folder / "notes.tar.d").mkdir()
+        for _ in range(2):
+            for words in (folder, f"{folder}/*.tar"):
+                for command in ("ls", "verify", "cat", "split", "report"):
+                    output = [] if command in ("ls", "verify") else ["-o", tmp_path / "o.tar"]
+                    ran = run(command, words, *output, *(["-j", 1] if command == "verify" else []))
+                    assert ran.code == 4, (command, ran.err)
+                    assert "t-2.tar: it is a folder" in f"{ran.err}{ran.out!r}"
+                for kind in (WebDataset, IndexedDataset):
+                    with pytest.raises(InputError, match=r"t-2\.tar: it is a folder"):
+                        list(kind(str(words)))
+            (folder / "t-manifest.json").unlink(missing_ok=True)
+
+
 class TestSets:
     def test_each_manifest_lists_its_own(self, place: str) -> None:
         fill(place)
         fill(place, "u-0.tar", prefix="u")
-        assert [one.address for one in missing_shards(open_set([place]))] == [place + "u-0.tar"]
-        assert missing_shards(open_set([place + "t-*.tar"])) == []
-        assert len(whole_set([place], "skip").missing) == 1
+        with pytest.raises(InputNotFoundError, match=r"u-manifest\.json lists does not exist: u-0\.tar"):
+            open_set([place])
+        assert missing_in(place) == [place + "u-0.tar"]
+        assert missing_in(place + "t-*.tar") == []
+        warnings_of_skip: list[str] = []
+        assert len(open_set([place], missing="skip", warn=warnings_of_skip.append).missing) == 1
+        assert len(warnings_of_skip) == 1
+        assert open_set([place], missing="accept").missing == ()
 
     def test_a_manifest_of_shards_that_went_elsewhere_is_another_sets(self, place: str) -> None:
         fill(place)
         fill(place, *(f"u-{number}.tar" for number in range(5)), prefix="u")
-        assert missing_shards(open_set([place])) == []
+        assert missing_in(place) == []
 
     def test_lists_and_folders_below(self, place: str, tmp_path: Path) -> None:
         fill(place + "a/", "t-2.tar")
         fill(place + "b/")
         (tmp_path / "list").write_text(f"{place}a/\n{place}b/t-0.tar\n")
         for words in (f"@{tmp_path}/list", f"{place}*/t-*.tar"):
-            assert [one.address for one in missing_shards(open_set([words]))] == [place + "a/t-2.tar"]
+            assert missing_in(words) == [place + "a/t-2.tar"]
 
     def test_files_that_are_no_manifests_do_no_harm(self, place: str) -> None:
         fill(place)
@@ -243,7 +345,7 @@ class TestSets:
         ):
             with open_sink(place + name) as sink:
                 sink.write(data)
-        assert missing_shards(open_set([place])) == []
+        assert missing_in(place) == []
 
     def test_a_manifest_that_cannot_be_read_is_an_error(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Without it, no missing shard would be noticed."""
@@ -258,12 +360,12 @@ class TestSets:
 
         monkeypatch.setattr(os, "open", refuse)
         with pytest.raises(InputPermissionError, match=r"t-manifest\.json: no"):
-            whole_set([f"{tmp_path}/*.tar"])
+            open_set([f"{tmp_path}/*.tar"])
 
     def test_a_set_with_no_shard_left_is_an_error_whatever_is_skipped(self, place: str) -> None:
         fill(place, *(f"t-{number}.tar" for number in range(5)))
         with pytest.raises(InputNotFoundError, match=r"5 shards that .* lists do not exist: t-0\.tar"):
-            whole_set([place + "t-manifest.json"], "skip")
+            open_set([place + "t-manifest.json"], missing="skip")
 
     def test_the_fingerprint_is_the_manifests(self, place: str) -> None:
         fill(place)
@@ -280,7 +382,7 @@ class TestSets:
         for number in range(1, 20):
             remove(f"{place}t-{number:02d}.tar")
         with pytest.raises(InputNotFoundError, match=r"t-05\.tar and 14 more"):
-            whole_set([place])
+            open_set([place])
 
     def test_one_listing_a_folder(self, server: S3, monkeypatch: pytest.MonkeyPatch) -> None:
         place = f"s3://{server.bucket('counted')}/in/"
@@ -292,7 +394,7 @@ class TestSets:
         )
         for words, expected in (("", 0), ("t-{0..4}.tar", 1), ("t-*.tar", 1)):
             listed.clear()
-            shards = whole_set([place + words])
+            shards = open_set([place + words])
             fingerprint_of(shards)
             verify([place + words], jobs=1)
             assert len(listed) == 2 * expected

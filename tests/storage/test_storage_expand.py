@@ -182,7 +182,8 @@ class TestFolders:
             "d/sub.tar/x.tar",
             *[f"d/{n}" for n in SIDE],
         )
-        assert expand("d") == ["d/img1.tar.gz", "d/img2.tar", "d/img10.tar"]
+        # A folder with the name of a shard is not left out in silence: to open it is an error.
+        assert expand("d") == ["d/img1.tar.gz", "d/img2.tar", "d/img10.tar", "d/sub.tar"]
         assert expand("d/") == expand("d")
 
     def test_by_braces(self, here: Path) -> None:
@@ -193,11 +194,14 @@ class TestFolders:
         touch("a.tar")
         assert expand(".") == ["./a.tar"]
 
-    def test_empty(self, here: Path) -> None:
-        touch("d/deep/a.tar")
-        with pytest.raises(InputError, match=r"no shard matches d: no \*\.tar") as caught:
-            expand("d")
-        assert caught.value.hint == "try 'd/*/*.tar'"
+    def test_parts(self, here: Path) -> None:
+        touch("d/deep/a.tar", "d/deep/e/f/b2.tar", "d/deep/e/f/b10.tar", "d/.git/c.tar", "e/readme")
+        parts = ["d/deep/a.tar", "d/deep/e/f/b2.tar", "d/deep/e/f/b10.tar"]
+        assert expand("d") == expand("d/") == parts
+        assert expand("{d,d/deep/e}") == [*parts, *parts[1:]]
+        with pytest.raises(InputError, match=r"no shard matches e: no \*\.tar") as caught:
+            expand("e")
+        assert caught.value.hint == "make shards of its files with `wds create`"
 
 
 class TestLists:
@@ -271,8 +275,7 @@ class TestRemote:
         assert expand(f"{bucket}/gone") == [f"{bucket}/gone"]
         with pytest.raises(InputError, match='there is no bucket "no-such-bucket"'):
             expand("s3://no-such-bucket/d")
-        with pytest.raises(InputError, match="no shard matches s3://shards: "):
-            expand(bucket)
+        assert expand(bucket) == expand(f"{bucket}/**/*.tar")
         fsspec.filesystem("memory").pipe_file(f"{tmp_path}/m/a1.tar", b"")
         assert expand(f"memory://{tmp_path}/m") == [f"memory://{tmp_path}/m/a1.tar"]
 

@@ -389,7 +389,10 @@ def _local_shards(given: Sequence[str]) -> Iterator[str]:
     for text in given:
         if is_local(text) and text != "-":
             try:
-                yield from filter(is_local, open_set([os.path.expanduser(text)], pipes=False).addresses)
+                shards = open_set(
+                    [os.path.expanduser(text)], missing="accept", takes_unfinished=True, pipes=False
+                )
+                yield from filter(is_local, shards.addresses)
             except WdsError:
                 continue
 

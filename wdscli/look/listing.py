@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.errors import DataError, InputNotFoundError, UsageError
+from wdscli.errors import DataError, UsageError
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, new_batch
 from wdscli.samples.grouping import Salvager, SampleAt
@@ -35,21 +35,16 @@ from wdscli.shards.inputs import (
     classes_of,
     known_samples,
     missing_samples,
-    missing_shards,
     open_set,
-    warn_unfinished,
-    whole_set,
     without_index,
 )
-from wdscli.storage import Source, folders_below, is_local, open_source
+from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request, listed_version
 from wdscli.tar import CANONICAL, Columns, Form, Window, padded, scan
 
 if TYPE_CHECKING:
     from wdscli.shards.reading import Beside
-
-Opened = TypeVar("Opened")
 
 
 class Page(NamedTuple):
@@ -106,10 +101,9 @@ def ls(
 ) -> Listing:
     """Return the listing of the shards at ``addresses``, in the form of :func:`wdscli.shards.open_set`.
 
-    Nothing is read before the listing is iterated. A folder without shards means the folders with shards below it,
-    which are the parts of a set. With ``on_error="skip"``, the undamaged samples of a damaged shard are listed, and
-    samples next to damage are counted as ``damaged``. Otherwise DataError is raised after the samples before the
-    damage. Missing shards are in the report. Raises UsageError, InputError, DataError.
+    Nothing is read before the listing is iterated. With ``on_error="skip"``, the undamaged samples of a damaged shard
+    are listed, and samples next to damage are counted as ``damaged``. Otherwise DataError is raised after the samples
+    before the damage. Missing shards are in the report. Raises UsageError, InputError, DataError.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -118,20 +112,8 @@ def ls(
     >>> [page.batch.keys for page in ls([str(folder)]).samples()]
     [[b'cat1']]
     """
-    open_all = partial(whole_set, on_error="skip") if on_error == "skip" else open_set
-    shards = with_parts(addresses, partial(open_all, trust_addresses=trust_addresses))
+    shards = open_set(addresses, missing="list", warn=progress.warn, trust_addresses=trust_addresses)
     return Listing(shards, selection, on_error, progress)
-
-
-def with_parts(addresses: Sequence[str], open_all: Callable[[Sequence[str]], Opened]) -> Opened:
-    """Call ``open_all`` with the addresses. A folder without shards is replaced by the folders with shards below it."""
-    try:
-        return open_all(addresses)
-    except InputNotFoundError:
-        parts = [part for address in addresses for part in folders_below(address) or [address]]
-        if parts == list(addresses):
-            raise
-        return open_all(parts)
 
 
 class SetReader:
@@ -149,7 +131,6 @@ class SetReader:
         progress: Progress = QUIET,
         form: Form | None = None,
     ) -> None:
-        warn_unfinished(shards, progress.warn)
         if selection.reads_stdin and "-" in shards.addresses:
             raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
         self.set = shards
@@ -256,7 +237,6 @@ class Listing(SetReader):
         self.names: dict[str, str] = {}
         """Names for warnings of shards that are local copies, by the copy's address."""
         self._lack = ""
-        self._missing = shards.missing or tuple(missing_shards(shards))
         self._by_index = not self.skips if by_index is None else by_index
         self._absences: list[MissingName] = []
         self._read = 0
@@ -331,7 +311,7 @@ class Listing(SetReader):
             self.ignored,
             self.troubles,
             list(filter(None, remarks)),
-            self._missing,
+            self.set.missing,
         )
 
     def _sources(self) -> Iterator[Source]:

@@ -35,7 +35,7 @@ from wdscli.samples.keys import KeySet
 from wdscli.selection import iter_selected
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
-from wdscli.shards.inputs import ShardStage, say_missing, whole_set
+from wdscli.shards.inputs import ShardStage, open_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.opening import is_one_request, open_in_turn
@@ -102,10 +102,13 @@ class SampleReader(SetReader):
         part: Part | None = None,
         progress: Progress = QUIET,
     ) -> None:
-        found = whole_set(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
-        super().__init__(found, request.selection, request.on_error, progress, request.settings.form)
-        if found.missing:
-            progress.warn(say_missing(found.missing))
+        shards = open_set(
+            request.inputs,
+            missing=request.on_error,
+            warn=progress.warn,
+            trust_addresses=request.trust_addresses,
+        )
+        super().__init__(shards, request.selection, request.on_error, progress, request.settings.form)
         self._seen = _seen_content(request)
         limit = request.selection.limit
         self.limit = limit if counts_later else None

@@ -32,7 +32,14 @@ from wdscli.selection.named import listed
 from wdscli.selection.values import Numbers, SampleNumbers, value_names
 from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Index, index_address, parse_index
-from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, open_set, read_manifest, without_index
+from wdscli.shards.inputs import (
+    MANIFEST_SUFFIX,
+    MissingPolicy,
+    ShardSet,
+    open_set,
+    read_manifest,
+    without_index,
+)
 from wdscli.shards.locks import OutputLock, remove_receipts
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_folder, name_from, set_prefix
 from wdscli.shards.reading import (
@@ -160,8 +167,13 @@ def index(
     names = value_names(values)
     if names and (dialects or not with_index):
         raise UsageError("values are stored in an index, but no index is written", hint="leave out --values")
-    # With ``force`` the shards of an interrupted run are accepted.
-    shards = _opened(inputs, trust_addresses, takes_unfinished=force)
+    # With ``force``, the shards of an interrupted run are accepted.
+    shards = _opened(
+        inputs,
+        "accept" if force or check else "stop",
+        takes_unfinished=force,
+        trust_addresses=trust_addresses,
+    )
     new_digest(checksum)
     plan = SetPlan(
         shards, manifest, with_manifest and not dialects, force=force, dry_run=dry_run, check=check
@@ -173,9 +185,13 @@ def index(
         return _carried_out(plan, tasks, makers, with_index=with_index, jobs=jobs, progress=progress)
 
 
-def _opened(inputs: Sequence[str], trust_addresses: bool, *, takes_unfinished: bool) -> ShardSet:
+def _opened(
+    inputs: Sequence[str], missing: MissingPolicy, *, takes_unfinished: bool, trust_addresses: bool
+) -> ShardSet:
     """Open the set to index. Raises UsageError for a view, a stream, and a shard that is given twice."""
-    shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=takes_unfinished)
+    shards = open_set(
+        inputs, missing=missing, takes_unfinished=takes_unfinished, trust_addresses=trust_addresses
+    )
     if shards.manifest is not None and shards.manifest.view is not None:
         raise UsageError(
             f"{shards.manifest_address} is a view, and has no index of its own",

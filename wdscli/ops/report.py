@@ -29,7 +29,7 @@ from wdscli.report.facts import Facts, Found, gather, plain_value
 from wdscli.report.looking import Drawing, Drawn, Looked, LookTask, look_into, new_looked, order
 from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
-from wdscli.shards.inputs import ShardSet, manifest_beside, whole_set, without_index
+from wdscli.shards.inputs import ShardSet, manifest_beside, open_set, without_index
 from wdscli.shards.manifest import Manifest, set_prefix
 from wdscli.shards.reading import find_index
 from wdscli.shown import shown
@@ -76,7 +76,9 @@ def report(
     """
     needed_packages()
     selection = request.selection
-    shards = whole_set(request.inputs, "skip", trust_addresses=request.trust_addresses)
+    shards = open_set(
+        request.inputs, missing="list", warn=progress.warn, trust_addresses=request.trust_addresses
+    )
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
     # The output is opened first, so that an error about it comes before the work.
@@ -140,7 +142,7 @@ def _manifest(shards: ShardSet) -> Manifest | None:
     """Return the manifest in the arguments, or else the manifest next to the shards."""
     if shards.manifest is not None:
         return shards.manifest
-    beside = manifest_beside(shards.addresses, shards.given)
+    beside = manifest_beside(shards.addresses, shards.listings)
     return None if beside is None else beside[1]
 
 

@@ -162,7 +162,7 @@ def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
         output = outputs.set_of()
         shards, _ = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
         source = shards.manifest
-        if source is None and (beside := manifest_beside(shards.addresses, shards.given)) is not None:
+        if source is None and (beside := manifest_beside(shards.addresses, shards.listings)) is not None:
             source = beside[1]
         address = output.manifest_address
         if address is None or all(map(is_local, [*shards.addresses, output.address(0)])):

@@ -97,7 +97,9 @@ def _fingerprint(shards: ShardSet, sizes: Sequence[int]) -> str | None:
     """Return the fingerprint of a local set if its manifest is not older than its shards; otherwise None."""
     if shards.manifest is not None and shards.manifest_address is not None:
         address, manifest = shards.manifest_address, shards.manifest
-    elif all(map(is_local, shards.addresses)) and (found := manifest_beside(shards.addresses, shards.given)):
+    elif all(map(is_local, shards.addresses)) and (
+        found := manifest_beside(shards.addresses, shards.listings)
+    ):
         address, manifest = found
     else:
         return None

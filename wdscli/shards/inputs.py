@@ -1,20 +1,22 @@
-"""This module finds the shards of a set, in order, from the user's inputs.
+"""This module answers one question: which shards are in a set, and in which order?
 
-:func:`open_set` expands addresses (:mod:`wdscli.storage`) and manifests. A manifest is a JSON file. Its shards are in
-its folder unless it has full addresses. :func:`whole_set` also compares the shards of folders and globs with the
-manifests in the same folders, on any store that can be listed. A set that a run is replacing is refused
+:func:`open_set` is the only answer, for every command and for the loader. It expands addresses (:mod:`wdscli.storage`)
+and manifests. A manifest is a JSON file. Its shards are in its folder unless it has full addresses. The shards of
+folders and globs are compared with the manifests in the same folders, on any store that can be listed: a shard that a
+manifest lists but that does not exist is an error, or is left out. A set that a run is replacing is refused
 (:func:`unfinished_sets`). This module opens no shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError, InputError, InputIsFolderError, InputNotFoundError, UsageError, WdsError
 from wdscli.progress import FEW_SHARDS
 from wdscli.shards.locks import MANIFEST_SUFFIX as MANIFEST_SUFFIX
 from wdscli.shards.locks import Unfinished, is_state_name, read_state
+from wdscli.shown import shown
 from wdscli.storage import (
     Words,
     base_name,
@@ -27,7 +29,7 @@ from wdscli.storage import (
     read_all,
     scheme,
 )
-from wdscli.storage.addresses import STREAM, is_web, shard_address, view_of
+from wdscli.storage.addresses import STREAM, is_web, natural, shard_address, view_of
 
 if TYPE_CHECKING:
     from wdscli.model import ShardInfo
@@ -37,8 +39,12 @@ if TYPE_CHECKING:
 _NAMED_AT_MOST = 5
 
 
-class Given(Words):
-    """The inputs and the folders of their shards. Each folder is listed at most once, and each manifest is read at most
+MissingPolicy: TypeAlias = Literal["stop", "skip", "list", "keep", "accept"]
+"""What :func:`open_set` does about missing shards."""
+
+
+class ListingCache(Words):
+    """The folders and globs in the inputs. Each folder is listed at most once, and each manifest is read at most
     once."""
 
     def __init__(self) -> None:
@@ -46,10 +52,10 @@ class Given(Words):
         self.manifests: dict[str, Manifest | None] = {}
         """By address; None for a file that is no manifest."""
 
-    def learn(self, other: Given) -> None:
+    def learn(self, listings: ListingCache) -> None:
         """Add the listings and manifests that another set has read."""
-        self.names.update(other.names)
-        self.manifests.update(other.manifests)
+        self.names.update(listings.names)
+        self.manifests.update(listings.manifests)
 
 
 class Missing(NamedTuple):
@@ -61,15 +67,15 @@ class Missing(NamedTuple):
 
 
 class ShardSet(NamedTuple):
-    """The shards of a set, in order. ``manifest`` is the given manifest, if it was the only input. ``given`` has the
-    folders and globs among the inputs. ``missing`` has the shards that :func:`whole_set` skips. If this set joins
-    several sets, they are in ``sets``. ``listed`` has the remote shards that a listing found. ``unfinished`` has the
-    sets that a run has not finished."""
+    """The shards of a set, in order. ``manifest`` is the given manifest, if it was the only input and no shard is
+    missing. ``listings`` has the folders and globs among the inputs. ``missing`` has the shards that were left out. If
+    this set joins several sets, they are in ``sets``. ``listed`` has the remote shards that a listing found.
+    ``unfinished`` has the sets that a run has not finished."""
 
     addresses: list[str]
     manifest: Manifest | None
     manifest_address: str | None = None
-    given: Given | None = None
+    listings: ListingCache | None = None
     missing: tuple[Missing, ...] = ()
     sets: tuple[ShardSet, ...] = ()
     listed: frozenset[str] = frozenset()
@@ -109,77 +115,116 @@ class ShardStage:
 def open_set(
     inputs: Sequence[str],
     *,
+    missing: MissingPolicy = "stop",
+    takes_unfinished: bool = False,
+    warn: Callable[[str], object] = str,
     trust_addresses: bool = False,
     pipes: bool = True,
-    takes_unfinished: bool = False,
 ) -> ShardSet:
-    """Return the shards that ``inputs`` name: paths, folders, globs, braces, ``@lists``, streams, URLs and manifests.
+    """Return the shards that ``inputs`` name: paths, folders, globs, braces, ``@lists``, streams, URLs and manifests. A
+    folder without shards means the folders with shards below it, which are the parts of a set.
+
+    A shard is missing if a given manifest lists it, or a manifest next to other shards of a given folder or glob that
+    covers it, but it does not exist. If shards are named one by one, none is missing. ``missing`` says what happens:
+    ``"stop"`` raises InputNotFoundError, ``"skip"`` leaves the shards out and warns, ``"list"`` leaves them out for a
+    caller that reports :attr:`ShardSet.missing`, ``"keep"`` keeps their places for a caller that handles unreadable
+    shards, and ``"accept"`` does not look. If all shards would be left out, that is an error. A manifest that
+    contradicts itself is an error unless all is accepted.
 
     Manifests and downloaded lists may name shards in and below their folder; with ``trust_addresses``, any shards.
-    Commands are accepted only in ``inputs`` and local lists, and only if ``pipes`` is true. Raises InputError for a
-    name that matches nothing, and for an address that is not allowed. Also raises InputError for a set that a run is
-    replacing or extending, unless ``takes_unfinished`` is true. Raises UsageError for a command that is not accepted,
-    and for standard input named twice. Raises DataError for a file that is no manifest.
+    Commands are accepted only in ``inputs`` and local lists, and only if ``pipes`` is true. ``warn`` is called about a
+    set that a run has not finished. If the run replaces or extends a set, InputError is raised, unless
+    ``takes_unfinished`` is true. Raises InputError for a name that matches nothing, and for an address that is not
+    allowed. Raises UsageError for a command that is not accepted, and for standard input named twice. Raises DataError
+    for a file that is no manifest.
     """
     addresses: list[str] = []
     loose: list[str] = []
-    manifest: Manifest | None = None
-    manifest_address: str | None = None
-    given = Given()
+    listings = ListingCache()
+    manifests: dict[str, tuple[Manifest, list[str]]] = {}
     for text in inputs:
-        for address in expand(text, given, trust_addresses=trust_addresses, pipes=pipes):
+        for address in expand(text, listings, trust_addresses=trust_addresses, pipes=pipes):
             if is_manifest_name(address):
-                manifest_address, manifest = address, read_manifest(address)
-                addresses.extend(shard_addresses(address, manifest, trust_addresses=trust_addresses))
+                manifest = read_manifest(address)
+                shards = shard_addresses(address, manifest, trust_addresses=trust_addresses)
+                manifests[address] = manifest, shards
+                addresses.extend(shards)
             else:
                 addresses.append(address)
                 loose.append(address)
     if addresses.count(STREAM) > 1:
         raise UsageError("standard input is named twice", hint="it can be read once")
-    if manifest is not None and len(manifest.shards) == len(addresses):
-        return ShardSet(addresses, manifest, manifest_address, given)
-    unfinished = unfinished_sets(loose, given)
+    lists_stores = missing in ("skip", "list")
+    lost = [] if missing == "accept" else _lost(addresses, manifests, listings, lists_stores=lists_stores)
+    if lost:
+        addresses = _with(lost, addresses) if missing == "keep" else _without(lost, addresses, missing, warn)
+    for manifest_address, (manifest, shards) in manifests.items():
+        if shards == addresses:
+            return ShardSet(addresses, manifest, manifest_address, listings)
+    unfinished = unfinished_sets(loose, listings)
     if not takes_unfinished:
         refuse_unfinished(unfinished)
-    listed = frozenset(one for one in addresses if not is_local(one) and given.cover(one))
-    return ShardSet(addresses, None, None, given, listed=listed, unfinished=unfinished)
+        for state in unfinished:
+            warn("; ".join(state.describe()))
+    listed = frozenset(shard for shard in addresses if not is_local(shard) and listings.cover(shard))
+    return ShardSet(addresses, None, None, listings, tuple(lost), listed=listed, unfinished=unfinished)
 
 
-def unfinished_sets(addresses: Sequence[str], given: Given) -> tuple[Unfinished, ...]:
+def _without(
+    lost: Sequence[Missing], addresses: Sequence[str], policy: MissingPolicy, warn: Callable[[str], object]
+) -> list[str]:
+    """Return the shards that are left. Raises InputNotFoundError if missing shards are an error, or none is left."""
+    gone = {shard.address for shard in lost}
+    left = [address for address in addresses if address not in gone]
+    if policy == "stop" or not left:
+        raise missing_error(lost)
+    if policy == "skip":
+        warn(say_missing(lost))
+    return left
+
+
+def _with(lost: Sequence[Missing], addresses: Sequence[str]) -> list[str]:
+    """Return the shards and the missing shards, in natural order if the shards are in this order. Otherwise missing
+    shards come last."""
+    present = {*addresses}
+    lost_addresses = [shard.address for shard in lost if shard.address not in present]
+    order = [*map(natural, addresses)]
+    if order == sorted(order):
+        return sorted([*addresses, *lost_addresses], key=natural)
+    return [*addresses, *lost_addresses]
+
+
+def unfinished_sets(addresses: Sequence[str], listings: ListingCache) -> tuple[Unfinished, ...]:
     """Return the unfinished sets to which these shards belong. A shard that is named alone needs no set. Folders of web
     servers cannot be listed, and count as finished."""
     folders: dict[str, list[str]] = {}
     for address in addresses:
         if has_folder(address):
             folders.setdefault(folder_of(address), []).append(address)
-    sets = {folder: shards for folder, shards in folders.items() if len(shards) > 1 or given.cover(shards[0])}
+    sets = {
+        folder: shards for folder, shards in folders.items() if len(shards) > 1 or listings.cover(shards[0])
+    }
     # If a pattern numbers folders, the state is in the folder above them.
     above = {folder_of(folder.rstrip("/")) for folder in sets} if len(sets) > 1 else set()
-    found = (state for folder in {**sets, **dict.fromkeys(above)} for state in _states_in(folder, given))
-    return tuple(one for one in found if any(any(map(one.covers, shards)) for shards in sets.values()))
+    states = (state for folder in {**sets, **dict.fromkeys(above)} for state in _states_in(folder, listings))
+    return tuple(state for state in states if any(any(map(state.covers, shards)) for shards in sets.values()))
 
 
-def _states_in(folder: str, given: Given) -> Iterator[Unfinished]:
-    is_listed = folder in given.names or not is_local(folder)
-    names = names_in(folder, given) if is_listed else names_in(folder, keep=is_state_name)
+def _states_in(folder: str, listings: ListingCache) -> Iterator[Unfinished]:
+    is_listed = folder in listings.names or not is_local(folder)
+    names = names_in(folder, listings) if is_listed else names_in(folder, keep=is_state_name)
     for name in filter(is_state_name, names):
         if (state := read_state(folder + name)) is not None:
             yield state
 
 
-def refuse_unfinished(found: Iterable[Unfinished]) -> None:
+def refuse_unfinished(states: Iterable[Unfinished]) -> None:
     """Raise InputError for a set that a run began to replace or to extend. The finished shards of a new set may be
     read."""
-    for one in found:
-        if one.change != "new":
-            text, hint = one.describe()
+    for state in states:
+        if state.change != "new":
+            text, hint = state.describe()
             raise InputError(text, hint=hint)
-
-
-def warn_unfinished(shards: ShardSet, warn: Callable[[str], object]) -> None:
-    """Warn about each unfinished set that may be read."""
-    for one in shards.unfinished:
-        warn("; ".join(one.describe()))
 
 
 def is_manifest_name(address: str) -> bool:
@@ -206,128 +251,115 @@ def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresse
     return [shard_address(manifest_address, shard.name, trusted=trust_addresses) for shard in manifest.shards]
 
 
-def manifest_beside(addresses: Sequence[str], given: Given | None = None) -> tuple[str, Manifest] | None:
+def manifest_beside(
+    addresses: Sequence[str], listings: ListingCache | None = None
+) -> tuple[str, Manifest] | None:
     """Return address and content of the manifest in the shards' folder that lists exactly these shards, in any order.
-    Return None if there is none. A folder on an object store must be listed for this, unless it is in ``given``."""
+    Return None if there is none. A folder on an object store must be listed for this, unless it is in ``listings``."""
     folders = {folder_of(address) for address in addresses}
     if len(folders) != 1 or not all(map(has_folder, addresses)):
         return None
     names = sorted(base_name(address) for address in addresses)
-    for found in _manifests_in(folders.pop(), given):
-        if sorted(shard.name for shard in found[1].shards) == names:
-            return found
+    for address, manifest in manifests_in(folders.pop(), listings):
+        if sorted(shard.name for shard in manifest.shards) == names:
+            return address, manifest
     return None
 
 
-def _manifests_in(
-    folder: str, given: Given | None, *, strict: bool = False
+def manifests_in(
+    folder: str, listings: ListingCache | None = None, *, strict: bool = False
 ) -> Iterator[tuple[str, Manifest]]:
     """Return the manifests in a folder, each with its address. Other files with such names are skipped. With
     ``strict``, a manifest that contradicts itself is an error. Raises InputError for a file that cannot be read."""
     from wdscli.shards.manifest import ContradictoryManifestError
 
-    for name in names_in(folder, given):
+    manifests = {} if listings is None else listings.manifests
+    for name in names_in(folder, listings):
         if not name.endswith(MANIFEST_SUFFIX):
             continue
         address = folder + name
-        known = {} if given is None else given.manifests
-        if address not in known:
+        if address not in manifests:
             try:
-                known[address] = read_manifest(address)
+                manifests[address] = read_manifest(address)
             except ContradictoryManifestError:
                 if strict:
                     raise
             except (DataError, InputNotFoundError, InputIsFolderError):
-                known[address] = None
-        manifest = known.get(address)
+                manifests[address] = None
+        manifest = manifests.get(address)
         if manifest is not None:
             yield address, manifest
 
 
-def _manifests_beside(addresses: Iterable[str], given: Given | None) -> Iterator[tuple[str, Manifest]]:
+def _manifests_beside(
+    addresses: Iterable[str], listings: ListingCache | None
+) -> Iterator[tuple[str, Manifest]]:
     """Return the manifests in the shards' folders, each with its folder."""
     for folder in dict.fromkeys(folder_of(address) for address in addresses if has_folder(address)):
-        for _, manifest in _manifests_in(folder, given):
+        for _, manifest in manifests_in(folder, listings):
             yield folder, manifest
 
 
-def names_in(folder: str, given: Given | None = None, keep: Callable[[str], bool] = bool) -> list[str]:
-    """Return the names in a folder for which ``keep`` returns true. With the same ``given``, a folder is listed only
+def names_in(
+    folder: str, listings: ListingCache | None = None, keep: Callable[[str], bool] = bool
+) -> list[str]:
+    """Return the names in a folder for which ``keep`` returns true. With the same ``listings``, a folder is listed only
     once. If a folder cannot be listed, for example on a web server, return no names."""
-    if given is not None and folder in given.names:
-        return given.names[folder]
+    if listings is not None and folder in listings.names:
+        return listings.names[folder]
     if is_web(folder):
         return []
     try:
         names = list_folder(folder, keep)
     except WdsError:
         return []
-    if given is not None:
-        given.names[folder] = names
+    if listings is not None:
+        listings.names[folder] = names
     return names
-
-
-def whole_set(inputs: Sequence[str], on_error: str = "stop", *, trust_addresses: bool = False) -> ShardSet:
-    """Call :func:`open_set` for a command that needs the whole set. Raises InputNotFoundError for missing shards
-    (:func:`missing_shards`). With ``on_error="skip"``, the result has the missing shards in ``missing`` instead."""
-    shards = open_set(inputs, trust_addresses=trust_addresses)
-    gone = missing_shards(shards) or _missing_of(shards, on_error)
-    if not gone:
-        return shards
-    without = {shard.address for shard in gone}
-    left = [address for address in shards.addresses if address not in without]
-    if on_error != "skip" or not left:
-        raise missing_error(gone)
-    manifest = shards.manifest if len(left) == len(shards.addresses) else None
-    return shards._replace(addresses=left, manifest=manifest, missing=tuple(gone))
 
 
 def warn_of_mixing(shards: ShardSet, output: str, warn: Callable[[str], object]) -> None:
     """Call ``warn`` if the shard ``output`` would be one of the inputs after the command."""
-    for one in shards.sets or [shards]:
-        if one.given is not None and (glob := one.given.cover(output)):
+    for part in shards.sets or [shards]:
+        if part.listings is not None and (glob := part.listings.cover(output)):
             warn(
                 f"{output} also belongs to the input {glob}, so that old and new shards are one set: "
                 "write to another folder"
             )
 
 
-def missing_shards(shards: ShardSet) -> list[Missing]:
-    """Return the missing shards of a set. A shard is missing if it does not exist, but a manifest next to other shards
-    of the set lists it, and a given folder or glob covers it. If shards are named one by one, none is missing. A
-    manifest that lists none of these shards belongs to a different set. Raises DataError for a manifest that
-    contradicts itself."""
-    given = shards.given
-    if given is None:
-        return []
-    there = set(shards.addresses)
+def _lost(
+    addresses: Sequence[str],
+    manifests: Mapping[str, tuple[Manifest, list[str]]],
+    listings: ListingCache,
+    *,
+    lists_stores: bool,
+) -> list[Missing]:
+    """Return the missing shards of given manifests, if their folders can be listed, and of manifests next to the shards
+    that folders and globs found. A manifest that lists none of these shards belongs to a different set. An object store
+    is listed for a given manifest only with ``lists_stores``; otherwise the error comes when a missing shard is
+    opened."""
     gone: dict[str, Missing] = {}
-    for folder in dict.fromkeys(folder_of(address) for address in shards.addresses if given.cover(address)):
-        for where, manifest in _manifests_in(folder, given, strict=True):
+    for where, (manifest, shards) in manifests.items():
+        names: dict[str, set[str]] = {}
+        for address, shard in zip(shards, manifest.shards) if manifest.view is None else ():
+            folder = folder_of(address)
+            if folder not in names:
+                may_list = has_folder(address) and (lists_stores or is_local(folder))
+                names[folder] = set(names_in(folder, listings) if may_list else ())
+            if names[folder] and base_name(address) not in names[folder]:
+                gone[address] = Missing(address, shard.samples, where)
+    present = {*addresses} - gone.keys()
+    for folder in dict.fromkeys(folder_of(address) for address in present if listings.cover(address)):
+        for where, manifest in manifests_in(folder, listings, strict=True):
             listed = _beside(folder, manifest)
-            if any(address in there for address in listed):
+            if not present.isdisjoint(listed):
                 gone.update(
                     (address, Missing(address, samples, where))
                     for address, samples in listed.items()
-                    if address not in there and given.cover(address)
+                    if address not in present and listings.cover(address)
                 )
     return list(gone.values())
-
-
-def _missing_of(shards: ShardSet, on_error: str) -> list[Missing]:
-    """Return the missing shards of a given manifest, if its folder can be listed. An object store is listed only if
-    missing shards are skipped. Otherwise the error comes when a missing shard is opened."""
-    if shards.manifest is None or shards.manifest_address is None or shards.manifest.view is not None:
-        return []
-    if on_error != "skip" and not is_local(shards.manifest_address):
-        return []
-    folder = folder_of(shards.manifest_address)
-    names = set(names_in(folder, shards.given))
-    return [
-        Missing(address, samples, shards.manifest_address)
-        for address, samples in _beside(folder, shards.manifest).items()
-        if names and base_name(address) not in names
-    ]
 
 
 def _beside(folder: str, manifest: Manifest) -> dict[str, int]:
@@ -341,9 +373,11 @@ def _beside(folder: str, manifest: Manifest) -> dict[str, int]:
 
 def missing_error(gone: Sequence[Missing]) -> InputNotFoundError:
     """Return the error for an incomplete set."""
+    folder = shown(folder_of(gone[0].manifest)) or "."
     return InputNotFoundError(
         say_missing(gone),
-        hint="copy the set again; or use --on-error skip, or name only the existing shards",
+        hint="copy the set again; or use --on-error skip; "
+        f"or accept the set as it is: wds index --force {folder}",
     )
 
 
@@ -373,10 +407,10 @@ def listed_shards(shards: ShardSet) -> dict[str, ShardInfo]:
     """Return the entries for the shards in the given manifest, or in the manifests of the shards' folders."""
     if shards.manifest is not None:
         return dict(zip(shards.addresses, shards.manifest.shards))
-    known: dict[str, ShardInfo] = {}
-    for folder, manifest in _manifests_beside(shards.addresses, shards.given):
-        known.update({folder + shard.name: shard for shard in manifest.shards})
-    return known
+    entries: dict[str, ShardInfo] = {}
+    for folder, manifest in _manifests_beside(shards.addresses, shards.listings):
+        entries.update({folder + shard.name: shard for shard in manifest.shards})
+    return entries
 
 
 def without_index(shards: ShardSet) -> frozenset[str]:
@@ -386,23 +420,25 @@ def without_index(shards: ShardSet) -> frozenset[str]:
     from wdscli.shards.index import index_address
 
     remote = [
-        one
-        for one in shards.addresses
-        if has_folder(one) and not (is_local(one) or is_web(one) or view_of(one))
+        address
+        for address in shards.addresses
+        if has_folder(address) and not (is_local(address) or is_web(address) or view_of(address))
     ]
     if shards.manifest is not None:
         indexed = {address for address, shard in zip(shards.addresses, shards.manifest.shards) if shard.index}
     else:
-        told = _manifests_beside(remote, shards.given)
         indexed = {
-            folder + shard.name for folder, manifest in told for shard in manifest.shards if shard.index
+            folder + shard.name
+            for folder, manifest in _manifests_beside(remote, shards.listings)
+            for shard in manifest.shards
+            if shard.index
         }
     by_folder: dict[str, dict[str, str]] = {}
     for address in remote:
         if address not in indexed:
             place = index_address(address)
             by_folder.setdefault(folder_of(place), {})[base_name(place)] = address
-    found: set[str] = set()
+    unindexed: set[str] = set()
     for folder, by_name in by_folder.items():
         try:
             names = set(list_folder(folder))
@@ -410,8 +446,8 @@ def without_index(shards: ShardSet) -> frozenset[str]:
             names = set()
         except WdsError:
             continue
-        found.update(address for name, address in by_name.items() if name not in names)
-    return frozenset(found)
+        unindexed.update(address for name, address in by_name.items() if name not in names)
+    return frozenset(unindexed)
 
 
 def manifest_of(shards: ShardSet) -> Manifest | None:
@@ -419,9 +455,10 @@ def manifest_of(shards: ShardSet) -> Manifest | None:
     these shards in this order. The same shards in a different order are a different set."""
     if shards.manifest is not None:
         return shards.manifest
-    found = manifest_beside(shards.addresses, shards.given)
+    _, manifest = manifest_beside(shards.addresses, shards.listings) or ("", None)
     names = [base_name(address) for address in shards.addresses]
-    return None if found is None or [shard.name for shard in found[1].shards] != names else found[1]
+    in_order = manifest is not None and [shard.name for shard in manifest.shards] == names
+    return manifest if in_order else None
 
 
 def fingerprint_of(shards: ShardSet) -> str | None:
@@ -433,16 +470,16 @@ def fingerprint_of(shards: ShardSet) -> str | None:
 def parents_of(shards: ShardSet) -> list[tuple[str, Manifest | None]]:
     """Return each set with some of these shards, as the address of a shard and the manifest. Shards without a manifest
     form one set per folder."""
-    found: dict[object, tuple[str, Manifest | None]] = {}
-    for one in shards.sets or (shards,):
-        for first in one.addresses[:1]:
-            folder, manifest = folder_of(first), one.manifest
-            for _, other in _manifests_in(folder, shards.given) if manifest is None else ():
-                if any(shard.name == base_name(first) for shard in other.shards):
-                    manifest = other
+    parents: dict[object, tuple[str, Manifest | None]] = {}
+    for part in shards.sets or (shards,):
+        for first in part.addresses[:1]:
+            folder, parent = folder_of(first), part.manifest
+            for _, manifest in manifests_in(folder, shards.listings) if parent is None else ():
+                if any(shard.name == base_name(first) for shard in manifest.shards):
+                    parent = manifest
                     break
-            found.setdefault(folder if manifest is None else id(manifest), (first, manifest))
-    return list(found.values())
+            parents.setdefault(folder if parent is None else id(parent), (first, parent))
+    return list(parents.values())
 
 
 def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | None:
@@ -450,44 +487,40 @@ def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | N
     no names, or if names differ. Some of the ``joined`` sets may have no names. No request is sent to a store."""
     if shards.manifest is not None:
         return shards.manifest.classes
-    if shards.sets or shards.given is None:
-        found = {*map(classes_of, shards.sets)} - ({None} if joined else set())
-        return found.pop() if len(found) == 1 else None
-    known: dict[str, tuple[str, ...] | None] = {}
-    near = [one for one in shards.addresses if is_local(one) or folder_of(one) in shards.given.names]
-    for folder, manifest in _manifests_beside(near, shards.given):
-        known.update(dict.fromkeys(_beside(folder, manifest), manifest.classes))
-    said = {known.get(address) for address in shards.addresses}
-    return said.pop() if len(said) == 1 else None
+    if shards.sets or shards.listings is None:
+        classes = {*map(classes_of, shards.sets)} - ({None} if joined else set())
+        return classes.pop() if len(classes) == 1 else None
+    by_shard: dict[str, tuple[str, ...] | None] = {}
+    listings = shards.listings
+    readable = [one for one in shards.addresses if is_local(one) or folder_of(one) in listings.names]
+    for folder, manifest in _manifests_beside(readable, listings):
+        by_shard.update(dict.fromkeys(_beside(folder, manifest), manifest.classes))
+    classes = {by_shard.get(address) for address in shards.addresses}
+    return classes.pop() if len(classes) == 1 else None
 
 
 def open_sets(
     inputs: Sequence[str],
-    on_error: str = "stop",
-    warn: Callable[[str], object] = lambda message: None,
+    on_error: Literal["stop", "skip"] = "stop",
+    warn: Callable[[str], object] = str,
     *,
     trust_addresses: bool = False,
 ) -> tuple[ShardSet, list[int]]:
-    """Return the shards of all inputs, and for each shard the number of its input. Raises InputNotFoundError if shards
-    of a manifest are missing. With ``on_error="skip"``, only warn, and list them in ``missing``."""
-    each = [whole_set([text], on_error, trust_addresses=trust_addresses) for text in inputs]
-    missing = tuple(gone for one in each for gone in one.missing)
-    if missing:
-        warn(say_missing(missing))
-    for one in each:
-        warn_unfinished(one, warn)
-    sets = [number for number, one in enumerate(each) for _ in one.addresses]
-    if len(each) == 1:
-        return each[0], sets
-    if len({*map(classes_of, each)} - {None}) > 1:
+    """Open each input as a set of its own (:func:`open_set`). Return the shards of all inputs, and for each shard the
+    number of its input."""
+    sets = [open_set([text], missing=on_error, warn=warn, trust_addresses=trust_addresses) for text in inputs]
+    set_numbers = [number for number, shards in enumerate(sets) for _ in shards.addresses]
+    if len(sets) == 1:
+        return sets[0], set_numbers
+    if len({*map(classes_of, sets)} - {None}) > 1:
         warn("according to the manifests, the same number in cls means different classes in different inputs")
-    addresses = [address for one in each for address in one.addresses]
-    listed = frozenset[str]().union(*(one.listed for one in each))
-    given = Given()
-    for one in each:
-        given.learn(one.given or Given())
+    addresses = [address for shards in sets for address in shards.addresses]
+    listed = frozenset[str]().union(*(shards.listed for shards in sets))
+    missing = tuple(shard for shards in sets for shard in shards.missing)
+    listings = ListingCache()
+    for shards in sets:
+        listings.learn(shards.listings or ListingCache())
     # Perhaps the shell expanded a pattern into single shards.
-    refuse_unfinished(
-        unfinished_sets([address for one in each if one.manifest is None for address in one.addresses], given)
-    )
-    return ShardSet(addresses, None, None, given, missing, tuple(each), listed), sets
+    loose = [address for shards in sets if shards.manifest is None for address in shards.addresses]
+    refuse_unfinished(unfinished_sets(loose, listings))
+    return ShardSet(addresses, None, None, listings, missing, tuple(sets), listed), set_numbers

@@ -29,4 +29,3 @@ from wdscli.storage.opening import remove as remove
 from wdscli.storage.patterns import OutputPattern as OutputPattern
 from wdscli.storage.patterns import Words as Words
 from wdscli.storage.patterns import expand as expand
-from wdscli.storage.patterns import folders_below as folders_below

@@ -229,7 +229,7 @@ def matching(address: str) -> list[str]:
     path = local_path(address)
     prefix = address[: len(address) - len(path)]
     names = {name for path in whole_stars(path) for name in glob(path, recursive=True)}
-    return [prefix + name for name in names if not os.path.isdir(name)]
+    return [prefix + name for name in names if not _is_other_folder(name)]
 
 
 def whole_stars(pattern: str) -> list[str]:
@@ -278,71 +278,70 @@ def is_shard_name(name: str) -> bool:
 
 
 def _folder(address: str, words: Words | None) -> list[str]:
-    """Return the files ``*.tar*`` of one folder, without its subfolders."""
+    """Return the files ``*.tar*`` of one folder. If it has none, return the files of all folders below it, which are
+    the parts of a set."""
     from wdscli.storage.opening import list_folder
 
     prefix = address if address.endswith("/") else address + "/"
-    there = list_folder(address)
+    listed = list_folder(address)
     if words is not None:
-        words.names[prefix] = there
+        words.names[prefix] = listed
         words.add(f"{prefix}*.tar*")
-    here = is_local(prefix)
-    names = [name for name in there if ".tar" in name and is_shard_name(name)]
-    names = [name for name in names if not (here and os.path.isdir(local_path(prefix + name)))]
-    if not names:
+    shards = [prefix + name for name in sorted(filter(_is_tar, listed), key=natural)]
+    shards = [shard for shard in shards if not _is_other_folder(shard)]
+    if shards:
+        return shards
+    parts = _folders_below(prefix)
+    if not parts:
         raise InputNotFoundError(
-            f"no shard matches {address}: no *.tar file in this folder",
-            hint=_below(prefix) or (there and "make shards of its files with `wds create`") or None,
+            f"no shard matches {address}: no *.tar file in this folder, or in a folder below it",
+            hint=_view_in(prefix) or ("make shards of its files with `wds create`" if listed else None),
         )
-    return [prefix + name for name in sorted(names, key=natural)]
+    return [shard for part in parts for shard in _folder(part, words)]
 
 
-def folders_below(address: str) -> list[str]:
-    """Return the folders with shards below a folder, in natural order. They are the parts of a set. Return an empty
-    list if the folder has shards itself, or if the address is no folder. Raises InputError."""
-    if (
-        is_stream(address)
-        or address.startswith("@")
-        or not address
-        or has_glob(address)
-        or not _is_folder(address)
-    ):
-        return []
-    prefix = address if address.endswith("/") else address + "/"
+def _is_other_folder(address: str) -> bool:
+    """Return whether an address is a local folder. A folder with the name of a shard is kept, because a shard may have
+    been replaced by it: to open it is an error."""
+    return is_local(address) and _WHOLE_SUFFIX.search(address) is None and os.path.isdir(local_path(address))
+
+
+def _folders_below(prefix: str) -> list[str]:
+    """Return the folders with shards below a folder, in natural order, without hidden folders. Raises InputError."""
     if is_local(prefix):
         path = local_path(prefix)
-        start = prefix[: len(prefix) - len(path)]
-        found = [start + folder for folder, _, names in os.walk(path) if any(map(_is_tar, names))]
-    else:
-        from wdscli.storage.remote import glob_remote
+        scheme = prefix[: len(prefix) - len(path)]
+        folders = []
+        for folder, names_below, names in os.walk(path):
+            names_below[:] = [name for name in names_below if not name.startswith(".")]
+            if folder != path and any(map(_is_tar, names)):
+                folders.append(scheme + folder)
+        return sorted(folders, key=natural)
+    from wdscli.storage.remote import glob_remote
 
-        found = [name.rpartition("/")[0] for name in glob_remote(f"{prefix}**/*.tar*") if _is_tar(name)]
-    if any(one.rstrip("/") == prefix.rstrip("/") for one in found):
-        return []
-    hidden = re.compile(r"/\.[^/]*(/|$)")
-    return sorted({one for one in found if not hidden.search(one[len(prefix) - 1 :])}, key=natural)
+    shards = [address for address in glob_remote(f"{prefix}**/*.tar*") if _is_tar(address)]
+    is_hidden = re.compile(r"/\.[^/]*/").search
+    return sorted(
+        {shard.rpartition("/")[0] for shard in shards if not is_hidden(shard[len(prefix) - 1 :])}, key=natural
+    )
 
 
 def _is_tar(name: str) -> bool:
     return ".tar" in name.rpartition("/")[2] and is_shard_name(name)
 
 
-def _below(prefix: str) -> str | None:
-    """Return a hint for a folder without shards: the glob for its subfolders, or a file that may be a view."""
+def _view_in(prefix: str) -> str | None:
+    """Return a hint for a folder without shards that has a file that may be a view."""
     if not is_local(prefix):
         return None
-    path = local_path(prefix)
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.is_dir() and any(".tar" in name for name in os.listdir(entry.path)):
-                return f"try '{prefix}*/*.tar'"
-    views = sorted(name for name in os.listdir(path) if name.endswith(".json"))
+    views = sorted(name for name in os.listdir(local_path(prefix)) if name.endswith(".json"))
     return f"to read a view or manifest, name its file: {prefix}{views[0]}" if views else None
 
 
 _ODD = re.compile(r"%(?!0?[0-9]*d)")
 _FIELD = re.compile(r"%0?[0-9]*d")
 _TAR_SUFFIX = re.compile(r"\.tar(\.[A-Za-z0-9]+)?$|\.t[a-z0-9]z2?$|\.tzst$")
+_WHOLE_SUFFIX = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|lz4))?|tgz)$")
 _JOINTS = "-_."
 MAX_DIGITS = 200
 """The most digits of a shard's number. No file system has longer names."""

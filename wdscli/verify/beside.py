@@ -53,10 +53,10 @@ def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], lis
         if not is_stream(address):
             folders.setdefault(folder_of(address), []).append(address)
     for folder, addresses in folders.items():
-        there = set(names_in(folder, shards.given))
+        there = set(names_in(folder, shards.listings))
         manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, ledgers, limit)
-        if shards.given is not None:
-            shards.given.manifests.update(manifests)
+        if shards.listings is not None:
+            shards.listings.manifests.update(manifests)
         for where, manifest in manifests.items():
             required = tuple(map(to_bytes, manifest.common_fields))
             by_name = {shard.name: shard for shard in manifest.shards}

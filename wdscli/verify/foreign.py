@@ -75,7 +75,7 @@ def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list
             continue
         folder = folder_of(address)
         if folder not in there:
-            there[folder] = set(names_in(folder, shards.given))
+            there[folder] = set(names_in(folder, shards.listings))
         if there[folder]:
             files = dict.fromkeys(kind.file_of(address) for kind in (Dali, Energon, Webshart))
             found[address] = Foreign(tuple(one for one in files if base_name(one) in there[folder]))
@@ -83,7 +83,7 @@ def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list
         # Shards on two machines have no common folder.
         with suppress(WdsError):
             above = common_folder(list(found))
-            there.setdefault(above, set(names_in(above, shards.given)))
+            there.setdefault(above, set(names_in(above, shards.listings)))
     for folder, names in there.items():
         for place in _files_of_set(folder, names):
             if place == shards.manifest_address:

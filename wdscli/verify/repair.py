@@ -474,7 +474,7 @@ def check_repair(
 ) -> tuple[list[str], OutputSet]:
     """Check the shards to repair and the output before anything is read, and return them. Raises the errors of
     :func:`repair`."""
-    addresses = open_set(inputs, trust_addresses=trust_addresses).addresses
+    addresses = open_set(inputs, missing="accept", trust_addresses=trust_addresses).addresses
     if "-" in addresses:
         raise UsageError(
             "wds repair cannot read standard input, because it reads a shard more than once",

@@ -144,7 +144,7 @@ def verify(
         max_findings,
         new_seed(),
     )
-    shards = open_set(inputs, trust_addresses=trust_addresses, takes_unfinished=True)
+    shards = open_set(inputs, missing="accept", takes_unfinished=True, trust_addresses=trust_addresses)
     for view in _views_of(shards) if searched is not None else ():
         if any(shard.keys for shard in view.view.shards):
             progress.warn(f"{view.address} gives samples new keys, and --absent searches only the new keys")

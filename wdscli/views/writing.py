@@ -29,7 +29,7 @@ from wdscli.plan.survey import hash_key
 from wdscli.plan.table import MISSING_SHARD, RENAMED
 from wdscli.selection.layers import OnConflict
 from wdscli.shards.index import Index
-from wdscli.shards.inputs import Given, ShardSet, listed_shards
+from wdscli.shards.inputs import ListingCache, ShardSet, listed_shards
 from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.reading import index_of_base
@@ -116,7 +116,7 @@ class _Writer:
         self.totals: list[dict[str, FieldTotals] | None] = []
         """The fields of each base that is as wdscli writes it, None for other bases."""
         self.rows = bytearray()
-        self.listed = listed_shards(ShardSet(contents.addresses, None, None, Given()))
+        self.listed = listed_shards(ShardSet(contents.addresses, None, None, ListingCache()))
         joined = contents.joined
         sets = joined.sets if joined is not None else [0] * len(self.inputs)
         self.rules: list[list[Rule | None]] = [[] for _ in contents.row_lists]

@@ -27,7 +27,7 @@ from wdscli.cli.options import (
 )
 from wdscli.cli.output import FileTarget, Out, facts, json_line, parse_form, plural, write_file
 from wdscli.errors import UsageError, printable
-from wdscli.look.listing import Listing, LsReport, Page, with_parts
+from wdscli.look.listing import Listing, LsReport, Page
 from wdscli.look.listing import ls as open_listing
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import split_name
@@ -377,7 +377,7 @@ def _checksums(found: Listing) -> dict[str, str]:
     from wdscli.shards.inputs import manifest_beside
 
     manifest = found.set.manifest
-    if manifest is None and (beside := manifest_beside(found.set.addresses, found.set.given)) is not None:
+    if manifest is None and (beside := manifest_beside(found.set.addresses, found.set.listings)) is not None:
         manifest = beside[1]
     return {base_name(shard.name): shard.checksum or "" for shard in manifest.shards} if manifest else {}
 
@@ -469,10 +469,7 @@ def _show_samples(
         trust_addresses=trusts,
     )
     progress = out.progress(rows=True)
-    picker = with_parts(
-        shards,
-        lambda found: SampleReader(request._replace(inputs=found), writes_names=False, progress=progress),
-    )
+    picker = SampleReader(request, writes_names=False, progress=progress)
     number = 0
     for number, (sample, fields) in enumerate(show(picker), 1):
         out.write(b"\n" if number > 1 else b"")

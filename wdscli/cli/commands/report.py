@@ -101,7 +101,13 @@ def report(
         trust_addresses=general.trust_addresses,
         jobs=page.jobs,
     )
-    _print_result(out, page.output, *make(request, page.parse(), progress=out.progress()))
+    found, size_bytes = make(request, page.parse(), progress=out.progress())
+    _print_result(out, page.output, found, size_bytes)
+    # The page shows an incomplete set too, but the command fails like the others.
+    if missing := found.found.summary.report.missing:
+        from wdscli.shards.inputs import missing_error
+
+        raise missing_error(missing)
 
 
 def _print_result(out: Out, output: str, found: Facts, size_bytes: int) -> None:

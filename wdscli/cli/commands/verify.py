@@ -108,7 +108,8 @@ def _write_proof(report: VerifyReport, shards: Sequence[str], address: str, trus
     from wdscli.shards.inputs import fingerprint_of, open_set
     from wdscli.storage import open_sink
 
-    root = fingerprint_of(open_set(shards, trust_addresses=trusted))
+    opened = open_set(shards, missing="accept", takes_unfinished=True, trust_addresses=trusted)
+    root = fingerprint_of(opened)
     with open_sink(address, force=True) as sink:
         sink.write((json.dumps(report.proof(root), indent=2) + "\n").encode())
 

@@ -22,12 +22,12 @@ from wdscli.samples import Ignored
 from wdscli.samples.reading import Expected
 from wdscli.selection.values import Numbers
 from wdscli.shards.index import Index, IndexBuilder
-from wdscli.shards.inputs import ShardSet, manifest_of, missing_shards, open_set, warn_unfinished
+from wdscli.shards.inputs import ShardSet, manifest_of, open_set
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
 from wdscli.shards.view_shards import check_view
 from wdscli.shown import shown
-from wdscli.storage import Source, base_name, folder_of, has_folder, is_local, local_path, open_source
+from wdscli.storage import Source, folder_of, has_folder, is_local, local_path, open_source
 from wdscli.storage.addresses import TRUSTED, Held, is_web
 from wdscli.storage.kinds import source_version, stored_version, tells_bytes
 from wdscli.storage.opening import (
@@ -182,9 +182,9 @@ class Catalog:
 
     ``counts`` has the number of samples in each shard, and ``fingerprint`` identifies the set. ``is_indexed`` is False
     if a shard can only be streamed, and then there are no counts. With ``spelled``, field names keep their capital
-    letters. ``held`` is a view in memory, which is sent to workers too. With ``salvage``, the catalog counts the intact
-    samples of a damaged shard without an index, and ``losses`` has the shard's error and the number
-    of its other samples."""
+    letters. ``held`` is a view in memory, which is sent to workers too. With ``salvage``, missing shards keep their
+    places, the catalog counts the intact samples of a damaged shard without an index, and ``losses`` has the shard's
+    error and the number of its other samples."""
 
     _listed_as: str | None = None
     """The fingerprint in the manifest."""
@@ -204,16 +204,18 @@ class Catalog:
         self._cache = cache_of(access.cache_dir, access.cache_size)
         self.losses: dict[str, Loss] = {}
         """The losses of shards that can be read only in part or not at all, by address."""
-        found = open_set(
+        shards = open_set(
             [urls] if isinstance(urls, str) else list(urls),
+            missing="keep" if salvage else "stop",
+            warn=partial(warn, stacklevel=2),
             trust_addresses=access.trust_addresses,
             pipes=access.pipes,
         )
         self._trusted = frozenset(TRUSTED)
-        self.addresses = found.addresses
+        self.addresses = shards.addresses
         if not self.addresses:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
-        self.manifest: Manifest | None = found.manifest
+        self.manifest: Manifest | None = shards.manifest
         self.is_indexed = all(map(has_folder, self.addresses))
         self.counts: I64 | None = None
         self._digests: U16 | None = None
@@ -226,12 +228,9 @@ class Catalog:
         self._values_table = access.values
         self._begin()
         if self.is_indexed:
-            self._count(found)
+            self._count(shards)
         self._held = self.counts
         """The number of samples in each shard, including samples that a filter drops."""
-        warn_unfinished(found, partial(warn, stacklevel=2))
-        if self.manifest is None:
-            _note_missing(found)
 
     def open(self, address: str) -> Source:
         """Open the shard ``address``. Raises InputError, DataError."""
@@ -337,8 +336,8 @@ class Catalog:
         """The number of samples in all shards, or None if it is unknown."""
         return None if self.counts is None else int(self.counts.sum())
 
-    def _count(self, found: ShardSet) -> None:
-        manifest = self.manifest = manifest_of(found)
+    def _count(self, shards: ShardSet) -> None:
+        manifest = self.manifest = manifest_of(shards)
         if any(map(only_streams, self.addresses)) if manifest is None else not self._is_seekable():
             self.is_indexed = False
             return
@@ -352,7 +351,7 @@ class Catalog:
 
         digest = xxh3_128()
         counts: list[int] = []
-        listed = frozenset(() if found.given is None else found.given.names)
+        listed = frozenset(() if shards.listings is None else shards.listings.names)
         for index in self.each(partial(self._found_index, listed=listed)):
             if index is None:
                 self.is_indexed = False
@@ -557,18 +556,6 @@ def only_streams(address: str) -> bool:
     """Return whether an address can only be streamed. Nothing is opened, because to open a named pipe would start to
     read it."""
     return not has_folder(address) or (is_local(address) and is_device(local_path(address)))
-
-
-def _note_missing(found: ShardSet) -> None:
-    """Warn if a folder or a glob lacks shards of the manifest."""
-    gone = missing_shards(found)
-    for where in dict.fromkeys(shard.manifest for shard in gone):
-        names = [base_name(shard.address) for shard in gone if shard.manifest == where]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        folder = folder_of(where).rstrip("/")
-        warn(
-            f"{names[0]}{more} of {base_name(where)} {'are' if more else 'is'} not in {folder}", stacklevel=2
-        )
 
 
 def _salvaged(address: str, open_shard: Callable[[str], Source]) -> tuple[Index, int]:
