@@ -1,8 +1,9 @@
 """Check a proof of absence without wdscli: ``check_proof.py PROOF LIST SHARD...``, where a SHARD may be a view.
 
 It reads the names in local tars with Python's tarfile, and checks that the proof is of this list and of these keys, and
-that no key of the list, which has one on each line, is among them. ``wds verify SHARDS --absent LIST --report PROOF``
-makes a proof.
+that no key of the list, which has one on each line, is among them. A search is complete only if every member is a file
+or a folder with a safe name: a link could have the payload of a listed key. Payloads are not compared. ``wds verify
+SHARDS --absent LIST --report PROOF`` makes a proof.
 """
 
 import json
@@ -21,8 +22,22 @@ NAME = re.compile(r"(?!__[^/]*__(?:/|$))((?:.*/)?[^./][^/.]*)\.[^/]+", re.DOTALL
 def keys_of(path: str) -> list[bytes]:
     """The keys of a tar: names up to the first dot after the last slash, once for neighbours with the same key."""
     with tarfile.open(path, "r:*", encoding="utf-8", errors="surrogateescape") as tar:
-        found = (NAME.fullmatch(member.name) for member in tar if member.isreg())
-        return [key for key, _ in groupby(one[1].encode("utf-8", "surrogateescape") for one in found if one)]
+        members = tar.getmembers()
+    unclear = next((member.name for member in members if not is_clear(member)), None)
+    if unclear is not None:
+        sys.exit(
+            f"the search is not complete: {path} has a member that is no file with a safe name: {unclear!r}"
+        )
+    names = (NAME.fullmatch(member.name) for member in members if member.isreg())
+    return [key for key, _ in groupby(name[1].encode("utf-8", "surrogateescape") for name in names if name)]
+
+
+def is_clear(member: tarfile.TarInfo) -> bool:
+    """Whether all readers find the same name and payload: a file or a folder inside the folder of the tar."""
+    name = member.name
+    is_safe = name and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
+    is_file = member.isreg() and not member.issparse() and not (member.size and name.endswith("/"))
+    return bool(is_safe and (is_file or member.isdir()))
 
 
 def keys_of_shards(path: str) -> Iterator[list[bytes]]:
@@ -65,13 +80,13 @@ def main(proof_path: str, list_path: str, *shards: str) -> str:
     if proof["list"]["keys"] != len(absent) or b"".join(lines).lstrip()[:1] == b"{":
         return "the list is a table: make a proof of a text file with one key per line"
     if not proof["complete"]:
-        return "the search was not complete: a shard could not be read to its end"
-    found = [keys for one in shards for keys in keys_of_shards(one)]
-    digests = [sha256(b"\n".join([*keys, b""])).hexdigest() for keys in found]
+        return "the search was not complete: some members could not be read, or are links or other special members"
+    keys_by_shard = [keys for path in shards for keys in keys_of_shards(path)]
+    digests = [sha256(b"\n".join([*keys, b""])).hexdigest() for keys in keys_by_shard]
     if digests != [shard["keys"] for shard in proof["shards"]]:
         return "the proof is of shards with other keys"
-    there = absent & {key for keys in found for key in keys}
-    return f"{len(there)} keys of the list are there" if there or proof["found"] else ""
+    present = absent & {key for keys in keys_by_shard for key in keys}
+    return f"{len(present)} keys of the list are there" if present or proof["found"] else ""
 
 
 if __name__ == "__main__":

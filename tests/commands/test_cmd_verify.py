@@ -162,7 +162,11 @@ def test_a_clean_shard_is_clean(wds: Any, tmp_path: Path) -> None:
         "untold": {},
         "ignored": {},
     }
-    assert "nothing wrong" in ran.err
+    assert "nothing wrong; checked headers and structure (bytes with --checksums) in" in ran.err
+    assert (
+        "nothing wrong; checked headers, structure and values in"
+        in wds(str(tmp_path / "x.tar"), "--decode").err
+    )
 
 
 def test_every_finding_of_several_shards_is_gathered(wds: Any, tmp_path: Path) -> None:
@@ -210,6 +214,26 @@ def test_fields_that_the_manifest_promises_are_required(wds: Any, tmp_path: Path
     Path(shards[1]).write_bytes(tar_bytes((b"t2.jpg", b"1"), (b"t3.jpg", b"1"), (b"t3.cls", b"1")))
     ran = wds(str(tmp_path))
     assert [f["member"] for f in ran.findings if f["code"] == "missing-field"] == ["t2"]
+
+
+def test_errors_makes_kinds_of_warnings_errors(wds: Any, tmp_path: Path) -> None:
+    """Also if the findings are only counted; other warnings stay warnings."""
+    address = write(tmp_path, tar_bytes(*GOOD, (b"d.jpg", b""), (b"README", b"x")))
+    ran = wds(address)
+    assert (ran.code, ran.summary["errors"], ran.summary["warnings"]) == (0, 0, 3)
+    for options in (
+        ["empty-payload,not-a-tar"],
+        ["not-a-tar", "--errors", "empty-payload", "--max-findings", "0"],
+    ):
+        ran = wds(address, "--errors", *options)
+        assert (ran.code, ran.summary["errors"], ran.summary["warnings"]) == (1, 1, 2)
+        assert {finding["code"] for finding in ran.findings if finding["severity"] == "error"} <= {
+            "empty-payload"
+        }
+    assert wds(address, "--errors", "empty-payload").findings != wds(address).findings
+    ran = wds(address, "--errors", "empty-payloads")
+    assert ran.code == 2
+    assert "--errors empty-payloads: no such kind of finding\nhint: did you mean empty-payload?" in ran.err
 
 
 def test_strict_makes_warnings_count(wds: Any, tmp_path: Path) -> None:
@@ -276,7 +300,7 @@ def test_report_is_grouped_by_kind(wds: Any, tmp_path: Path) -> None:
     assert lines[at + 1].startswith(f"  {one} at byte")
     assert lines[at + 2].startswith(f"  {two} at byte 0")
     assert lines[at + 3].startswith("  hint: ")
-    assert ran.err.startswith("2 shards, 5 samples, 12.8 kB: 3 warnings; checked in ")
+    assert ran.err.startswith("2 shards, 5 samples, 12.8 kB: 3 warnings; checked headers and ")
     assert "\x1b" not in ran.text
     assert wds(one, "-q", json=False).err == ""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 from shard_cases import Ran, tar_of, wds
 
+from wdscli.tar import END_OF_ARCHIVE
 from wdscli.verify.set import verify
 
 CHECK_PROOF = Path(__file__).parents[2] / "scripts/examples/check_proof.py"
@@ -72,6 +74,9 @@ def test_a_list_from_windows(mark: bytes) -> None:
     ("listed", "says"),
     [
         (b"k5 \nk6\n", '"k5 " begins or ends with a blank'),
+        (b'"k5"\n', "has quotes around it; if the list is CSV, name it LIST.csv"),
+        (b"k5,1\n", '"k5,1" has a comma; if the list is CSV, name it LIST.csv'),
+        (b"k5\rk6\rk7\r", "has a carriage return; end each line with a newline"),
         ("k5\n".encode("utf-16"), "has a zero byte, as no key has; save the list as UTF-8"),
         (b"k5.txt\nk6.txt\n", '"k5.txt" (and 1 more) has a dot after its last slash, as no key has'),
     ],
@@ -147,3 +152,51 @@ def test_several_views() -> None:
     data[512] ^= 1
     Path("a/s.tar").write_bytes(data)
     assert b"s.tar was changed" in wds("verify", "v1.json", "v2.json", "--checksums").out
+
+
+def link_of(name: str, kind: bytes) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.type, header.linkname = kind, "k1.txt"
+    return header.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        link_of("gone.txt", tarfile.LNKTYPE),
+        link_of("other.txt", tarfile.SYMTYPE),
+        link_of("gone.txt", tarfile.FIFOTYPE),
+        link_of("gone.txt", tarfile.GNUTYPE_SPARSE),
+        tar_of([("../gone.txt", b"x")]).removesuffix(END_OF_ARCHIVE),
+        tar_of([("/gone.txt", b"x")]).removesuffix(END_OF_ARCHIVE),
+    ],
+)
+def test_a_member_that_is_no_file_leaves_the_proof_open(special: bytes) -> None:
+    """`tar x` writes a listed key of a hard link, and of a name with slashes before it."""
+    Path("out.txt").write_text("gone\n")
+    Path("a/s.tar").write_bytes(special + tar_of([(name, b"x") for name in NAMES]))
+    ran, proof = prove("a")
+    assert (ran.code, proof["complete"]) == (1, False)
+    is_listed = b"gone" in special and special[156:157] != b"0"
+    assert proof["found"] == int(is_listed)
+    assert "none of 1 key found (the search is not complete)" in ran.err or is_listed
+    assert "the search was not complete" in check("a/s.tar")
+    proof["complete"] = True
+    Path("proof.json").write_text(json.dumps(proof))
+    assert "the search is not complete: a/s.tar has a member" in check("a/s.tar")
+
+
+@pytest.mark.parametrize(
+    ("listed", "stored"), [("k3", "./k3"), ("./k3", "k3"), ("a/k3", "a//k3"), ("a//k3", "a/./k3")]
+)
+def test_the_same_path_in_two_spellings(listed: str, stored: str) -> None:
+    Path("out.txt").write_text(f"{listed}\n")
+    Path("a/s.tar").write_bytes(tar_of([("k1.txt", b"x"), (f"{stored}.txt", b"x")]))
+    ran, proof = prove("a")
+    assert (ran.code, proof["found"], proof["complete"]) == (0, 0, True)
+    assert f'"{stored}": out.txt lists the key "{listed}", which is the same path'.encode() in ran.out
+    assert wds("verify", "a", "--absent", "out.txt", "--errors", "similar-key").code == 1
+
+
+def test_the_proof_says_what_was_compared() -> None:
+    assert str(prove("a")[1]["how"]).endswith("payloads were not compared")

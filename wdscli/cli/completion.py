@@ -333,6 +333,7 @@ def _known(option: str) -> Iterable[str]:
 _KNOWN = {
     "decode": "wdscli.codecs.images:SPECS",
     "dialect": "wdscli.shards.dialects:DIALECTS",
+    "errors": "wdscli.verify.findings:WARNINGS",
     "profile": "wdscli.verify.profiles:PROFILES",
 }
 

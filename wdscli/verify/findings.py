@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from wdscli.errors import DataError
+from wdscli.errors import DataError, UsageError, did_you_mean
 from wdscli.model import to_text
 from wdscli.shown import shown
 
@@ -91,6 +91,8 @@ _OF_ARCHIVES = _table("""
     """)
 STRUCTURAL = frozenset(_OF_ARCHIVES)
 """Kinds after which some of a shard's members may be unknown."""
+NOT_SEARCHED = STRUCTURAL | {"unsafe-name", "link", "special", "sparse"}
+"""Kinds after which a tar reader may find a key that a search for keys does not find."""
 _OF_SAMPLES = _table("""
     interleaved-key: a key comes back later in its shard with other fields
         -> join such samples with `wds repair SHARDS -o OUT`
@@ -110,6 +112,8 @@ _OF_SAMPLES = _table("""
         -> check whether its source file is empty
     present-key: a sample has a key of --absent
         -> leave it out: wds split SHARDS --not-keys-from LIST -o VIEW.json
+    similar-key (warning): a sample's key and a key of --absent are the same path, written in two ways
+        -> write the key in the list as in the shard, and search again
     undecodable: a payload is not what its field's name says (--decode)
         -> replace the file
     """)
@@ -183,6 +187,10 @@ DEMANDS = _table("""
 """Further requirements of four readers. Each code begins with the name of the reader."""
 
 
+WARNINGS = sorted(code for code, kind in {**KINDS, **DEMANDS}.items() if kind.severity == "warning")
+"""Kinds that are warnings unless a user makes them errors."""
+
+
 def kind_of(code: str) -> Kind:
     """Return the row of a code. It is empty for an unknown code."""
     return KINDS.get(code) or DEMANDS.get(code) or Kind("")
@@ -199,21 +207,37 @@ class FindingKind(NamedTuple):
     hints: list[str]
 
 
-def by_kind(findings: Iterable[Finding], counts: Mapping[str, int]) -> list[FindingKind]:
-    """Group findings by kind, in the order of ``counts``."""
+def parse_codes(codes: Iterable[str]) -> frozenset[str]:
+    """Return the codes of ``--errors``. Raises UsageError for an unknown code."""
+    chosen = frozenset(codes)
+    for code in sorted(chosen - KINDS.keys() - DEMANDS.keys()):
+        hint = did_you_mean(code, [*KINDS, *DEMANDS]) or "the man page wdscli-verify lists all codes"
+        raise UsageError(f"--errors {code}: no such kind of finding", hint=hint)
+    return chosen
+
+
+def severity_of(code: str, errors: Collection[str]) -> Severity:
+    """Return the severity of a kind. The kinds in ``errors`` are errors."""
+    return "error" if code in errors else kind_of(code).severity
+
+
+def by_kind(
+    findings: Iterable[Finding], counts: Mapping[str, int], errors: Collection[str] = ()
+) -> list[FindingKind]:
+    """Group findings by kind, in the order of ``counts``. The kinds in ``errors`` are errors."""
     by_code: dict[str, list[Finding]] = {code: [] for code in counts}
     for finding in findings:
         by_code[finding.code].append(finding)
     return [
         FindingKind(
             code,
-            kind_of(code).severity,
+            severity_of(code, errors),
             kind_of(code).meaning,
             counts[code],
-            found,
-            list(dict.fromkeys(one.hint for one in found if one.hint)),
+            reported,
+            list(dict.fromkeys(finding.hint for finding in reported if finding.hint)),
         )
-        for code, found in by_code.items()
+        for code, reported in by_code.items()
     ]
 
 

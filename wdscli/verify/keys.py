@@ -195,6 +195,8 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[Across]:
 
 PRESENT = "present-key"
 """The code of the finding that a sample has a key of the list."""
+SIMILAR = "similar-key"
+"""The code of the finding that a sample's key is the same path as a key of the list."""
 
 
 class Absence:
@@ -202,18 +204,31 @@ class Absence:
 
     def __init__(self, absent: KeyList, ledger: Ledger) -> None:
         self._keys = listed_keys(absent)
-        self._message = f"{base_name(absent.address)} lists this key"
+        self._spellings = listed_spellings(absent)
+        self._list_name = base_name(absent.address)
         self._ledger = ledger
         self._digest = sha256()
 
     def look(self, batch: SampleBatch) -> None:
         """Search the keys of a batch."""
-        self._digest.update(b"".join(key + b"\n" for key in batch.keys))
-        if self._keys.isdisjoint(batch.keys):
+        joined = b"".join(key + b"\n" for key in batch.keys)
+        self._digest.update(joined)
+        is_usual = not self._spellings and b"//" not in joined and b"./" not in joined
+        if is_usual and self._keys.isdisjoint(batch.keys):
             return
         for row, key in enumerate(batch.keys):
-            if key in self._keys:
-                self._ledger.add(PRESENT, self._message, offset=batch.start(row), member=key)
+            self.look_at(key, batch.start(row))
+
+    def look_at(self, key: bytes, offset: int) -> None:
+        """Search the key of a member at byte ``offset``."""
+        if key in self._keys:
+            self._ledger.add(PRESENT, f"{self._list_name} lists this key", offset=offset, member=key)
+            return
+        path = simple_path(key)
+        listed = path if path in self._keys else self._spellings.get(path)
+        if listed is not None:
+            message = f'{self._list_name} lists the key "{to_text(listed)}", which is the same path'
+            self._ledger.add(SIMILAR, message, offset=offset, member=key)
 
     @property
     def digest(self) -> str:
@@ -253,6 +268,23 @@ def listed_keys(absent: KeyList) -> frozenset[bytes]:
     return keys
 
 
+@lru_cache(1)
+def listed_spellings(absent: KeyList) -> dict[bytes, bytes]:
+    """Return the keys of a list that are not simple paths, by their simple path."""
+    return {path: key for key in listed_keys(absent) if (path := simple_path(key)) != key}
+
+
+def simple_path(key: bytes) -> bytes:
+    """Return a key without ``.`` as a folder, and without repeated slashes.
+
+    >>> simple_path(b"./a//b"), simple_path(b"a/b")
+    (b'a/b', b'a/b')
+    """
+    if b"//" not in key and b"./" not in key:
+        return key
+    return b"/".join(name for name in key.split(b"/") if name not in (b"", b"."))
+
+
 def suspicious(keys: frozenset[bytes]) -> Iterator[str]:
     """Yield warnings about an empty list, and about listed keys that are probably mistakes, such as file names."""
     if not keys:
@@ -260,12 +292,19 @@ def suspicious(keys: frozenset[bytes]) -> Iterator[str]:
     together = b"".join(keys)
     for says, marks, is_wrong in (
         ("has a dot after its last slash, as no key has; leave out .jpg and the like", b".", _has_dot),
-        ("begins or ends with a blank", b" \t\r", lambda key: key != key.strip()),
+        ("begins or ends with a blank", b" \t", lambda key: key != key.strip(b" \t")),
+        ("has a carriage return; end each line with a newline", b"\r", lambda key: b"\r" in key),
+        ("has quotes around it; if the list is CSV, name it LIST.csv", b'"', _is_quoted),
+        ("has a comma; if the list is CSV, name it LIST.csv", b",", lambda key: b"," in key),
         ("has a zero byte, as no key has; save the list as UTF-8", b"\0", lambda key: b"\0" in key),
     ):
         if any(mark in together for mark in marks) and (wrong := sorted(filter(is_wrong, keys))):
             more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
             yield f'the listed key "{to_text(wrong[0])}"{more} {says}'
+
+
+def _is_quoted(key: bytes) -> bool:
+    return key.startswith(b'"') and key.endswith(b'"')
 
 
 def _has_dot(key: bytes) -> bool:

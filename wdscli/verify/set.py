@@ -27,7 +27,16 @@ from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request
 from wdscli.verify.beside import Listing, find_listings
-from wdscli.verify.findings import DEMANDS, KINDS, MAX_FINDINGS, STRUCTURAL, Finding, Ledger, kind_of
+from wdscli.verify.findings import (
+    DEMANDS,
+    KINDS,
+    MAX_FINDINGS,
+    NOT_SEARCHED,
+    Finding,
+    Ledger,
+    parse_codes,
+    severity_of,
+)
 from wdscli.verify.foreign import Foreign, find_foreign
 from wdscli.verify.keys import PRESENT, Across, KeyColumns, KeyList, listed_keys, repeats_across, suspicious
 from wdscli.verify.profiles import parse_profiles
@@ -75,11 +84,14 @@ class VerifyReport:
     absent: KeyList | None = None
     """The list of keys that had to be absent, and ``absent_keys``, their number."""
     absent_keys: int = 0
+    error_codes: frozenset[str] = frozenset()
+    """Kinds of warnings that count as errors."""
 
     @property
     def errors(self) -> int:
         """The number of errors, including errors that were only counted."""
-        return sum(count for code, count in self.counts.items() if kind_of(code).severity == "error")
+        codes = self.error_codes
+        return sum(count for code, count in self.counts.items() if severity_of(code, codes) == "error")
 
     @property
     def warnings(self) -> int:
@@ -93,19 +105,25 @@ class VerifyReport:
 
     def proof(self, root: str | None) -> dict[str, Any]:
         """Return the document about a search for the keys of a list. It names the list, the searched shards, the
-        method, and the keys found. ``root`` is the fingerprint of the set; it is None if no manifest lists the set. The
-        search is complete if every shard could be read to its end."""
-        first = [one for one in self.findings if one.code == PRESENT]
+        method, and the keys found. ``root`` is the fingerprint of the set; it is None if no manifest lists the set."""
+        present = [finding for finding in self.findings if finding.code == PRESENT]
         return {
             "format": "wdscli-proof-v1",
             "list": {"sha256": self.absent and self.absent.sha256, "keys": self.absent_keys},
             "set": root,
-            "how": f"keys read from the headers of {len(self.searched)} shards",
-            "shards": [one._asdict() for one in self.searched],
+            "how": f"keys read from the headers of {len(self.searched)} shards; payloads were not compared",
+            "shards": [shard._asdict() for shard in self.searched],
             "found": self.counts.get(PRESENT, 0),
-            "first": [{"key": one.member, "shard": one.shard, "byte": one.offset} for one in first],
-            "complete": len(self.searched) == self.shards and STRUCTURAL.isdisjoint(self.counts),
+            "first": [
+                {"key": finding.member, "shard": finding.shard, "byte": finding.offset} for finding in present
+            ],
+            "complete": self.is_search_complete,
         }
+
+    @property
+    def is_search_complete(self) -> bool:
+        """Whether every shard could be read to its end, and every member is a file or a folder with a safe name."""
+        return len(self.searched) == self.shards and NOT_SEARCHED.isdisjoint(self.counts)
 
     @property
     def is_complete(self) -> bool:
@@ -122,6 +140,7 @@ def verify(
     max_decoded: int = MAX_DECODED_BYTES,
     checksums: bool = False,
     absent: str | None = None,
+    errors: Sequence[str] = (),
     trust_addresses: bool = False,
     max_findings: int = MAX_FINDINGS,
     jobs: int | None = None,
@@ -132,8 +151,10 @@ def verify(
     ``require`` names fields that every sample must have. ``profiles`` names readers with further requirements to check.
     ``decode`` decodes the payloads of known types, up to ``max_decoded`` bytes each. ``checksums`` compares the shards
     with the manifest's checksums. Both read all payloads. ``absent`` is the address of a list of keys that must be
-    absent. At most ``max_findings`` findings of each kind are reported in full; the rest are counted. Raises
-    UsageError, InputError if nothing matches, and DataError for a file that is no manifest."""
+    absent. ``errors`` are codes of warnings that count as errors. At most ``max_findings`` findings of each kind are
+    reported in full; the rest are counted. Raises UsageError, InputError if nothing matches, and DataError for a file
+    that is no manifest."""
+    error_codes = parse_codes(errors)
     searched, count = (None, 0) if absent is None else _list_at(absent, progress)
     checks = Checks(
         tuple(map(to_bytes, require)),
@@ -148,7 +169,11 @@ def verify(
     for view in _views_of(shards) if searched is not None else ():
         if any(shard.keys for shard in view.view.shards):
             progress.warn(f"{view.address} gives samples new keys, and --absent searches only the new keys")
-    return replace(_checked(shards, checks, jobs, progress), absent=searched, absent_keys=count)
+    report = _checked(shards, checks, jobs, progress)
+    findings = tuple(
+        finding._replace(severity=severity_of(finding.code, error_codes)) for finding in report.findings
+    )
+    return replace(report, findings=findings, absent=searched, absent_keys=count, error_codes=error_codes)
 
 
 def _list_at(address: str, progress: Progress) -> tuple[KeyList, int]:

@@ -37,7 +37,7 @@ from wdscli.samples import (
     split_name,
     why_unsafe,
 )
-from wdscli.samples.grouping import hidden
+from wdscli.samples.grouping import hidden, lost_name
 from wdscli.shards.index import IndexBuilder
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.reading import digested, index_batches
@@ -115,14 +115,17 @@ class Shape:
 
 
 class _ReportingGrouper(Grouper):
-    """A lenient grouper that reports the members it ignores."""
+    """A lenient grouper that reports the members it ignores. It also searches keys of lost members for ``absence``."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, absence: Absence | None) -> None:
         super().__init__(ledger.shard, lenient=True)
         self._ledger = ledger
+        self._absence = absence
 
     def ignore(self, name: bytes, kind: int, start: int, size: int) -> None:
         super().ignore(name, kind, start, size)
+        if self._absence is not None and (parts := lost_name(name, kind, size)) is not None:
+            self._absence.look_at(parts[0], start)
         if kind == REGULAR and size and name.endswith(b"/"):
             self._ledger.add_error(hidden(self.shard, start, name, size))
         if kind == DIRECTORY or (kind == REGULAR and is_dunder(name)):
@@ -159,7 +162,7 @@ class HeaderPass:
         self.keys = keys or KeyColumns()
         self.samples = 0
         self.members = 0
-        self._grouper = _ReportingGrouper(ledger)
+        self._grouper = _ReportingGrouper(ledger, absence)
         self._required = required
         self.judge = judge
         self.builder = builder

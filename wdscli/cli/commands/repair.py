@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def repair(
     shards: Shards,
     output: Annotated[OutputOptions, "without checksum"],
-    checks: Annotated[CheckOptions, "without absent report"],
+    checks: Annotated[CheckOptions, "without absent report errors"],
     general: GeneralOptions,
 ) -> int:
     """Save the intact samples of damaged shards.

@@ -32,6 +32,7 @@ from wdscli.verify.set import verify as run
     --absent LIST  Check that no sample has a key that LIST contains. LIST has one key per line, or is a table with a
         column key. Exit with 1 if a sample has such a key.
     --report FILE  With --absent: write a proof as JSON. The proof names the searched shards and the keys found.
+    --errors CODE,...  Treat warnings of these kinds as errors, such as empty-payload. Repeatable.
     --strict  Exit with 1 even if there are only warnings.
     --max-findings N  List N findings of each kind, and count the rest.
     -j, --jobs N  Number of processes. Default: depends on the amount of work.
@@ -46,6 +47,7 @@ class CheckOptions(NamedTuple):
     profile: Texts = None
     absent: Text = None
     report: Text = None
+    errors: Texts = None
     strict: bool = False
     max_findings: Annotated[int, 0] = MAX_FINDINGS
     jobs: Positive = None
@@ -53,12 +55,17 @@ class CheckOptions(NamedTuple):
     def parse(self) -> dict[str, Any]:
         """Return the library's options, which checks and repairs share. Raises UsageError."""
         return {
-            "require": [field for text in self.require or () for field in text.split(",") if field],
+            "require": _split(self.require),
             "decode": self.decode,
             "max_decoded": decode_limit(self.max_decoded, None if self.decode else "--decode"),
             "max_findings": self.max_findings,
             "jobs": self.jobs,
         }
+
+
+def _split(texts: Sequence[str] | None) -> list[str]:
+    """Return the parts of texts with commas."""
+    return [part for text in texts or () for part in text.split(",") if part]
 
 
 @grouped
@@ -91,10 +98,11 @@ def check(
         profiles=checks.profile or (),
         checksums=checks.checksums,
         absent=checks.absent,
+        errors=_split(checks.errors),
         trust_addresses=general.trust_addresses,
         progress=out.progress(),
     )
-    _print_report(out, report, searches=checks.absent is not None, hints=hints)
+    _print_report(out, report, checks, hints=hints)
     if checks.absent is not None and checks.report is not None:
         _write_proof(report, shards, checks.report, general.trust_addresses)
     # A shard that could not be read leaves the check incomplete.
@@ -114,17 +122,29 @@ def _write_proof(report: VerifyReport, shards: Sequence[str], address: str, trus
         sink.write((json.dumps(report.proof(root), indent=2) + "\n").encode())
 
 
-def _print_report(out: Out, report: VerifyReport, *, searches: bool, hints: bool) -> None:
+def _print_report(out: Out, report: VerifyReport, checks: CheckOptions, *, hints: bool) -> None:
     if out.json:
         _print_json(out, report)
     else:
         _print_text(out, report, hints)
     words = ((report.errors, "error"), (report.warnings, "warning"))
-    found = ", ".join(plural(count, word) for count, word in words if count) or "nothing wrong"
-    if searches and PRESENT not in report.counts:
-        found += f", none of {plural(report.absent_keys, 'key')} found"
+    result = ", ".join(plural(count, word) for count, word in words if count) or "nothing wrong"
+    if checks.absent is not None and PRESENT not in report.counts:
+        result += f", none of {plural(report.absent_keys, 'key')} found"
+        result += "" if report.is_search_complete else " (the search is not complete)"
     total = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}"
-    out.done(f"{total}, {human_size(report.size_bytes)}: {found}; checked", report.size_bytes)
+    out.done(
+        f"{total}, {human_size(report.size_bytes)}: {result}; checked {_compared(checks)}", report.size_bytes
+    )
+
+
+def _compared(checks: CheckOptions) -> str:
+    """Return what a check compared, and the option that compares more."""
+    if checks.checksums:
+        return "all bytes"
+    return (
+        "headers, structure and values" if checks.decode else "headers and structure (bytes with --checksums)"
+    )
 
 
 def _print_json(out: Out, report: VerifyReport) -> None:
@@ -137,7 +157,7 @@ def _print_json(out: Out, report: VerifyReport) -> None:
 
 def _print_text(out: Out, report: VerifyReport, hints: bool) -> None:
     """Print the findings of each kind: a heading, a line for each finding, and with ``hints`` how to mend them."""
-    for kind in by_kind(report.findings, report.counts):
+    for kind in by_kind(report.findings, report.counts, report.error_codes):
         out.line(f"{kind.code}: {plural(kind.total, kind.severity)}")
         print_lines(out, kind)
         for hint in kind.hints if hints else ():
