@@ -261,9 +261,8 @@ def test_verbose_says_more_in_every_command(tmp_path: Path) -> None:
         "create": ["files"],
         "run": ["plan"],
         "diff": [shard, shard],
-        "dsort": ["job.json", "--bucket", "b=."],
     }
-    outputs = {"verify": [], "ls": [], "diff": [], "index": [], "run": [], "dsort": [], "report": ["-o", "-"]}
+    outputs = {"verify": [], "ls": [], "diff": [], "index": [], "run": [], "report": ["-o", "-"]}
     more = {"bench": ["--seconds", "0.01"], "map": ["--filter", "cls", "cat"]}
     for name in COMMANDS:
         output = [] if name == "bench" else outputs.get(name, ["-o", f"{name}.tar"])

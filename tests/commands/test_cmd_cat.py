@@ -537,13 +537,13 @@ class TestUnpack:
     def test_a_file_per_member(self, good: Command, shards: list[str], tmp_path: Path) -> None:
         for number, way in enumerate(("{}", "pipe:cat {}")):
             folder = tmp_path / str(number) / "deep"
-            ran = good(*[way.format(name) for name in shards], "--to-dir", folder)
+            ran = good(*[way.format(name) for name in shards], "--to", f"{folder}/")
             assert content(folder) == {name: data for shard in shards for name, data in members_of(shard)}
             assert "unpacked 13 samples into 34 files" in ran.err
 
     def test_folders_in_keys(self, good: Command, tmp_path: Path) -> None:
         (tmp_path / "x.tar").write_bytes(tar_of([*sample("a/b/c", 1), *sample("a/d", 2)]))
-        good(tmp_path / "x.tar", "--to-dir", tmp_path / "out")
+        good(tmp_path / "x.tar", "--to", f"{tmp_path / 'out'}/")
         assert (tmp_path / "out/a/b/c.cls").read_bytes() == b"1"
 
     @pytest.mark.parametrize("name", ["../up", "/tmp/wds-test-absolute", "a/../../up", ".."])
@@ -555,12 +555,12 @@ class TestUnpack:
         path.write_bytes(
             tar_of([*sample("ok", 1), (name + "/x.cls" if name == ".." else name + ".cls", b"evil")])
         )
-        ran = run(way.format(path), "--to-dir", tmp_path / "deep" / "out")
+        ran = run(way.format(path), "--to", f"{tmp_path / 'deep' / 'out'}/")
         assert ran.code == 3
         assert "unsafe" in ran.err
         assert not list(tmp_path.rglob("up.cls"))
         assert not Path("/tmp/wds-test-absolute.cls").exists()
-        good(way.format(path), "--to-dir", tmp_path / "deep" / "out2", "--on-error", "skip")
+        good(way.format(path), "--to", f"{tmp_path / 'deep' / 'out2'}/", "--on-error", "skip")
         assert sorted(content(tmp_path / "deep" / "out2")) == ["ok.cls", "ok.jpg", "ok.seg.png"]
 
     def test_a_link_that_leads_out(self, run: Command, good: Command, tmp_path: Path) -> None:
@@ -569,13 +569,13 @@ class TestUnpack:
         (tmp_path / "out" / "a").symlink_to(tmp_path / "elsewhere")
         (tmp_path / "x.tar").write_bytes(tar_of(sample("a/b", 1)))
         for force in ([], ["--force"]):
-            ran = run(tmp_path / "x.tar", "--to-dir", tmp_path / "out", *force)
+            ran = run(tmp_path / "x.tar", "--to", f"{tmp_path / 'out'}/", *force)
             assert ran.code == 4
             assert "leads out" in ran.err
         assert list((tmp_path / "elsewhere").iterdir()) == []
         # The folder itself may be a link: the user named it.
         (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-        good(tmp_path / "x.tar", "--to-dir", tmp_path / "link")
+        good(tmp_path / "x.tar", "--to", f"{tmp_path / 'link'}/")
         assert len(content(tmp_path / "elsewhere")) == 3
 
     @pytest.mark.parametrize("dangling", [True, False])
@@ -588,8 +588,8 @@ class TestUnpack:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "a.cls").symlink_to(outside)
         (tmp_path / "x.tar").write_bytes(tar_of(sample("a", 1)))
-        assert run(tmp_path / "x.tar", "--to-dir", tmp_path / "out").code == 4
-        good(tmp_path / "x.tar", "--to-dir", tmp_path / "out", "--force")
+        assert run(tmp_path / "x.tar", "--to", f"{tmp_path / 'out'}/").code == 4
+        good(tmp_path / "x.tar", "--to", f"{tmp_path / 'out'}/", "--force")
         assert (tmp_path / "out" / "a.cls").read_bytes() == b"1"
         assert not (tmp_path / "out" / "a.cls").is_symlink()
         assert dangling != outside.exists()
@@ -598,40 +598,38 @@ class TestUnpack:
     def test_what_is_there(self, run: Command, good: Command, shards: list[str], tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "a003.jpg").write_bytes(b"mine")
-        ran = run(*shards, "--to-dir", tmp_path / "out")
+        ran = run(*shards, "--to", f"{tmp_path / 'out'}/")
         assert ran.code == 4
         assert "a003.jpg" in ran.err
         assert "--force" in ran.err
         assert (tmp_path / "out" / "a003.jpg").read_bytes() == b"mine"
-        good(*shards, "--to-dir", tmp_path / "out", "--force")
+        good(*shards, "--to", f"{tmp_path / 'out'}/", "--force")
         assert content(tmp_path / "out") == {
             name: data for shard in shards for name, data in members_of(shard)
         }
 
     def test_a_key_that_comes_twice(self, run: Command, shards: list[str], tmp_path: Path) -> None:
-        ran = run(shards[1], shards[0], shards[1], "--to-dir", tmp_path / "out", "--force")
+        ran = run(shards[1], shards[0], shards[1], "--to", f"{tmp_path / 'out'}/", "--force")
         assert ran.code == 3
         assert 'repeated key "b000"' in ran.err
 
     def test_a_file_where_a_folder_should_be(self, run: Command, tmp_path: Path) -> None:
         (tmp_path / "x.tar").write_bytes(tar_of([("a.b", b"1"), ("a.b/c.d", b"2")]))
-        ran = run(tmp_path / "x.tar", "--to-dir", tmp_path / "out")
+        ran = run(tmp_path / "x.tar", "--to", f"{tmp_path / 'out'}/")
         assert ran.code == 4
         (tmp_path / "file").write_bytes(b"")
-        assert run(tmp_path / "x.tar", "--to-dir", tmp_path / "file").code == 4
+        assert run(tmp_path / "x.tar", "--to", f"{tmp_path / 'file'}/").code == 4
 
     def test_a_payload_that_is_cut_leaves_no_file(self, run: Command, tmp_path: Path) -> None:
         data = tar_of([*sample("a", 1), ("b.bin", bytes(3_000_000))])
         (tmp_path / "x.tar").write_bytes(data[:-10_000])
         for way in (f"{tmp_path}/x.tar", f"pipe:cat {tmp_path}/x.tar"):
-            assert run(way, "--to-dir", tmp_path / "out", "--force").code == 3
+            assert run(way, "--to", f"{tmp_path / 'out'}/", "--force").code == 3
             assert "b.bin" not in content(tmp_path / "out")
 
     def test_a_disk_that_is_full_leaves_no_half_file(self, shards: list[str], tmp_path: Path) -> None:
         """A limit on the size of files stands in for a full disk."""
-        script = (
-            f"ulimit -f 20; exec {sys.executable} -m wdscli cat {' '.join(shards)} --to-dir {tmp_path}/out"
-        )
+        script = f"ulimit -f 20; exec {sys.executable} -m wdscli cat {' '.join(shards)} --to {tmp_path}/out/"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
         assert done.returncode == 4, done.stderr
         assert "c000.jpg" in done.stderr
@@ -640,18 +638,18 @@ class TestUnpack:
 
     def test_a_name_that_is_too_long(self, run: Command, tmp_path: Path) -> None:
         (tmp_path / "x.tar").write_bytes(tar_of([("n" * 300 + ".cls", b"1")]))
-        assert run(tmp_path / "x.tar", "--to-dir", tmp_path / "out").code == 4
+        assert run(tmp_path / "x.tar", "--to", f"{tmp_path / 'out'}/").code == 4
 
     def test_not_utf_8(self, good: Command, tmp_path: Path) -> None:
         (tmp_path / "x.tar").write_bytes(tar_of([(b"caf\xe9.cls".decode("utf-8", "surrogateescape"), b"1")]))
-        good(tmp_path / "x.tar", "--to-dir", tmp_path / "out")
+        good(tmp_path / "x.tar", "--to", f"{tmp_path / 'out'}/")
         assert os.listdir(os.fsencode(tmp_path / "out")) == [b"caf\xe9.cls"]
 
     def test_a_folder_that_was_there_is_made_use_of(
         self, good: Command, shards: list[str], tmp_path: Path
     ) -> None:
         shutil.copytree(tmp_path / "in", tmp_path / "out")
-        good(*shards, "--to-dir", tmp_path / "out", "--limit", 1)
+        good(*shards, "--to", f"{tmp_path / 'out'}/", "--limit", 1)
         assert (tmp_path / "out" / "a000.cls").exists()
         assert (tmp_path / "out" / "in-0.tar").exists()
 

@@ -26,7 +26,7 @@ from wdscli.errors import UsageError
 from wdscli.ops.dsort_job import parse_job
 
 Command = Callable[..., Ran]
-COMMAND = ["dsort"]
+COMMAND = ["run"]
 POST: dict[str, Any] = {
     "extension": ".tar",
     "bck": {"name": "images"},
@@ -101,7 +101,7 @@ class TestThePost:
         for number, name in enumerate(write_shards(tmp_path / "x", SAMPLES)):
             Path(name).rename(tmp_path / "x" / f"samples-{number:02d}.tar")
         short = {**POST, "input_format": "samples-{00..02}"}
-        ran = wds("dsort", "-", "--bucket", f"images={tmp_path}/x/", stdin=json.dumps(short).encode())
+        ran = wds("run", "-", "--bucket", f"images={tmp_path}/x/", stdin=json.dumps(short).encode())
         assert ran.code == 0, ran.err
         assert sorted(keys_of(tmp_path / "x/shuffled-shard-0.tar")) == KEYS
 
@@ -318,7 +318,7 @@ class TestExternalKeyMap:
             "b-{00..09}": [f"b{n:03d}.{field}" for n in range(5)],
             "c-%02d": ["c"],
         }
-        ran = wds("dsort", self.json(bucket, records), cwd=bucket)
+        ran = wds("run", self.json(bucket, records), cwd=bucket)
         assert ran.code == 3
         assert 'map has no shard for "c' in ran.err
         assert "ekm_missing_key" in ran.err
@@ -425,14 +425,14 @@ class TestTheJobItself:
             web.files["a/job.json"] = text
             web.files["a/map"] = "".join(f"{key}\tnew-%d\n" for key in KEYS).encode()
             job = web.url("a/job.json")
-            ran = wds("dsort", job, cwd=bucket)
+            ran = wds("run", job, cwd=bucket)
             assert ran.code == 4
             assert "--bucket in=DIR" in ran.err
-            assert wds("dsort", job, "--bucket", "in=in", "--bucket", "out=out", cwd=bucket).code == 0
+            assert wds("run", job, "--bucket", "in=in", "--bucket", "out=out", cwd=bucket).code == 0
             assert new_keys(bucket) == KEYS
-            assert wds("dsort", job, "--trust-addresses", "--force", cwd=bucket).code == 0
+            assert wds("run", job, "--trust-addresses", "--force", cwd=bucket).code == 0
             web.files["a/job.json"] = text.replace(b'"map"', b'"/etc/passwd"')
-            ran = wds("dsort", job, "--bucket", "in=in", "--bucket", "out=out", "--force", cwd=bucket)
+            ran = wds("run", job, "--bucket", "in=in", "--bucket", "out=out", "--force", cwd=bucket)
             assert ran.code == 4
             assert "/etc/passwd" in ran.err
 

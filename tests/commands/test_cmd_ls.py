@@ -618,7 +618,7 @@ def test_a_terminal_gets_columns(folder: Path) -> None:
     assert shown[1].split() == ["n01/a", "jpg,json,cls", "1.01", "kB"]
     assert len({line.index("jpg") for line in shown[1:3]}) == 1
     assert "\x1b" not in "".join(shown)
-    assert "\x1b[1m" in on_terminal([*WDS, "cats.tar", "--bytes"], cwd=folder, NO_COLOR="")
+    assert "\x1b[1m" in on_terminal([*WDS, "cats.tar"], cwd=folder, NO_COLOR="")
 
 
 @pytest.mark.parametrize(
@@ -632,7 +632,7 @@ def test_a_terminal_gets_columns(folder: Path) -> None:
         (["--summary"], "2.00 kB", "2000"),
     ],
 )
-def test_sizes_are_for_people_on_a_terminal_and_exact_when_asked(
+def test_sizes_are_for_people_on_a_terminal_and_exact_in_a_pipe(
     folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, view: list[str], people: str, exact: str
 ) -> None:
     assert exact in run(*view, "cats.tar").out.decode(), "in a pipe"
@@ -641,9 +641,6 @@ def test_sizes_are_for_people_on_a_terminal_and_exact_when_asked(
     shown = run(*view, "cats.tar").out.decode()
     assert people in shown
     assert exact not in shown
-    shown = run(*view, "--bytes", "cats.tar").out.decode()
-    assert exact in shown
-    assert people not in shown
 
 
 def test_a_terminal_gets_a_summary_for_people(folder: Path) -> None:

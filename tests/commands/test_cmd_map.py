@@ -559,15 +559,15 @@ class TestPictures:
         [
             ([], [("JPEG", "RGB", (75, 50)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (50, 75))]),
             (
-                ["--resize-mode", "keep_ratio_largest"],
+                ["--resize", "keep_ratio_largest"],
                 [("JPEG", "RGB", (50, 33)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (33, 50))],
             ),
             (
-                ["--resize-mode", "center_crop"],
+                ["--resize", "center_crop"],
                 [("JPEG", "RGB", (50, 50)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (50, 50))],
             ),
             (
-                ["--resize-mode", "border"],
+                ["--resize", "border"],
                 [("JPEG", "RGB", (50, 50)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (50, 50))],
             ),
         ],
@@ -579,7 +579,7 @@ class TestPictures:
         assert self.sizes(tmp_path) == dict(zip(["a.jpg", "b.png", "c.left.JPEG"], wanted, strict=True))
 
     def test_another_format_and_quality(self, good: Command, pictures: list[str], tmp_path: Path) -> None:
-        good(*pictures, "-o", tmp_path / "out-%06d.tar", "--resize", 40, "--format", "jpg", "--quality", 30)
+        good(*pictures, "-o", tmp_path / "out-%06d.tar", "--resize", 40, "--format", "jpg:30")
         assert list(self.sizes(tmp_path)) == ["a.jpg", "b.jpg", "c.left.JPEG"]
         low = sum(path.stat().st_size for path in outputs(tmp_path))
         good(*pictures, "-o", tmp_path / "out-%06d.tar", "--resize", 40, "--format", "jpg", "--force")
@@ -595,7 +595,7 @@ class TestPictures:
     def test_smaller_ones_stay_byte_for_byte(
         self, good: Command, pictures: list[str], tmp_path: Path
     ) -> None:
-        good(*pictures, "-o", tmp_path / "out-%06d.tar", "--resize", 100, "--resize-only-if-bigger")
+        good(*pictures, "-o", tmp_path / "out-%06d.tar", "--resize", 100, "--resize", "shrink")
         before, after = dict(members_of(pictures[0])), dict(members_of(outputs(tmp_path)[0]))
         assert after["b.png"] == before["b.png"]
         assert self.sizes(tmp_path)["a.jpg"] == ("JPEG", "RGB", (150, 100))
@@ -680,10 +680,10 @@ class TestUsage:
             (["--cmd", " "], "--cmd is empty"),
             (["--filter", "txt", "cat", "--multi"], "--multi needs --cmd"),
             (["--filter", "txt", "cat", "--batch", 2], "--batch needs --cmd or --python"),
-            (["--cmd", "true", "--quality", 9], "--format :N needs --resize"),
+            (["--cmd", "true", "--format", ":9"], "--format :N needs --resize"),
             (["--cmd", "true", "--timeout", 0], "--timeout"),
-            (["--resize", 9, "--quality", 101], "the quality of --format must be 1 to 100"),
-            (["--format", "jpg", "--resize-only-if-bigger"], "--resize needs"),
+            (["--resize", 9, "--format", ":101"], "the quality of --format must be 1 to 100"),
+            (["--format", "jpg", "--resize", "shrink"], "--resize needs"),
             (["--cmd", "true", "--max-size", "1MB"], "unknown before they are made"),
             (["--cmd", "true", "--multi", "--max-count", 1], "the number of new samples is unknown"),
         ],

@@ -457,7 +457,7 @@ class TestList:
         assert [row[4] for row in rows] == ["missing", "done", "missing", "missing", "missing", "done"]
         assert rows[5][:4] == ["5", f"{tmp_path}/out/out-5.tar", "1", "4608"]
         assert "2 of 6 tasks are done" in told.err
-        assert good("run", plan, "--list", "--json").objects[1] == {
+        assert good("run", plan, "--dry-run", "--json").objects[1] == {
             "task": 1, "shard": f"{tmp_path}/out/out-1.tar", "samples": 4, "bytes": 15360, "state": "done",
         }  # fmt: skip
         good("run", plan)

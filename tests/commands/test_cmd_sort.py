@@ -203,8 +203,8 @@ class TestListed:
         self, good: Command, listed: Callable[..., str], tmp_path: Path
     ) -> None:
         names = spread(tmp_path / "in", SIZES)
-        options = (*names, "-o", tmp_path / "out-%d.tar", "--max-count", 2, "--order-from")
-        good(*options, listed("d", "a", "e", "c", "b"), "--plan", tmp_path / "p")
+        options = (*names, "-o", tmp_path / "out-%d.tar", "--max-count", 2, "--by")
+        good(*options, f"@{listed('d', 'a', 'e', 'c', 'b')}", "--plan", tmp_path / "p")
         (tmp_path / "keys").unlink()
         assert wds("run", tmp_path / "p").code == 0
         assert keys_of(*outputs(tmp_path, "out-*.tar")) == ["d", "a", "e", "c", "b"]

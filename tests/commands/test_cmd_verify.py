@@ -408,7 +408,8 @@ def test_a_bomb_is_refused(wds: Any, tmp_path: Path, monkeypatch: Any) -> None:
     Image.new("RGB", (64, 64)).save(picture, "PNG")
     bomb = gzip.compress(bytes(2 << 20))
     shard = write(tmp_path, tar_bytes((b"a.txt.gz", bomb), (b"b.png", picture.getvalue())))
-    ran = wds(shard, "--decode", "--max-decoded", "1MiB")
+    monkeypatch.setenv("WDSCLI_MAX_DECODED", "1MiB")
+    ran = wds(shard, "--decode")
     assert [f["member"] for f in ran.findings if f["code"] == "undecodable"] == ["a.txt.gz", "b.png"]
 
 

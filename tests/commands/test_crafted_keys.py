@@ -120,7 +120,7 @@ def test_true_repeats_are_found(keys: list[str], shards: list[str], tmp_path: Pa
 
 
 def test_files_are_unpacked(keys: list[str], shards: list[str], tmp_path: Path) -> None:
-    good("cat", *shards, "--to-dir", tmp_path / "files")
+    good("cat", *shards, "--to", f"{tmp_path / 'files'}/")
     assert {path.stem for path in (tmp_path / "files").iterdir()} == set(keys)
 
 

@@ -103,7 +103,7 @@ class TestWhatComesOut:
         assert content(tmp_path / "two") == content(tmp_path / "one")
 
     def test_quality(self, good: Command, sets: list[str], tmp_path: Path) -> None:
-        ran = good("shuffle", *sets, "-o", tmp_path / "o.tar", "--limit", "3", "--quality")
+        ran = good("shuffle", *sets, "-o", tmp_path / "o.tar", "--limit", "3", "--measure")
         assert len(keys_of(tmp_path / "o.tar")) == 3
         assert "displacement" in ran.out.decode() + ran.err
 

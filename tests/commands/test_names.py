@@ -53,7 +53,7 @@ WRITERS = {
     "cat-preserve": ["cat", "{in}", "--preserve", "-o", "{out}/o.tar"],
     "cat-stdout": ["cat", "{in}"],
     "cat-fields": ["cat", "{in}", "--fields", "txt", "-o", "{out}/o.tar"],
-    "to-dir": ["cat", "{in}", "--to-dir", "{out}/d"],
+    "to-dir": ["cat", "{in}", "--to", "{out}/d/"],
     "shuffle": ["shuffle", "{in}", "-o", "{out}/o-%d.tar"],
     "spill": ["shuffle", "{in}", "--strategy", "spill", "-o", "{out}/o-%d.tar"],
     "sort": ["sort", "{in}", "-o", "{out}/o-%d.tar"],
@@ -142,7 +142,7 @@ def test_keys_that_unpack_to_one_file_are_not_unpacked(tmp_path: Path) -> None:
     """With --force the second would have replaced the first."""
     shard = tmp_path / "in.tar"
     shard.write_bytes(archive_of(b"a/b.txt", b"a//b.txt"))
-    ran = wds("cat", shard, "--to-dir", tmp_path / "d", "--force")
+    ran = wds("cat", shard, "--to", f"{tmp_path / 'd'}/", "--force")
     assert ran.code == 3
     assert "replace each other" in ran.err
 

@@ -142,13 +142,13 @@ def test_a_job_of_dsort(s3: S3, bucket: str, here: Path, tmp_path: Path, name: s
     out = s3.bucket(f"dsorted-{name}")
     job |= {"input_bck": {"name": bucket, "provider": "aws"}, "output_bck": {"name": out, "provider": "aws"}}
     near = ["--bucket", f"{bucket}={here}/one", "--bucket", f"{out}={tmp_path}/out"]
-    local = wds("dsort", json.dumps(job), *near, "-j", 1)
+    local = wds("run", json.dumps(job), *near, "-j", 1)
     assert local.code == 0, local.err
-    remote = wds("dsort", json.dumps(job), "--bucket", f"{bucket}=s3://{bucket}/one", "-j", 1)
+    remote = wds("run", json.dumps(job), "--bucket", f"{bucket}=s3://{bucket}/one", "-j", 1)
     assert remote.code == 0, remote.err
     assert objects(s3, out, "") == content(tmp_path / "out")
     assert s3.pending(out) == []
-    assert wds("dsort", json.dumps(job), "--bucket", f"{bucket}=s3://{bucket}/one", "-j", 1).code == 4
+    assert wds("run", json.dumps(job), "--bucket", f"{bucket}=s3://{bucket}/one", "-j", 1).code == 4
 
 
 def test_a_set_that_grows(s3: S3, here: Path, tmp_path: Path) -> None:

@@ -135,14 +135,14 @@ ROWS = [
     # A number of samples is drawn after all keys were seen.
     Row("cat --sample 3 {0} -o {1}/x.tar", 11, 0.50, 8, 2.01),
     Row("cat --sample 5% {0} -o {1}/x.tar", 8, 0.50),
-    Row("cat --keys k27 --to-dir {1}/x {0}", 6, 0.04),
+    Row("cat --keys k27 --to {1}/x/ {0}", 6, 0.04),
     Row("cat --keys k27 --to jsonl {0} -o {1}/lines", 7, 0.02),
     Row("cat --keys k27 --to jsonl --base64 {0} -o {1}/lines", 6, 0.04),
     # The columns of a table are known once all headers were read.
-    Row("cat --keys k27 --fields cls --to-tsv {1}/x {0}", 11, 0.03, 8, 2.01),
-    Row("cat --keys k27 --to-parquet {1}/x {0}", 11, 0.06, 8, 2.01),
+    Row("cat --keys k27 --fields cls --to tsv:{1}/x {0}", 11, 0.03, 8, 2.01),
+    Row("cat --keys k27 --to parquet:{1}/x {0}", 11, 0.06, 8, 2.01),
     Row("cat {0} -o {1}/x.tar", 3, 1.01),
-    Row("cat --to-dir {1}/x {0}", 3, 1.01),
+    Row("cat --to {1}/x/ {0}", 3, 1.01),
     Row("split --keys k27 {0} -o {1}/x-%d.tar -j 1", 6, 0.05),
     Row("merge --keys k27 {0} -o {1}/x-%d.tar -j 1", 6, 0.05),
     Row(
@@ -164,8 +164,8 @@ ROWS = [
     Row("ls --show --keys k27 {0}", 6, 0.04),
     Row("ls --sample 3 {0}", 10, 0.03, 8, 2.01),
     Row("ls --keys k27 --where json.n==27 {0}", 6, 0.02),
-    Row("report --no-verify --sample 3 {0} -o {1}/page", 12, 0.60, 10, 2.50),
-    Row("report --no-verify --keys k27 {0} -o {1}/page", 7, 0.06, 6, 1.10),
+    Row("report --skip checks --sample 3 {0} -o {1}/page", 12, 0.60, 10, 2.50),
+    Row("report --skip checks --keys k27 {0} -o {1}/page", 7, 0.06, 6, 1.10),
     # These read all that there is, once.
     Row("report --sample 3 {0} -o {1}/page", 5, 1.01),
     Row("verify {0}", 5, 1.01),
@@ -211,7 +211,7 @@ def _written(folder: Path) -> dict[str, bytes]:
         "--fields cls -o {}/x.tar",
         "--to raw --fields cls -o {}/x",
         "--to raw --fields cls --keys k13 -o {}/x",
-        "--to-dir {}/x",
+        "--to {}/x/",
         "--to jsonl -o {}/x",
     ],
 )

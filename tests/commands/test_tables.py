@@ -251,7 +251,6 @@ class TestLs:
             (["--force"], "--force needs --to"),
             (["--to", "csv", "--to", "parquet:x"], "given twice"),
             (["--to", "csv", "--by", "member"], "row per sample"),
-            (["--to", "csv", "--bytes"], "row per sample"),
             (["--to", "csv", "--json"], "standard output"),
             (["--to", "csv", "--column", "jpg"], "cat --to FILE.parquet"),
             (["--to", "csv", "--column", "json,,txt"], "empty name"),
@@ -406,9 +405,9 @@ class TestCat:
     def test_streams_and_files_alike(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tables, "CHUNK_CELLS", 4)
         shards = [f"{folder}/set/in-0.tar", f"{folder}/set/in-1.tar"]
-        good("cat", "--to-parquet", folder / "a", "--limit", 4, "--rename", "x.bin=jpg", *shards)
+        good("cat", "--to", f"parquet:{folder / 'a'}", "--limit", 4, "--rename", "x.bin=jpg", *shards)
         streams = [f"pipe:cat {shard}" for shard in shards]
-        good("cat", "--to-parquet", folder / "b", "--limit", 4, "--rename", "x.bin=jpg", *streams)
+        good("cat", "--to", f"parquet:{folder / 'b'}", "--limit", 4, "--rename", "x.bin=jpg", *streams)
         assert rows_of(folder / "a") == rows_of(folder / "b")
         assert types_of(folder / "a") == types_of(folder / "b")
         assert [len(row["x.bin"]) for row in rows_of(folder / "a")] == [2, 3, 4, 5]
@@ -444,9 +443,10 @@ class TestCat:
         assert "undecodable 1" in done.err
         assert rows_of(folder / "t.parquet") == [{"key": b"k\xff", "txt": "fine"}]
 
-    def test_a_sample_that_is_too_large(self, folder: Path) -> None:
-        said = bad("cat", "--to-parquet", folder / "t", "--max-decoded", 100, folder / "set", code=3)
-        assert "--max-decoded" in said
+    def test_a_sample_that_is_too_large(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WDSCLI_MAX_DECODED", "100")
+        said = bad("cat", "--to", f"parquet:{folder / 't'}", folder / "set", code=3)
+        assert "WDSCLI_MAX_DECODED" in said
 
     def test_shards_that_change_meanwhile(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         real = table_module.payload_schema
@@ -457,22 +457,22 @@ class TestCat:
             return schema
 
         monkeypatch.setattr(table_module, "payload_schema", with_other_shards)
-        assert "new field new" in bad("cat", "--to-parquet", folder / "t", folder / "set", code=4)
+        assert "new field new" in bad("cat", "--to", f"parquet:{folder / 't'}", folder / "set", code=4)
         assert not (folder / "t").exists()
 
     def test_no_sample_no_table(self, folder: Path) -> None:
-        bad("cat", "--to-parquet", folder / "t", "--where", "index > 9", folder / "set", code=3)
+        bad("cat", "--to", f"parquet:{folder / 't'}", "--where", "index > 9", folder / "set", code=3)
         assert not (folder / "t").exists()
 
     @pytest.mark.parametrize(
         "options",
         [
-            ["--to-parquet", "t", "-o", "x"],
-            ["--to-parquet", "t", "--to-tsv", "u"],
-            ["--to-tsv", "t", "--post", "true"],
-            ["--to-parquet", "t", "--base64"],
-            ["--to-tsv", "t", "-j", "2"],
-            ["--to-tsv", "t.gz"],
+            ["--to", "parquet:t", "-o", "x"],
+            ["--to", "parquet:t", "--to", "tsv:u"],
+            ["--to", "tsv:t", "--post", "true"],
+            ["--to", "parquet:t", "--base64"],
+            ["--to", "tsv:t", "-j", "2"],
+            ["--to", "tsv:t.gz"],
             ["--to", "tsv", "--json"],
             ["--json"],
         ],
@@ -491,16 +491,17 @@ class TestCat:
             "shards": 1,
             "dropped": {},
         }
-        (told,) = good("cat", "--json", inputs, "--to-dir", out, "--limit", 2).objects
+        (told,) = good("cat", "--json", inputs, "--to", f"{out}/", "--limit", 2).objects
         assert (told["output"], told["samples"], told["files"]) == (str(out), 2, 6)
         for options in (
             ["--to", "jsonl", "-o"],
             ["--to", "raw", "--fields", "cls", "-o"],
-            ["--drop", "jpg", "--to-tsv"],
         ):
             (told,) = good("cat", "--json", inputs, *options, folder / options[1]).objects
             assert told["samples"] == 5
             assert told["bytes"] == (folder / options[1]).stat().st_size
+        (told,) = good("cat", "--json", inputs, "--drop", "jpg", "--to", folder / "t.tsv").objects
+        assert (told["samples"], told["bytes"]) == (5, (folder / "t.tsv").stat().st_size)
 
     def test_a_command_after_each_shard(self, folder: Path) -> None:
         good("cat", folder / "set", "-o", f"{folder}/all.tar", "--post", f"cp {{}} {folder}/copy")

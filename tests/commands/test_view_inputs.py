@@ -198,7 +198,7 @@ UNLIKE = r"<title>.*?</title>|<h1.*?</h1>|<section id=\"provenance\".*?</section
 """What a page says of the set as a whole: its name, and how it was made."""
 
 
-@pytest.mark.parametrize("line", ["index {}", "index {} --dialect wids -o OUT.json", "index {} --check"])
+@pytest.mark.parametrize("line", ["index {}", "index {} --for wids -o OUT.json", "index {} --check"])
 def test_index_has_nothing_to_do_with_a_view(line: str, sets: Path, tmp_path: Path) -> None:
     before = content(sets)
     ran = wds(*line.format(sets / "whole.json").replace("OUT", str(tmp_path / "o")).split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -208,8 +209,6 @@ class TestEncodings:
         ):
             ran = run("create", *words)
             assert (ran.code, said in ran.err) == (code, True), ran.err
-        ran = run("merge", tmp_path, "-o", "x.tar", "--max-decoded", "1MB")
-        assert (ran.code, "--max-decoded works only for a table" in ran.err) == (2, True), ran.err
 
     def test_parquet_has_none(self, run: Command, tmp_path: Path) -> None:
         parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet is read with pyarrow")
@@ -232,19 +231,29 @@ class TestLargeCells:
             ("t.jsonl", '{{"id": "a", "t": "b"}}\n{{"id": "b", "t": "{}"}}\n'),
         ],
     )
-    def test_are_errors(self, run: Command, good: Command, tmp_path: Path, name: str, content: str) -> None:
+    def test_are_errors(
+        self,
+        run: Command,
+        good: Command,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
+        content: str,
+    ) -> None:
         words = ["--key-column", "id", "--column", "txt=t", "--force", "-o", tmp_path / "x.tar"]
         write_shards(tmp_path / "set", [[[("a.cls", b"1")]]])
         for payload in ("y" * 3000, "é" * 1500 if "jsonl" not in name else "y" * 2500, "y" * 9000):
             (tmp_path / name).write_text(content.format(payload))
             for command in (["create", "--from"], ["merge", tmp_path / "set", "--table"]):
-                ran = run(*command, tmp_path / name, *words, "--max-decoded", 2000)
+                monkeypatch.setenv("WDSCLI_MAX_DECODED", "2000")
+                ran = run(*command, tmp_path / name, *words)
                 assert (ran.code, "a cell is longer than 2000 bytes" in ran.err) == (3, True), ran.err
                 assert "WDSCLI_MAX_DECODED=SIZE" in ran.err
                 assert "2" in ran.err.partition(":")[2]
-                good(*command, tmp_path / name, *words, "--max-decoded", "10kB")
+                monkeypatch.setenv("WDSCLI_MAX_DECODED", "10kB")
+                good(*command, tmp_path / name, *words)
 
-    def test_lines(self, run: Command, tmp_path: Path) -> None:
+    def test_lines(self, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "l.txt").write_text("x\n" + "y" * 3000 + "\n" + "z" * 2000)
         words = [
             "create",
@@ -252,11 +261,12 @@ class TestLargeCells:
             "lines:" + str(tmp_path / "l.txt"),
             "-o",
             tmp_path / "x.tar",
-            "--max-decoded",
         ]
-        ran = run(*words, 2999)
+        monkeypatch.setenv("WDSCLI_MAX_DECODED", "2999")
+        ran = run(*words)
         assert (ran.code, "l.txt, line 2 is longer than 2999 bytes" in ran.err) == (3, True), ran.err
-        assert run(*words, 3000).code == 0
+        monkeypatch.setenv("WDSCLI_MAX_DECODED", "3000")
+        assert run(*words).code == 0
 
     @pytest.mark.exhaustive
     def test_memory_does_not_grow_with_a_line(self, tmp_path: Path) -> None:
@@ -267,7 +277,10 @@ class TestLargeCells:
         program = "import re, sys; from wdscli.cli.main import main; code = main(sys.argv[1:]); "
         program += "print(code, open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
         words = ["create", "--from", tmp_path / "t.csv.gz", "--key-column", "id", "--column", "txt=t"]
-        words += ["--max-decoded", "1MB", "-o", tmp_path / "x.tar"]
-        out = subprocess.check_output([sys.executable, "-c", program, *map(str, words)], text=True)
+        words += ["-o", tmp_path / "x.tar"]
+        environ = {**os.environ, "WDSCLI_MAX_DECODED": "1MB"}
+        out = subprocess.check_output(
+            [sys.executable, "-c", program, *map(str, words)], text=True, env=environ
+        )
         code, peak = map(int, out.split())
         assert (code, peak < 150_000) == (3, True), peak

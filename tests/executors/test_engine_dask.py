@@ -153,7 +153,7 @@ class TestSameBytes:
                 "output_shard_size": "20KiB",
                 **(mapped if kind == "mapped" else ordered),
             }
-            done = wds("dsort", json.dumps(job), *where, cwd=tmp_path)
+            done = wds("run", json.dumps(job), *where, cwd=tmp_path)
             assert done.code == 0, done.err
         assert content(tmp_path / "serial") == content(tmp_path / "dask") != {}
 

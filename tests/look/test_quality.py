@@ -109,7 +109,7 @@ def inputs(tmp_path: Path) -> Path:
 
 
 def quality(folder: Path, *args: object) -> dict[str, Any]:
-    done = wds("shuffle", "in", "-o", "out/o-%06d.tar", "--quality", "--json", *args, cwd=folder)
+    done = wds("shuffle", "in", "-o", "out/o-%06d.tar", "--measure", "--json", *args, cwd=folder)
     assert done.code == 0, done.err
     (found,) = [one["quality"] for one in done.objects if "quality" in one]
     assert isinstance(found, dict)
@@ -139,7 +139,7 @@ class TestCommand:
         assert found["output"]["displacement"] == pytest.approx(sum(moved) / 200, abs=1e-3)
 
     def test_a_table_and_a_dry_run(self, inputs: Path) -> None:
-        args = ["shuffle", "in", "-o", "out/o-%06d.tar", "--quality", "-n"]
+        args = ["shuffle", "in", "-o", "out/o-%06d.tar", "--measure", "-n"]
         with no_new_files(inputs):
             done = wds(*args, "--window", 50, cwd=inputs)
         assert done.code == 0, done.err
@@ -167,9 +167,9 @@ class TestCommand:
     def test_what_does_not_go_together(self, inputs: Path) -> None:
         done = wds("shuffle", "in", "-o", "o-%06d.tar", "--window", 5, cwd=inputs)
         assert (done.code, "--window needs --measure" in done.err) == (2, True)
-        done = wds("shuffle", "in", "-o", "-", "--quality", cwd=inputs)
+        done = wds("shuffle", "in", "-o", "-", "--measure", cwd=inputs)
         assert (done.code, "standard output" in done.err) == (2, True)
-        assert wds("shuffle", "in", "-o", "-", "--quality", "-n", cwd=inputs).code == 0
+        assert wds("shuffle", "in", "-o", "-", "--measure", "-n", cwd=inputs).code == 0
 
     def test_the_library(self, inputs: Path) -> None:
         order = MeasuredShuffle(5, window=40)

@@ -97,7 +97,7 @@ def test_cat_remembers_16_bytes_a_key(small_members: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_unpacking_large_members(large_members: Path, tmp_path: Path) -> None:
-    used = resident_bytes("cat", "--to-dir", tmp_path, "--limit", 1, "-", stdin=large_members)
+    used = resident_bytes("cat", "--to", f"{tmp_path}/", "--limit", 1, "-", stdin=large_members)
     assert used < STREAMING
     assert (tmp_path / "s0.bin").stat().st_size == 50_000_000
 

@@ -160,10 +160,10 @@ class TestTheSamePage:
         assert one == other == jobs
 
     def test_by_an_index_and_compressed(self, made: Path, tmp_path: Path) -> None:
-        (plain,) = self.pages(tmp_path, (made / "train-000000.tar", "--no-verify", "--title", "x"))
+        (plain,) = self.pages(tmp_path, (made / "train-000000.tar", "--skip", "checks", "--title", "x"))
         packed = tmp_path / "train-000000.tar.gz"
         packed.write_bytes(gzip.compress((made / "train-000000.tar").read_bytes()))
-        (other,) = self.pages(tmp_path, (packed, "--no-verify", "--title", "x"))
+        (other,) = self.pages(tmp_path, (packed, "--skip", "checks", "--title", "x"))
         assert Page(plain).text("samples") == Page(other).text("samples").replace(".tar.gz", ".tar")
         assert Page(plain).all("img") == Page(other).all("img")
 
@@ -212,7 +212,7 @@ class TestOptions:
         assert len(look("--samples", "4:6", of=f"{tmp_path}/s-*.tar").keys) == 4
 
     def test_no_images(self, look: Look) -> None:
-        page = look("--no-images")
+        page = look("--skip", "images")
         assert not page.all("img")
         assert not page.all("audio")
         assert len(page.keys) == 40
@@ -254,8 +254,8 @@ class TestOptions:
         page = look(of=broken)
         assert "undecodable" not in page.text("findings")
         assert "1 of json , 2 of png" in page.text("fields")
-        assert "findings" not in look("--no-verify", of=broken).sections
-        assert "exclude each other" in failed(broken, "-o", "-", "--decode", "--no-verify").err
+        assert "findings" not in look("--skip", "checks", of=broken).sections
+        assert "exclude each other" in failed(broken, "-o", "-", "--decode", "--skip", "checks").err
 
     def test_json(self, made: Path, tmp_path: Path) -> None:
         ran = wds_here("report", made, "-o", tmp_path / "x.html", "--json", "-q")

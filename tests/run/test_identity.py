@@ -98,10 +98,8 @@ TABLE = {
         usage  --key-column key
         usage  --column txt=text
         usage  --json-rest
-        usage  --json-merge
         usage  --text text
         usage  --encoding latin-1
-        usage  --max-decoded 1GB
         other  --no-follow
         other  --values size.txt
     """,
@@ -129,7 +127,6 @@ TABLE = {
         usage  --on-conflict first
         usage  --text text
         usage  --encoding latin-1
-        usage  --max-decoded 1GB
     """,
     "shuffle": """
         same   --strategy spill

@@ -174,10 +174,10 @@ def half(given: Path, tmp_path: Path, killed: Callable[[int, list[str]], int]) -
 
 READERS = """
     ls
-    ls --shards
+    ls --by shard
     ls --on-error skip
     cat -o -
-    cat --to-tsv -
+    cat --to tsv
     cat -o {new}/{{name}}.tar
     shuffle -o {new}/%d.tar
     merge -o {new}/%d.tar

@@ -281,21 +281,21 @@ def test_a_checksum_that_is_wrong_is_noticed_in_the_one_pass(store: Store, run: 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("table", ["--to-tsv", "--to-parquet"])
+@pytest.mark.parametrize("table", ["tsv", "parquet"])
 @pytest.mark.parametrize("name", ["plain", "gz", "indexed"])
 def test_a_table_takes_one_pass(
     table: str, name: str, store: Store, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if table == "--to-parquet":
+    if table == "parquet":
         pytest.importorskip("pyarrow")
-    fields = ["--fields", "cls"] if table == "--to-tsv" else []
-    found = taken(store, name, ["cat", table, f"{tmp_path}/far", *fields], run)
+    fields = ["--fields", "cls"] if table == "tsv" else []
+    found = taken(store, name, ["cat", "--to", f"{table}:{tmp_path}/far", *fields], run)
     assert found.ratio <= (1.02 if name == "plain" else 1.2), store.server.seen
-    assert run("cat", *store.near, table, tmp_path / "near", *fields).code == 0
+    assert run("cat", *store.near, "--to", f"{table}:{tmp_path}/near", *fields).code == 0
     assert (tmp_path / "far").read_bytes() == (tmp_path / "near").read_bytes()
     # Without the room, headers come first.
     monkeypatch.setattr("wdscli.look.table.disk_usage", lambda _: SimpleNamespace(free=1000))
-    again = taken(store, name, ["cat", table, f"{tmp_path}/again", *fields], run)
+    again = taken(store, name, ["cat", "--to", f"{table}:{tmp_path}/again", *fields], run)
     assert (again.ratio > 1.5) == (name != "indexed")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "near").read_bytes()
 

@@ -280,7 +280,7 @@ def _option_names(command: Any, words: Sequence[str]) -> list[Candidate]:
     context = command.context_class(command, info_name=command.name, **command.context_settings)
     found = []
     for option in command.get_params(context):
-        if option.param_type_name == "option" and not option.hidden:
+        if option.param_type_name == "option":
             names = [*option.opts, *option.secondary_opts]
             if option.multiple or set(names).isdisjoint(words):
                 found += [Candidate(name, option.help or "") for name in names]

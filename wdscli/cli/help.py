@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from typer.core import TyperCommand
 
-from wdscli.cli.former import MORE
 from wdscli.cli.output import stdout, takes_colour
 
+MORE = "+"
+"""The first character in the heading of an option that only ``--help-all`` shows."""
 _PLAIN_PANELS = {"argument": "Arguments", "option": "Options"}
 _SENTENCE = re.compile(r"(?<=\.) +(?=[A-Z-])")
 _LAST = ("Errors", "Network", "General")
@@ -104,7 +105,7 @@ def panels(command: Any, ctx: Any, *, usual: bool = False) -> list[tuple[str, li
     found: dict[str, list[Entry]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
         panel = getattr(parameter, "rich_help_panel", None) or _PLAIN_PANELS[parameter.param_type_name]
-        if getattr(parameter, "hidden", False) or (usual and panel.startswith(MORE)):
+        if usual and panel.startswith(MORE):
             continue
         if "--help" in parameter.opts or "--help-all" in parameter.opts:
             panel = "General" if "General" in found else "Options"

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from wdscli.cli import former, output
+from wdscli.cli import output
 from wdscli.cli.help import Entry, WdsCommand, render, summary_of
 from wdscli.errors import WdsError, did_you_mean, printable, ran_out_of_memory
 from wdscli.shown import shown
@@ -58,9 +58,16 @@ WISHES = {
 WISHED_OPTIONS = {
     "bench --prefetch": "set WDSCLI_READ_AHEAD=SIZE in the environment",
     "cat --max-count": "--limit N keeps the first N samples; wds split --max-count N cuts a set into shards",
+    "cat --order": "try wds shuffle SHARDS -o OUT, or wds sort SHARDS -o OUT --by WHAT",
+    "cat --shuffle": "try wds shuffle SHARDS -o OUT",
+    "cat --sort": "try wds sort SHARDS -o OUT --by WHAT",
+    "create --shuffle": "write the set first, then try wds shuffle SHARDS -o OUT",
     "cat --max-size": "wds split --max-size SIZE cuts a set into shards",
     "cat --shards": "wds split --shards N cuts a set into shards",
+    "ls --bytes": "a pipe gets exact sizes: wds ls ... | cat",
     "ls --max-count": "--limit N lists the first N samples",
+    "merge --shuffle": "write the set first, then try wds shuffle SHARDS -o OUT",
+    "split --shuffle": "try wds shuffle SHARDS -o OUT",
     "wds -c": "try wds create SOURCE -o OUT",
     "wds -t": "try wds ls SHARDS",
     "wds -x": "try wds cat SHARDS --to FOLDER/",
@@ -125,12 +132,6 @@ class WdsGroup(TyperGroup):
         return load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        args[0] = former.COMMANDS.get(args[0], args[0])
-        if args[0] == "verify" and "--repair" in args:
-            args.remove("--repair")
-            args[0] = "repair"
-            if {"-q", "--quiet"}.isdisjoint(args):
-                note_former(["verify --repair is now repair"])
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
             meant = [line for line, words in WISHES.items() if args[0] in words.split()]
             hint = f"try wds {meant[0]}" if meant else did_you_mean(args[0], COMMANDS)
@@ -163,20 +164,13 @@ class WdsUsage(typer.BadParameter):
 
 
 class OnceCommand(WdsCommand):
-    """A command that refuses repeated options (:func:`check_once`), and replaces words of earlier versions
-    (:mod:`wdscli.cli.former`)."""
+    """A command that refuses repeated options (:func:`check_once`)."""
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)
         parse = parser.parse_args
 
         def parse_once(args: list[str]) -> Any:
-            notes: list[str] = []
-            if not ctx.resilient_parsing:
-                takes = {
-                    name: _values(one) for one in self.params for name in (*one.opts, *one.secondary_opts)
-                }
-                args, notes = former.renamed(str(self.name), args, takes)
             words = list(args)
             try:
                 values, rest, order = parse(args)
@@ -186,30 +180,10 @@ class OnceCommand(WdsCommand):
                 raise
             if not ctx.resilient_parsing:
                 check_once(order, words, ctx)
-                hidden = {
-                    _long(one): getattr(one, "help", "") for one in order if getattr(one, "hidden", False)
-                }
-                notes += [
-                    f"{name} is now {text.removeprefix(former.NOW).rstrip('.')}"
-                    for name, text in hidden.items()
-                ]
-                if not values.get("quiet"):
-                    note_former(notes)
             return values, rest, order
 
         parser.parse_args = parse_once  # type: ignore[method-assign]
         return parser
-
-
-def _values(option: Any) -> int:
-    """Return how many values follow an option."""
-    return 0 if option.param_type_name != "option" or option.is_flag or option.count else option.nargs
-
-
-def note_former(notes: Sequence[str]) -> None:
-    """Print a note for each word of an earlier version."""
-    for note in notes:
-        output.say(f"{note}; the old word works for one more release", label="note")
 
 
 def check_once(order: Sequence[Any], words: Sequence[str], ctx: Any) -> None:
@@ -444,11 +418,10 @@ def _describe(error: BaseException) -> tuple[str, str | None, int]:
 def _meant_option(wrong: str, ctx: Any) -> str | None:
     """Return a hint for an option that does not exist."""
     options = ctx.command.get_params(ctx) if ctx else []
-    shown_options = [one for one in options if not getattr(one, "hidden", False)]
-    known = [name for one in shown_options for name in one.opts if name[0] == "-"]
+    names = [name for option in options for name in option.opts if name[0] == "-"]
     wished = WISHED_OPTIONS.get(f"{ctx.info_name} {wrong}") if ctx else None
-    meant = [name for name, words in OTHER_WORDS.items() if name in known and wrong in words.split()]
-    return wished or (f"did you mean {meant[0]}?" if meant else did_you_mean(wrong, known))
+    meant = [name for name, words in OTHER_WORDS.items() if name in names and wrong in words.split()]
+    return wished or (f"did you mean {meant[0]}?" if meant else did_you_mean(wrong, names))
 
 
 def _parameter_of(error: Any) -> Any:

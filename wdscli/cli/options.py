@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 
 import typer
 
-from wdscli.cli.former import MORE, NOW
+from wdscli.cli.help import MORE
 from wdscli.errors import UsageError
 from wdscli.units import parse_size, parse_time
 
@@ -54,7 +54,7 @@ def panel(title: str) -> Callable[[str], _Decorator]:
     An entry has the option's names, the name of its value and, after two blanks, its help. The help may continue in
     lines that are indented more. Each option becomes a field of the decorated group. If the field has another name
     than the option, the entry begins with the field's name. An entry that begins with ``+`` is shown only by
-    ``--help-all``. If the help begins with "Now", the option is hidden, because it has a new name.
+    ``--help-all``.
 
     >>> class Group(NamedTuple):
     ...     output: str
@@ -92,10 +92,7 @@ def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
     elif kind == Number:
         limits["parser"] = _PARSERS.get(metavar)
     text, heading = " ".join(text.split()), more + title
-    hidden = text.startswith(NOW)
-    option = typer.Option(
-        *names, metavar=metavar, help=text, rich_help_panel=heading, hidden=hidden, **limits
-    )
+    option = typer.Option(*names, metavar=metavar, help=text, rich_help_panel=heading, **limits)
     return field, Annotated[kind, option]
 
 
@@ -119,17 +116,6 @@ _values = (
 )
 Values = Annotated[
     Texts, typer.Option("--values", metavar="EXPR,...", help=_values, rich_help_panel=f"{MORE}Output")
-]
-MaxDecoded = Annotated[
-    Number,
-    typer.Option(
-        "--max-decoded",
-        metavar="SIZE",
-        parser=parse_size,
-        help=f"{NOW}the variable WDSCLI_MAX_DECODED.",
-        rich_help_panel="Limits",
-        hidden=True,
-    ),
 ]
 
 
@@ -237,22 +223,15 @@ class SelectionOptions(NamedTuple):
         return Selection.parse(**self._asdict())
 
 
-def decode_limit(size: int | None, needed: str | None) -> int:
-    """Return the limit of decoding in bytes, from --max-decoded or the environment. ``needed`` is the missing option
-    that --max-decoded needs, or None. Raises UsageError."""
+def decode_limit() -> int:
+    """Return the limit of decoding in bytes, from the environment. Raises UsageError."""
     from wdscli.codecs.handlers import MAX_DECODED_BYTES
 
-    if size is None:
-        text = os.environ.get("WDSCLI_MAX_DECODED", "").strip()
-        try:
-            return parse_size(text) if text else MAX_DECODED_BYTES
-        except UsageError as error:
-            raise UsageError(f"WDSCLI_MAX_DECODED={text}: {error.message}", hint=error.hint) from None
-    if needed is not None:
-        raise UsageError(f"--max-decoded needs {needed}")
-    if size < 1:
-        raise UsageError("--max-decoded must be at least 1 byte")
-    return size
+    text = os.environ.get("WDSCLI_MAX_DECODED", "").strip()
+    try:
+        return parse_size(text) if text else MAX_DECODED_BYTES
+    except UsageError as error:
+        raise UsageError(f"WDSCLI_MAX_DECODED={text}: {error.message}", hint=error.hint) from None
 
 
 @panel("Tables")("""
@@ -265,7 +244,6 @@ class CellOptions(NamedTuple):
 
     text_columns: Texts = None
     encoding: Text = None
-    max_decoded: MaxDecoded = None
 
     def parse(self, kind: str | None) -> "Reading":
         """Return how to read a source of this kind. The kind None means that there is no table. Raises UsageError for
@@ -276,7 +254,6 @@ class CellOptions(NamedTuple):
         for name, given, fits in (
             ("--text", self.text_columns, is_table),
             ("--encoding", self.encoding, is_table),
-            ("--max-decoded", self.max_decoded, is_table or kind == "lines"),
         ):
             if given is not None and not fits:
                 raise UsageError(
@@ -284,7 +261,7 @@ class CellOptions(NamedTuple):
                     hint="name the table with --from or --table",
                 )
         encoding = UTF8 if self.encoding is None else checked_encoding(self.encoding)
-        return Reading(encoding, tuple(self.text_columns or ()), decode_limit(self.max_decoded, None))
+        return Reading(encoding, tuple(self.text_columns or ()), decode_limit())
 
 
 @_output("""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from wdscli.cli.options import (
     GeneralOptions,
     InputOptions,
-    MaxDecoded,
     OnError,
     OutputOptions,
     Shards,
@@ -59,7 +58,6 @@ class CatOptions(NamedTuple):
     link: bool = False
     to: Text = None
     base64: bool = False
-    max_decoded: MaxDecoded = None
     inputs: Annotated[InputOptions, "without report"] = InputOptions()
     on_error: OnError = "error"
 
@@ -101,9 +99,7 @@ class Form(NamedTuple):
             field, selection = fields[0].removeprefix("."), selection._replace(fields=None)
             if len(selection.keys or ()) == 1 and not set("*?[") & set((selection.keys or [""])[0]):
                 [key], selection = selection.keys or [], selection._replace(keys=None)
-        is_decoded = kind in ("jsonl", "csv", "tsv", "parquet")
-        limit = decode_limit(form.max_decoded, None if is_decoded else "--to with a table or JSON Lines")
-        what = cls(kind, address or output, limit, form.base64, field, key)
+        what = cls(kind, address or output, decode_limit(), form.base64, field, key)
         return what, form.inputs._replace(selection=selection)
 
 

@@ -62,7 +62,6 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
         unless FIELD is cls. Repeatable.
     --show  Show samples: texts, JSON, arrays, pictures. By default, this is the first sample; --sample, --limit and
         --slice choose others.
-    exact: --bytes  Now the default in a pipe.
     """)
 @panel("Table")("""
     --to FILE  Write the list as a table: .csv, .tsv or .parquet. The table has a row for each sample, with key, shard,
@@ -81,7 +80,6 @@ class ShowOptions(NamedTuple):
     summary: bool = False
     counted: Texts = None
     show: bool = False
-    exact: bool = False
     to: Text = None
     column: Texts = None
     force: bool = False
@@ -149,7 +147,7 @@ def _print_list(out: Out, found: Listing, show: ShowOptions) -> None:
     elif show.counted:
         _print_counts(out, found, show.counted)
     elif show.summary:
-        _print_summary(out, found, show.exact)
+        _print_summary(out, found)
     elif show.by == "shard":
         _print_shards(out, found, show)
     elif show.by == "member":
@@ -181,7 +179,7 @@ def _check_lists(show: ShowOptions) -> None:
         raise UsageError(
             "--column works only for a table with one row per sample", hint="leave out --column or --count"
         )
-    others = ["-l"] * show.long + ["--bytes"] * show.exact + show.lists
+    others = ["-l"] * show.long + show.lists
     if others and others != ["--count"]:
         raise UsageError(
             "a table has one row per sample (with --count, per value); sizes are in bytes",
@@ -222,11 +220,9 @@ def _write_table(out: Out, found: Listing, show: ShowOptions) -> None:
         out.done(f"wrote {total} to {shown(address)}, {human_size(size)}", size)
 
 
-def _for_people(
-    out: Out, exact: bool, pages: Iterable[list[Row]], sizes: Sequence[int]
-) -> Iterable[list[Row]]:
-    """Yield the pages. On a terminal, the sizes in the columns ``sizes`` are rounded unless ``exact`` is true."""
-    if exact or not out.terminal:
+def _for_people(out: Out, pages: Iterable[list[Row]], sizes: Sequence[int]) -> Iterable[list[Row]]:
+    """Yield the pages. On a terminal, the sizes in the columns ``sizes`` are rounded."""
+    if not out.terminal:
         return pages
     return (
         [tuple(_human(cell) if at in sizes else cell for at, cell in enumerate(row)) for row in page]
@@ -252,10 +248,10 @@ def _print_samples(out: Out, found: Listing, show: ShowOptions) -> None:
     elif show.long:
         header = ("key", "fields", "bytes", "shard", "offset", "bytes by field")
         rows = map(_long_sample_rows, found.samples())
-        out.pages(header, _for_people(out, show.exact, rows, (2, 5)), right=(2, 4), droppable=(5, 4, 3))
+        out.pages(header, _for_people(out, rows, (2, 5)), right=(2, 4), droppable=(5, 4, 3))
     else:
         rows = map(_sample_rows, found.samples())
-        out.pages(("key", "fields", "bytes"), _for_people(out, show.exact, rows, (2,)), right=(2,))
+        out.pages(("key", "fields", "bytes"), _for_people(out, rows, (2,)), right=(2,))
 
 
 def _sample_rows(page: Page) -> list[Row]:
@@ -299,10 +295,10 @@ def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
     elif show.long:
         header = ("name", "bytes", "shard", "offset", "kind", "field")
         rows = (_long_member_rows(shard, columns) for shard, columns in found.members())
-        out.pages(header, _for_people(out, show.exact, rows, (1,)), right=(1, 3), droppable=(5, 4, 3, 2))
+        out.pages(header, _for_people(out, rows, (1,)), right=(1, 3), droppable=(5, 4, 3, 2))
     elif out.terminal:
         rows = (_member_rows(columns) for _, columns in found.members())
-        out.pages(("name", "bytes"), _for_people(out, show.exact, rows, (1,)), right=(1,))
+        out.pages(("name", "bytes"), _for_people(out, rows, (1,)), right=(1,))
     else:
         for _, columns in found.members():
             out.write(_member_lines(columns))
@@ -361,7 +357,7 @@ def _print_shards(out: Out, found: Listing, show: ShowOptions) -> None:
         (*one._replace(shard=shown(one.shard)), round(one.payload_bytes / one.samples) if one.samples else 0)
         for one in found.shards()
     )
-    if out.terminal and not (out.json or show.exact):
+    if out.terminal and not out.json:
         rows = ((*row[:3], *(human_size(int(size)) for size in row[3:])) for row in rows)
     if show.long:
         checksums = _checksums(found)
@@ -523,7 +519,7 @@ def _counts(found: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
 
 
-def _print_summary(out: Out, found: Listing, exact: bool) -> None:
+def _print_summary(out: Out, found: Listing) -> None:
     """Print facts and fields, or one JSON object."""
     from wdscli.look.summary import summarize
 
@@ -536,13 +532,13 @@ def _print_summary(out: Out, found: Listing, exact: bool) -> None:
         return
     lines = view.descent(manifest.name) if view is not None and manifest is not None else ()
     descent = [("descent", " <- ".join(line)) for line in lines]
-    if out.terminal and not exact:
+    if out.terminal:
         for name, value in [*_human_facts(summary), *descent]:
             out.line(f"{name:<13}{value}")
     else:
         out.rows(("fact", "value"), [*_plain_facts(summary), *descent])
     if summary.fields:
-        size = human_size if out.terminal and not exact else str
+        size = human_size if out.terminal else str
         out.write(b"\n")
         rows = [_field_row(field, summary.samples, size) for field in summary.fields]
         out.table(_FIELD_HEADER, rows, right=range(1, 7), droppable=(7, 3, 5, 2))

@@ -5,7 +5,6 @@ from typing import Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
     GeneralOptions,
-    MaxDecoded,
     Positive,
     Shards,
     Text,
@@ -41,7 +40,6 @@ class CheckOptions(NamedTuple):
     """The options about checks and reported findings."""
 
     decode: bool = False
-    max_decoded: MaxDecoded = None
     checksums: bool = False
     require: Texts = None
     profile: Texts = None
@@ -57,7 +55,7 @@ class CheckOptions(NamedTuple):
         return {
             "require": _split(self.require),
             "decode": self.decode,
-            "max_decoded": decode_limit(self.max_decoded, None if self.decode else "--decode"),
+            "max_decoded": decode_limit(),
             "max_findings": self.max_findings,
             "jobs": self.jobs,
         }
