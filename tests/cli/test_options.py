@@ -151,13 +151,13 @@ def test_the_network_is_in_force_while_a_command_runs() -> None:
     app = typer.Typer(add_completion=False)
     app.command()(command)
     before = network()
-    for args in ([], ["--retries", "0", "--timeout", "1.5", "--read-ahead", "8MiB"]):
+    for args in ([], ["--timeout", "1.5", "--cache", "copies"]):
         assert CliRunner().invoke(app, ["a.tar", *args], catch_exceptions=False).exit_code == 0
-    assert got == [before, before._replace(read_ahead_bytes=8 << 20, retries=0, timeout_seconds=1.5)]
+    assert got == [before, before._replace(timeout_seconds=1.5, cache_dir="copies")]
     assert network() == before
 
 
-@pytest.mark.parametrize("words", ["--retries -1", "--timeout 0", "--timeout nan", "--read-ahead 0"])
+@pytest.mark.parametrize("words", ["--timeout 0", "--timeout nan"])
 def test_a_network_that_makes_no_sense(words: str) -> None:
     from wdscli.cli.main import main
 

@@ -98,12 +98,6 @@ def test_shuffle_must_be_an_order(shards: list[str]) -> None:
     assert wds("bench", "--order", "wild", *shards).code == 2
 
 
-def test_prefetch_must_be_a_size(shards: list[str]) -> None:
-    done = wds("bench", "--read-ahead", "much", *shards)
-    assert done.code == 2
-    assert "not a size" in done.err
-
-
 def test_decode_decodes(tmp_path: Path) -> None:
     from wdscli.shards import ShardWriter
 
@@ -111,7 +105,7 @@ def test_decode_decodes(tmp_path: Path) -> None:
         writer.write("n0", {"json": b"{"})
     address = str(tmp_path / "in-0.tar")
     assert bench(address, seconds=0.05).epochs
-    done = wds("bench", "--decode", "pil", "--seconds", "0.1", address)
+    done = wds("bench", "--decoder", "pil", "--seconds", "0.1", address)
     assert done.code == 3
     assert "Traceback" not in done.err
     assert "json" in done.err
@@ -182,13 +176,12 @@ def test_rates_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "name", "value"),
     [
-        (["--decode", "rgb8"], "decode", "rgb8"),
+        (["--decoder", "rgb8"], "decode", "rgb8"),
         (["--jobs", "3"], "workers", 3),
         (["--threads", "2"], "threads", 2),
         (["--batch", "7"], "batch", 7),
         (["--order", "full"], "shuffle", "full"),
         (["--fields", "a,b", "--fields", "c"], "fields", ["a", "b", "c"]),
-        (["--read-ahead", "1MB"], "prefetch", 1_000_000),
         (["--seconds", "2.5"], "seconds", 2.5),
     ],
 )

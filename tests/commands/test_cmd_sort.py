@@ -193,7 +193,7 @@ class TestListed:
             assert ran.code == 2
             assert 'has "a" twice' in ran.err
 
-    @pytest.mark.parametrize("more", [["--by", "cls"], ["--natural"], ["--numeric"], ["--reverse"]])
+    @pytest.mark.parametrize("more", [["--by", "cls"], ["--reverse"]])
     def test_alone(self, run: Command, listed: Callable[..., str], tmp_path: Path, more: list[str]) -> None:
         ran = run("x.tar", "-o", tmp_path / "out.tar", "--by", "@" + str(listed("a")), *more)
         assert ran.code == 2
@@ -210,9 +210,9 @@ class TestListed:
         assert keys_of(*outputs(tmp_path, "out-*.tar")) == ["d", "a", "e", "c", "b"]
         made = json.loads((tmp_path / "out-manifest.json").read_bytes())["wdscli"]["made"]
         assert made["options"]["order_from"].startswith("xxh3_128:")
-        told = good(*options, listed("d", "a", "e", "c", "b"), "--resume").err
+        told = good(*options, f"@{listed('d', 'a', 'e', 'c', 'b')}", "--resume").err
         assert "kept 3 shards" in told
-        ran = wds("sort", *options, listed("d", "a", "e", "b", "c"), "--resume")
+        ran = wds("sort", *options, f"@{listed('d', 'a', 'e', 'b', 'c')}", "--resume")
         assert ran.code == 4
         assert keys_of(*outputs(tmp_path, "out-*.tar")) == ["d", "a", "e", "c", "b"]
 
@@ -246,17 +246,17 @@ class TestByKey:
     def test_natural(self, by: By) -> None:
         samples = [one(key, cls=b"1") for key in ("i10", "i9", "i", "i9b", "i010", "j1")]
         assert by(samples) == "i i010 i10 i9 i9b j1"
-        assert by(samples, "--natural") == "i i9 i9b i010 i10 j1"
+        assert by(samples, "--by", "key:V") == "i i9 i9b i010 i10 j1"
         assert by(samples, "--by", "key:V") == "i i9 i9b i010 i10 j1"
         assert by(samples, "--by", "key:natural,reverse") == "j1 i10 i010 i9b i9 i"
 
     def test_numeric(self, by: By) -> None:
         samples = [one(key, cls=b"1") for key in ("10", "9", "-3", "007")]
-        assert by(samples, "--numeric") == "-3 007 9 10"
+        assert by(samples, "--by", "key:n") == "-3 007 9 10"
 
     def test_a_key_that_is_a_number_to_those_that_ask(self, run: Command, tmp_path: Path) -> None:
         names = spread(tmp_path / "in", [one("1", cls=b"1"), one("n2", cls=b"1")], 1)
-        ran = run(*names, "-o", tmp_path / "out.tar", "--numeric")
+        ran = run(*names, "-o", tmp_path / "out.tar", "--by", "key:n")
         assert ran.code == 3
         assert f'cannot sort by key: it is not a number in sample "n2" in {names[0]} at byte 1024' in ran.err
 
@@ -304,9 +304,9 @@ class TestByField:
 
     def test_numeric_natural_and_neither(self, by: By) -> None:
         assert by(SIZES, "--by", "cls") == "e c b a d"
-        assert by(SIZES, "--by", "cls", "--numeric") == "e c a d b"
         assert by(SIZES, "--by", "cls:n") == "e c a d b"
-        assert by(SIZES, "--by", "cls", "--natural") == "e c a d b"
+        assert by(SIZES, "--by", "cls:n") == "e c a d b"
+        assert by(SIZES, "--by", "cls:V") == "e c a d b"
         assert by(SIZES, "--by", "cls:numeric,reverse") == "b a d c e"
 
     def test_the_field_as_the_input_names_it_and_whether_it_is_written_or_not(self, by: By) -> None:
@@ -401,7 +401,7 @@ class TestSeveralKeys:
     def test_flags_hold_where_there_are_no_modifiers(self, by: By) -> None:
         assert by(SIZES, "--by", "cls", "--by", "key", "--reverse") == "d a b c e"
         assert by(SIZES, "--by", "cls:n", "--by", "key", "--reverse") == "e c d a b"
-        assert by(SIZES, "--by", "cls:plain", "--by", "key:r", "--reverse", "--numeric") == "e c b d a"
+        assert by(SIZES, "--by", "cls:plain", "--by", "key:r", "--reverse") == "e c b d a"
 
     @GOOD
     @given(st.data())
@@ -607,11 +607,6 @@ class TestWhatIsWrong:
         assert ran.code == 2
         assert told in ran.err
 
-    def test_natural_and_numeric(self, run: Command, tmp_path: Path) -> None:
-        ran = run("none.tar", "-o", tmp_path / "o.tar", "--natural", "--numeric")
-        assert ran.code == 2
-        assert "--natural and --numeric exclude each other" in ran.err
-
 
 class TestEngine:
     @pytest.fixture
@@ -633,7 +628,7 @@ class TestEngine:
         assert (tmp_path / "out.tar").read_bytes() == expected
 
     def test_the_manifest(self, good: Command, names: list[str], tmp_path: Path) -> None:
-        options = ["--by", "cls", "--by", "key:r", "--numeric", "--missing", "first", "--max-size", "9kB"]
+        options = ["--by", "cls:n", "--by", "key:r", "--missing", "first", "--max-size", "9kB"]
         good(*names, "-o", tmp_path / "out-%06d.tar", *options)
         made = assert_true_set(tmp_path)["wdscli"]["made"]
         assert made["operation"] == "sort"

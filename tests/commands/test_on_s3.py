@@ -75,7 +75,7 @@ WRITING = {
     "merge-join": "merge {0}/one/in-0.tar {0}/two --join inner --on-conflict suffix -o {1}/out-%d.tar -j 1",
     "shuffle": "shuffle {0}/one -o {1}/out-%d.tar --max-count 30 --seed 3 -j 1",
     "shuffle-spill": "shuffle {0}/one -o {1}/out-%d.tar --max-count 30 --strategy spill --tmp {0}/scratch -j 1",
-    "sort": "sort {0}/one/in-manifest.json --by cls --numeric --reverse -o {1}/out-%d.tar -j 1",
+    "sort": "sort {0}/one/in-manifest.json --by cls:nr -o {1}/out-%d.tar -j 1",
     "create-files": "create HERE/files -o {1}/out-%d.tar -j 1",
     "create-rows": "create --from {0}/rows.jsonl --key-column key --column txt=text -o {1}/out-%d.tar -j 1",
 }

@@ -148,9 +148,9 @@ class TestMissingSources:
             str(tmp_path / "rows.csv"),
             "--key-column",
             "id",
-            "--field",
+            "--column",
             "jpg=@path",
-            "--field",
+            "--column",
             "cls=n",
         ]
 

@@ -340,7 +340,7 @@ def test_columns_go_into_the_json_that_is_there(
     (tmp_path / "list").write_text('d.json text:{"deep": {"x": 1}}\n')
     table = tmp_path / "t.csv"
     table.write_text("id,score,cap\na,0.5,hi\nb,,yo\nd,,\n")
-    options = ["--from", table, "--key-column", "id", "--json-rest"]
+    options = ["--from", table, "--key-column", "id", "--json-merge"]
     made = create(
         folder, "--from", "list:" + str(tmp_path / "list"), *options, "--exclude", "c.json", "--order", "path"
     )

@@ -118,7 +118,7 @@ class TestSameBytes:
     @pytest.mark.parametrize(
         "args",
         [
-            ["sort", "in", "--by", "cls", "--numeric", "--reverse"],
+            ["sort", "in", "--by", "cls:nr"],
             ["split", "in", "--max-count", "4"],
             ["shuffle", "in", "--sample", "30", "--seed", "4"],
             ["sort", "in", "--sample", "40%", "--by", "md5"],
@@ -350,7 +350,7 @@ class TestErrors:
 
     @pytest.mark.exhaustive
     def test_a_worker_is_as_patient_as_its_user(
-        self, cluster: Cluster, inputs: list[str], tmp_path: Path
+        self, cluster: Cluster, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The last request of a run is a worker's."""
         with web_server("ranges") as web:
@@ -365,12 +365,14 @@ class TestErrors:
                     web.status[name] = 503
 
             web.on_get = fail
-            words = ["split", web.url("a.tar"), "--shards", 1, "--engine", cluster.url, "--retries"]
-            assert wds(*words, 0, "-o", "one/%d.tar", cwd=tmp_path).code == 0
+            words = ["split", web.url("a.tar"), "--shards", 1, "--engine", cluster.url]
+            monkeypatch.setenv("WDSCLI_RETRIES", "0")
+            assert wds(*words, "-o", "one/%d.tar", cwd=tmp_path).code == 0
             failing = len(seen)
             for retries, code in ((0, 4), (1, 0)):
                 seen.clear()
-                done = wds(*words, retries, "-o", f"{retries}/%d.tar", cwd=tmp_path)
+                monkeypatch.setenv("WDSCLI_RETRIES", str(retries))
+                done = wds(*words, "-o", f"{retries}/%d.tar", cwd=tmp_path)
                 assert done.code == code, done.err
                 assert ("the server answered 503" in done.err) == (code == 4)
         assert content(tmp_path / "one") == content(tmp_path / "1")

@@ -35,11 +35,8 @@ EVERY = """
     same   --on-error skip
     same   --json
     same   --trust-addresses
-    same   --read-ahead 1MiB
-    same   --retries 2
     same   --timeout 9
     same   --cache {tmp}/cache
-    same   --cache-limit 1GB --cache {tmp}/cache
     same   --quiet
     same   --verbose
     same   --progress
@@ -98,6 +95,7 @@ TABLE = {
         usage  --key-column key
         usage  --column txt=text
         usage  --json-rest
+        usage  --json-merge
         usage  --text text
         usage  --encoding latin-1
         other  --no-follow
@@ -137,9 +135,7 @@ TABLE = {
     "sort": """
         same   --strategy spill
         other  --by cls
-        --by   --natural
         --by   --reverse
-        usage  --numeric
         other  --missing first
         usage  --seed 3
         usage  --by @{given}/keys

@@ -49,7 +49,7 @@ COMMANDS = {
     "create": ("create files --max-count 2", "files/y.txt"),
     "create-list": ("create --from list:list", "list"),
     "shuffle": ("shuffle in --seed 3", "in/in-1.tar"),
-    "sort": ("sort in --by cls --numeric", "in/in-0.tar"),
+    "sort": ("sort in --by cls:n", "in/in-0.tar"),
     "order-from": ("sort in --by @keys --missing last", "keys"),
     "keys-from": ("split in --keys-from keys", "keys"),
     "by-map": ("split in --by @map.tsv", "map.tsv"),

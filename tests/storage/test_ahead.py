@@ -352,14 +352,17 @@ def test_ranges_before_the_head_take_no_part() -> None:
     assert store.requested == [(6000, 7000)]
 
 
-def test_what_is_read_ahead_is_an_option(web: Web, run: Command, tmp_path: Path) -> None:
-    """No request, and no requests together, are for more; and the environment says the same."""
+def test_what_is_read_ahead_is_a_variable(
+    web: Web, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request, and no requests together, are for more."""
     [name] = write_shards(tmp_path, [numbered(400, "a", [3000])])
     web.files["b.tar"] = Path(name).read_bytes()
     requests = []
-    for words in ([], ["--read-ahead", "256KiB"]):
+    for size in ("", "256KiB"):
+        monkeypatch.setenv("WDSCLI_READ_AHEAD", size)
         web.ranges.clear()
-        assert run("cat", web.url("b.tar"), "-o", tmp_path / "o.tar", "--force", *words).code == 0
+        assert run("cat", web.url("b.tar"), "-o", tmp_path / "o.tar", "--force").code == 0
         asked = [re.match(r"bytes=(\d+)-(\d+)", one or "") for one in web.ranges]
         requests.append([int(one[2]) - int(one[1]) + 1 for one in asked if one])
         assert (tmp_path / "o.tar").read_bytes() == Path(name).read_bytes()

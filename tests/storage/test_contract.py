@@ -228,7 +228,7 @@ WRITING = {
     "renamed": "cat {0}/one -o {1}/{{name}}.v2.tar -j 1",
     "packed": "cat {0}/one -o {1}/{{name}}.tar.gz -j 1",
     "whole-shards": "merge {0}/one {0}/one/in-2.tar --on-duplicate skip -o {1}/out-{{0..2}}.tar -j 1",
-    "sort": "sort {0}/one/in-manifest.json --by cls --numeric --reverse -o {1}/out-%d.tar --max-count 30 -j 1",
+    "sort": "sort {0}/one/in-manifest.json --by cls:nr -o {1}/out-%d.tar --max-count 30 -j 1",
 }
 
 

@@ -232,7 +232,7 @@ def test_cells(
         views.forget()
         case = cases(lambda: store.put(NEW))[name]
         store.proxy.clear(*case.faults)
-        words = ("--retries", str(case.retries), "--timeout", str(case.timeout))
+        words = ("--timeout", str(case.timeout))
         with using(Network(64 << 20, case.retries, case.timeout, 0.001)):
             result = operate(
                 operation, store.inputs, run, tmp_path, *(() if operation == "loader" else words)
@@ -263,9 +263,8 @@ def test_a_page_is_no_payload(
     for times, retries in ((2, 5), (inf, 2)):
         views.forget()
         store.proxy.clear(Fault("cut", 1, where=r"^GET .*a-1\.tar", after=30_000), pages(times, skip=2))
-        words = () if operation == "loader" else ("--retries", str(retries))
         with using(Network(64 << 20, retries, 30.0, 0.001)):
-            result = operate(operation, store.inputs, run, tmp_path, *words)
+            result = operate(operation, store.inputs, run, tmp_path)
         context = f"{result.code} {result.err}\n{store.proxy.lines}"
         if times == 2:
             assert result.code == 0, context

@@ -257,7 +257,8 @@ def test_cat_asks_for_no_byte_again_at_the_end_of_a_shard(
         return original(source, begin, end)
 
     monkeypatch.setattr(RemoteSource, "_fetch", noted)
-    taken(store, "plain", ["cat", "--read-ahead", "256KiB", "-o", f"{tmp_path}/far.tar"], run)
+    monkeypatch.setenv("WDSCLI_READ_AHEAD", "256KiB")
+    taken(store, "plain", ["cat", "-o", f"{tmp_path}/far.tar"], run)
     assert len(asked) > 8 * SHARDS
     assert len(asked) == len(set(asked))
 

@@ -189,8 +189,8 @@ class TestTables:
             ran = run("create", *words, "-o", f"o{number}.tar")
             assert ran.code == 4, ran.err
             assert "must not contain" in ran.err
-        ran = run("merge", "here.tar", "--table", web.url("t.csv"), "--key", "id", "--field", "bin=@path", "--join",
-                  "outer", "-o", "p.tar")  # fmt: skip
+        ran = run("merge", "here.tar", "--table", web.url("t.csv"), "--key-column", "id", "--column", "bin=@path",
+                  "--join", "outer", "-o", "p.tar")  # fmt: skip
         assert ran.code == 4
         assert "must not contain" in ran.err
         assert not Path("ran").exists()
@@ -281,7 +281,7 @@ class TestNoPipe:
                 "pipe:touch ran",
                 "--key-column",
                 "id",
-                "--field",
+                "--column",
                 "t=c",
                 "-o",
                 "o.tar",

@@ -136,20 +136,14 @@ class CommonOptions(NamedTuple):
 
 
 @panel("Network")("""
-    --read-ahead SIZE  Now the variable WDSCLI_READ_AHEAD.
-    --retries N  Now the variable WDSCLI_RETRIES.
     +--timeout SECONDS  Fail a request after SECONDS without data. Default: 60.
     +--cache DIR  Keep copies of remote shards in DIR. A copy is used as long as its remote shard is unchanged.
-    --cache-limit SIZE  Now the variable WDSCLI_CACHE_LIMIT.
     """)
 class NetworkOptions(NamedTuple):
     """The options about reading remote shards. Environment variables set the defaults."""
 
-    read_ahead: Number = None
-    retries: Natural = None
     timeout: float | None = None
     cache: Text = None
-    cache_limit: Number = None
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -159,7 +153,7 @@ class NetworkOptions(NamedTuple):
             return
         from wdscli.storage.retry import changed, using
 
-        with using(changed(*self)):
+        with using(changed(self.timeout, self.cache)):
             yield
 
 

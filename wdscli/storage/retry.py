@@ -274,30 +274,12 @@ def using(chosen: Network) -> Iterator[None]:
         del _in_use[this]
 
 
-def changed(
-    read_ahead_bytes: int | None = None,
-    retries: int | None = None,
-    timeout_seconds: float | None = None,
-    cache_dir: str | None = None,
-    cache_bytes: int | None = None,
-) -> Network:
+def changed(timeout_seconds: float | None = None, cache_dir: str | None = None) -> Network:
     """Return the current settings with these changes. Raises UsageError."""
     if timeout_seconds is not None and not 0 < timeout_seconds < math.inf:
         raise UsageError("--timeout must be more than 0 seconds", hint="--timeout 60")
-    if read_ahead_bytes == 0:
-        raise UsageError("--read-ahead must be at least 1 byte", hint="--read-ahead 64MiB")
-    given: dict[str, Any] = {
-        "read_ahead_bytes": read_ahead_bytes, "retries": retries, "timeout_seconds": timeout_seconds,
-        "cache_dir": cache_dir, "cache_bytes": cache_bytes,
-    }  # fmt: skip
-    found = network()._replace(**{name: value for name, value in given.items() if value is not None})
-    if cache_bytes == 0:
-        raise UsageError("WDSCLI_CACHE_LIMIT must be at least 1 byte", hint="WDSCLI_CACHE_LIMIT=100GB")
-    if cache_bytes is not None and not found.cache_dir:
-        raise UsageError(
-            "WDSCLI_CACHE_LIMIT needs --cache", hint=f"--cache DIR, or {CACHE}=DIR in the environment"
-        )
-    return found
+    given: dict[str, Any] = {"timeout_seconds": timeout_seconds, "cache_dir": cache_dir}
+    return network()._replace(**{name: value for name, value in given.items() if value is not None})
 
 
 def cached_in(folder: str | None, size_bytes: int = 0) -> AbstractContextManager[None]:

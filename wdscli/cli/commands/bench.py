@@ -55,10 +55,9 @@ def bench(shards: Shards, loop: LoopOptions, general: GeneralOptions) -> None:
         warnings.showwarning = lambda message, *_, **__: out.warn(str(message))
         fields = [name for names in loop.fields or () for name in names.split(",")] or None
         out.note(", ".join(f"{name} {value}" for name, value in loop._asdict().items() if value is not None))
-        given = loop._replace(fields=fields)._asdict()
-        if general.network.read_ahead is not None:
-            given["prefetch"] = general.network.read_ahead
-        report = run(shards, **given, trust_addresses=general.trust_addresses)
+        report = run(
+            shards, **loop._replace(fields=fields)._asdict(), trust_addresses=general.trust_addresses
+        )
     if out.json:
         shares = {name: round(share, 4) for name, share in report.shares._asdict().items()}
         rates = {

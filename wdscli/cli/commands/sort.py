@@ -14,8 +14,6 @@ from wdscli.errors import UsageError
         samples with equal values of the first are sorted by the second. @FILE is a list or table of keys, as for
         --keys-from: samples are written in the order of its keys. @- is standard input. Default: key.
     --reverse  Put the largest value first, for each --by without letters after a colon.
-    --natural  Now --by WHAT:V.
-    --numeric  Now --by WHAT:n.
     --missing  Position of samples without a value. These include samples whose key is not in @FILE. Default: last,
         but fail if no sample has a value, or if @FILE lacks the key of a sample.
     """)
@@ -23,8 +21,6 @@ class OrderOptions(NamedTuple):
     """The options that say how samples are sorted."""
 
     by: Texts = None
-    natural: bool = False
-    numeric: bool = False
     reverse: bool = False
     missing: Literal["first", "last", "error"] | None = None
 
@@ -45,10 +41,8 @@ def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: Re
     """
     from wdscli.ops.sort import listed_order, sort_order
 
-    if order.natural and order.numeric:
-        raise UsageError("--natural and --numeric exclude each other", hint="--by WHAT:n --by WHAT:V")
     lists = [text[1:] for text in order.by or () if text.startswith("@")]
-    if lists and (len(order.by or ()) > 1 or order.natural or order.numeric or order.reverse):
+    if lists and (len(order.by or ()) > 1 or order.reverse):
         raise UsageError(f"--by @{lists[0]} cannot be combined with another order", hint="give one --by")
     out, request = read_options(shards, output, more)
     if lists:
@@ -57,7 +51,6 @@ def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: Re
         return
     how = sort_order(
         order.by or [],
-        how="natural" if order.natural else "numeric" if order.numeric else "plain",
         reverse=order.reverse,
         missing=order.missing,
         lenient=request.on_error == "skip",

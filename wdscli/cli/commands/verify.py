@@ -86,7 +86,7 @@ def check(
     out: Out, shards: Sequence[str], general: GeneralOptions, checks: CheckOptions, *, hints: bool = True
 ) -> int:
     """Check shards, print the findings, and return the exit code. Raises UsageError, InputError."""
-    if general.network.cache is not None or general.network.cache_limit is not None:
+    if general.network.cache is not None:
         raise UsageError("verify checks the stored shards, not copies of them", hint="leave --cache out")
     if checks.report is not None and checks.absent is None:
         raise UsageError("--report needs --absent", hint="--absent LIST --report PROOF.json")
