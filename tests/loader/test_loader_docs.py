@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import re
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count as numbers_from
+from math import gcd
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy
 import pytest
+from loader_cases import Numbers
 from torch_processes import Program
 
+from wdscli.loader import mix
+from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order import order
 from wdscli.loader.order.order import EpochOrder
 from wdscli.shards import ShardWriter
@@ -145,6 +151,50 @@ def test_the_program_of_the_page_gives_our_large_permutations(monkeypatch: pytes
         assert program["permuted"](count, 99) == ours
 
 
+def sets_by_the_page(weights: list[int], lengths: list[int], stop: str, seed: int | None) -> list[int]:
+    """The sets at the positions of an epoch of a mix, from the section MIXING and the program of the page alone."""
+    program: dict[str, Any] = {}
+    exec(EXAMPLES[ORDER].split("\nseed, epoch")[0], program)
+    left, rest, order = list(lengths), list(range(len(weights))), list[int]()
+    for phase in range(len(weights)):
+        divisor = gcd(*(weights[number] for number in rest))
+        listed = [number for number in rest for _ in range(weights[number] // divisor)]
+        for position in numbers_from():
+            block, place = divmod(position, len(listed))
+            places: Any = range(len(listed))
+            if seed is not None:
+                places = program["permuted"](len(listed), program["key"](seed, 4, phase, block))
+            ended = listed[places[place]]
+            if not left[ended]:
+                break
+            left[ended] -= 1
+            order.append(ended)
+        if stop == "first":
+            break
+        after = rest.index(ended)
+        rest = rest[after + 1 :] + rest[:after] if seed is None else rest[:after] + rest[after + 1 :]
+    return order
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_mixes_have_the_order_of_the_page(case: int) -> None:
+    draw = random.Random(case)
+    weights = [draw.randint(1, 6) for _ in range(draw.randint(1, 4))]
+    lengths = [draw.randint(1, 40) for _ in weights]
+    stop, seed = draw.choice(["all", "all", "first"]), draw.choice([None, 0, 3])
+    sets = [PositionDataset(Numbers((length,))).map(lambda _, at=at: at) for at, length in enumerate(lengths)]
+    divisor = gcd(*weights)
+    expected = sets_by_the_page([weight // divisor for weight in weights], lengths, stop, seed)
+    if stop == "all":
+        assert sorted(expected) == [at for at, length in enumerate(lengths) for _ in range(length)]
+    assert list(mix(list(zip(sets, weights)), stop=stop, seed=seed)) == expected  # type: ignore[arg-type]
+    if stop == "all" and seed is not None:
+        named = {str(at): one for at, one in enumerate(sets)}
+        divisor = gcd(*lengths)
+        by_length = [length // divisor for length in lengths]
+        assert list(mix(named, repeat={}, seed=seed)) == sets_by_the_page(by_length, lengths, stop, seed)
+
+
 def quality() -> ModuleType:
     """scripts/_quality.py, which prints the table."""
     if "_quality" not in sys.modules:
@@ -183,12 +233,22 @@ def test_shards_in_use() -> None:
     assert script.in_use(numpy.array([0, 1, 2, 1, 0])) == 3
 
 
+def lengths(folder: Path) -> Path:
+    """A table of numbers for the samples of ``train``."""
+    table = folder / "lengths.csv"
+    table.write_text("key,n\n" + "".join(f"n/{number},{number % 12 + 1}\n" for number in range(COUNT)))
+    return table
+
+
 def test_the_page_names_all_of_a_state(folder: Path) -> None:
     import wdscli.loader as wds
 
-    state = wds.WebDataset(str(folder / "train"), shuffle="window").state_dict()
+    data = wds.WebDataset(str(folder / "train"), shuffle="window", values=str(lengths(folder)))
+    state = data.state_dict()
+    packed = data.packed(12, "n", collation_fn=list)
+    next(iter(packed))
     told = PAGE.split(".Sh STATE")[1].split(".Sh MIXING")[0]
-    for name in (*state, *state["source"]):
+    for name in (*state, *state["source"], *packed.state_dict()):
         assert re.search(rf"\b{name}\b", told), name
     assert len(json.dumps(state)) < 1000
 
@@ -210,4 +270,9 @@ def test_the_page_names_all_of_the_statistics(folder: Path) -> None:
 
     told = PAGE.split(".Ss Statistics")[1].split(".Sh SECURITY")[0]
     for name in wds.WebDataset(str(folder / "train")).stats():
+        assert f".Li {name}\n" in told or f".Li {name} ,\n" in told, name
+    packed = wds.WebDataset(str(folder / "train"), values=str(lengths(folder)))
+    packed = packed.packed(9, "n", collation_fn=list, truncate=True)
+    assert list(packed)
+    for name in packed.stats():
         assert f".Li {name}\n" in told or f".Li {name} ,\n" in told, name

@@ -273,9 +273,31 @@ def test_too_long_samples_are_an_error_with_their_key_or_left_out_and_counted() 
     short = [one for one in everything(COUNTS) if value_of(one, LONGEST) <= 30]
     dropping = data.packed(30, LONGEST, drop=True, collation_fn=list)
     assert sorted(one for batch in dropping for one in batch) == short
-    assert dropping.stats()["dropped"][""]["packed(30): too long"] == sum(COUNTS) - len(short)
-    shortened = data.packed(30, LONGEST, truncate=True, collation_fn=list)
+    long = Counter(f"shard {one // 1000}" for one in everything(COUNTS) if value_of(one, LONGEST) > 30)
+    dropped = dropping.stats()["dropped"]
+    assert dropped == {shard: {"packed(30): too long": count} for shard, count in long.items()}
+    shortened = PositionDataset(Numbers(COUNTS, seed=5)).packed(30, LONGEST, truncate=True, collation_fn=list)
     assert sorted(one for batch in shortened for one in batch) == everything(COUNTS)
+    stats = shortened.stats()
+    assert stats["truncated"] == long.total()
+    excess = sum(max(0, value_of(one, LONGEST) - 30) for one in everything(COUNTS))
+    assert stats["truncated_length"] == excess
+    assert stats["dropped"] == {}
+
+
+def test_samples_too_long_for_any_batch_are_counted_once_in_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Windows of 8 samples, of which some have no batch at all.
+    counts: Counter[str] = Counter()
+    for rank in range(2):
+        data = PositionDataset(Numbers(COUNTS, seed=5), rank=rank, world_size=2, tail="uneven")
+        data = data.packed(9, LONGEST, drop=True, window=8, collation_fn=list).map(lambda pack: pack)
+        assert all(sum(value_of(one, LONGEST) for one in pack) <= 9 for pack in data)
+        for reasons in data.stats()["dropped"].values():
+            counts.update(reasons)
+    long = sum(value_of(one, LONGEST) > 9 for one in everything(COUNTS))
+    assert counts == {"packed(9): too long": long}
 
 
 def test_fill_and_padding_are_counted() -> None:
@@ -378,7 +400,9 @@ def test_arguments_that_do_not_belong_together() -> None:
     with pytest.raises(UsageError, match="substitute"):
         PositionDataset(Numbers(), on_error="substitute").packed(9, "1")
     with pytest.raises(UsageError, match="samples=n"):
-        list(data.packed(9, "1").with_epoch(3))
+        list(data.packed(9, "1").unlisted().with_epoch(3))
+    with pytest.raises(UsageError, match="after with_epoch"):
+        list(data.packed(9, "1").slice(2).with_epoch(3))
 
 
 def test_a_state_of_other_batches_is_an_error() -> None:
@@ -388,6 +412,52 @@ def test_a_state_of_other_batches_is_an_error() -> None:
         data.packed(90, LONGEST, collation_fn=list).load_state_dict(state)
     with pytest.raises(UsageError, match="batches"):
         data.batched(4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["table", "index", "mix"])
+def test_a_state_of_other_values_is_an_error(
+    tokens: str, tmp_path_factory: pytest.TempPathFactory, kind: str
+) -> None:
+    lengths = tmp_path_factory.mktemp("tables") / "lengths.csv"
+    rows = {f"n{number:03d}": value_of(number, "30") for number in range(120)}
+
+    def data() -> Any:
+        how = {} if kind == "index" else {"values": str(lengths)}
+        whole: Any = wds.WebDataset(tokens, shuffle="window", seed=2, **how)
+        if kind == "mix":
+            whole = mix({"a": whole, "b": PositionDataset(Numbers((50,)))}, repeat={})
+        value = {"a": "json.tokens", "b": "30"} if kind == "mix" else "json.tokens"
+        return whole.packed(64, value, window=40, collation_fn=list)
+
+    if kind == "index":
+        index([tokens], values=["json.tokens"], checksum="none", force=True)
+    else:
+        write_table(lengths, rows, "json.tokens")
+    taking = data()
+    items = iter(taking)
+    taken = list(islice(items, 12))
+    state = json.loads(json.dumps(taking.state_dict()))
+    assert len(json.dumps(state)) < 1024
+    again = data()
+    again.load_state_dict(state)
+    assert list(again) == list(items)
+    assert taken
+    if kind == "index":
+        for path in Path(tokens).glob("*.tar"):
+            # Payloads of equal size, so that the set is the same by its headers.
+            content = path.read_bytes()
+            path.write_bytes(content.replace(b'{"tokens": 1', b'{"tokens": 2'))
+        index([tokens], values=["json.tokens"], checksum="none", force=True)
+    else:
+        write_table(lengths, {key: 31 - value for key, value in rows.items()}, "json.tokens")
+    with pytest.raises(UsageError, match=r"other values of .*json.tokens"):
+        data().load_state_dict(state)
+    forced = data()
+    forced.load_state_dict(state, force=True)
+    assert list(forced)
+    # Before the first batch nothing was taken.
+    data().load_state_dict(data().state_dict())
+    data().load_state_dict({**{name: part for name, part in state.items() if name != "mark"}, "next": 0})
 
 
 def test_epochs_of_a_number_of_samples_continue() -> None:

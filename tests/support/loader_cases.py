@@ -78,6 +78,11 @@ class _Facts:
     def values(shard: int, expression: str) -> Any:
         return numpy.array([value_of(1000 * shard + place, expression) for place in range(1000)], dtype=float)
 
+    @property
+    def addresses(self) -> Any:
+        """Shard ``number`` has the address \"shard number\"."""
+        return {number: f"shard {number}" for number in range(len(RAGGED) + 9)}
+
     def table(self, shard: int) -> _Facts:
         return _Facts(shard)
 

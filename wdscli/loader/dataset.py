@@ -19,14 +19,15 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out
-from wdscli.loader.order.order import ENDLESS
-from wdscli.loader.order.source import Apart, BatchSlice, Keys, PositionSource, Span, Spare, Values, Viewed
+from wdscli.loader.order.source import Apart, EpochReader, Keys, PositionSource, Spare, Values
+from wdscli.loader.place.cuts import Cut, Epochs, EqualSizes
 from wdscli.loader.place.iteration import Iteration, IterationState
-from wdscli.loader.place.planned import PlannedBatches, Plans
+from wdscli.loader.place.planned import Plans
 from wdscli.loader.place.ranks import (
     EXACT,
     TAILS,
-    Batches,
+    EpochBatches,
+    Fill,
     Share,
     Split,
     Splitter,
@@ -79,7 +80,7 @@ class Iterated(TorchIterable, Fluent[Item]):
         The next call begins the next epoch, even if the caller stops before the end of this epoch."""
         epoch = self.epoch
         try:
-            yield from self._with(_span=None, _state=self._state)._epochs()
+            yield from self._with(_state=self._state)._with_span(None)._epochs()
         finally:
             if self.epoch == epoch and not in_worker():
                 self.set_epoch(epoch + 1)
@@ -170,7 +171,7 @@ class PositionDataset(Iterated[Item]):
     @property
     def _by_worker(self) -> bool:
         """Whether an epoch is longer with more workers."""
-        return self._span is not None and self._span.by_worker
+        return any(isinstance(cut, Epochs) and cut.by_worker for cut in self._cuts)
 
     @property
     def tail(self) -> Tail:
@@ -182,13 +183,16 @@ class PositionDataset(Iterated[Item]):
     def _of_workers(self: Self, workers: int) -> Self:
         """Return the dataset for a known number of workers per rank. It is a copy only if each worker counts its own
         epoch, so that :meth:`set_epoch` and :meth:`load_state_dict` of the dataset also reach its WebLoader."""
-        return self._with(_span=self._span.resolved(workers)) if self._span and self._by_worker else self
+        if not self._by_worker:
+            return self
+        cuts = (cut.resolved(workers) if isinstance(cut, Epochs) else cut for cut in self._cuts)
+        return self._with(_cuts=tuple(cuts))
 
     def _in_samples(self: Self) -> Self:
         """Return a copy that has as many samples in an epoch even if a batch stage is added later."""
         if self._span is None or self.pipeline.batch is not None:
             return self
-        return self._with(_span=self._span._replace(samples=True))
+        return self._with_span(self._span._replace(samples=True))
 
     def _check_samples(self) -> None:
         """Raise InputError before an iteration if the dataset has no samples and ``empty_check`` is set."""
@@ -226,24 +230,28 @@ class PositionDataset(Iterated[Item]):
 
     def _viewed_source(self, share: Share) -> PositionSource:
         """Return the source after the stages that choose positions, such as slices and epochs of another length."""
-        size = 1 if self.pipeline.batch is None else self.pipeline.batch.size
-        source = self._base(share)
-        if self._plans is not None and (
-            self._views or (self._span and self._span.items and not self._span.samples)
-        ):
+        if self._plans is not None and self.pipeline.spreads and any(map(_counts_items, self._cuts)):
             raise UsageError(
-                f"slice() and with_epoch() cannot count the batches of {self.pipeline.names()[-1]}",
-                hint="call slice() before it, or use with_epoch(samples=n)",
+                f"slice() and with_epoch() cannot count the samples of {self._plans.rule.name}",
+                hint="call them before unbatched() and unlisted(), or use with_epoch(samples=n)",
             )
-        for view, of_batches in self._views:
-            whole = BatchSlice(view, size * share.world, self.tail == "drop")
-            source = Viewed(source, whole if of_batches else view)
-        if self._span is None:
-            return source
-        cut = None
-        if self._span.samples or not self.pipeline.generators:
-            cut = self._span.positions(share, 1 if self.pipeline.spreads else size)
-        return Span(source, self._span.passes, cut, self._span.identity())
+        return self._sizes.cut(self._base(share), self._source_cuts, share, self.tail)
+
+    @property
+    def _source_cuts(self) -> tuple[Cut, ...]:
+        """The cuts of the source. A length of an epoch that counts the items of a generator is no cut of the source."""
+        span = self._span
+        if span is None or span.samples or not self.pipeline.generators:
+            return self._cuts
+        return (*self._cuts[:-1], span._replace(is_later=True))
+
+    @property
+    def _sizes(self) -> EqualSizes | Plans:
+        """What decides which samples are in a batch."""
+        batch = self.pipeline.batch
+        if batch is None:
+            return EqualSizes(self._together, 1)
+        return batch.plans or EqualSizes(batch.size, 1 if self.pipeline.spreads else batch.size)
 
     def _base(self, share: Share) -> PositionSource:
         """Return the source of an iteration with the numbers of ranks and workers in ``share``."""
@@ -262,15 +270,11 @@ class PositionDataset(Iterated[Item]):
         source: PositionSource | None = None,
         epoch: int | None = None,
         share: Share | None = None,
-    ) -> Batches | PlannedBatches:
+    ) -> EpochBatches:
         share = share or self._share()
+        source = source or self._viewed_source(share)
         epoch = self.epoch if epoch is None else epoch
-        if self._plans is not None:
-            plan = self._plans.of(source or self._viewed_source(share), epoch, share.world)
-            return PlannedBatches(plan, share, self.tail)
-        size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
-        length = (source or self._viewed_source(share)).length(epoch)
-        return Batches(length, size, share, self.tail)
+        return self._sizes.batches(source, self._source_cuts, epoch, share, self.tail)
 
     def __iter__(self) -> Iterator[Item]:
         """Yield the items from the current place to the end of the epoch. If an iteration stops early, the next
@@ -281,7 +285,9 @@ class PositionDataset(Iterated[Item]):
         start = self._state.next_start()
         if share.workers > 1 and start.worker is None:
             worker = share.worker, share.workers
-            start = start._replace(batch=start.batch + share.worker * self._stride(share), worker=worker)
+            start = start._replace(
+                batch=start.batch + share.worker * self._sizes.stride(share), worker=worker
+            )
         if in_worker() and (share.worker, start.epoch) == (0, 0):
             self._warn_of_lone_samples(share)
         iteration = self._state.begin(start, self._topology(share), self._by_worker)
@@ -294,7 +300,7 @@ class PositionDataset(Iterated[Item]):
     def _warn_of_lone_samples(self, share: Share) -> None:
         """Warn, in a worker, if the DataLoader would make one incomplete last batch for each worker."""
         makes_samples = self.pipeline.batch is None and not self.pipeline.generators and not self.is_stream
-        if share.workers > 1 and makes_samples and self._batch_size is None and self._span is None:
+        if share.workers > 1 and makes_samples and self._batch_size is None and not self._cuts:
             warnings.warn(
                 "the last batch of each worker is smaller; WebDataset(..., batch_size=n) prevents this,\n"
                 "and batch_size=1 only silences this warning",
@@ -309,7 +315,7 @@ class PositionDataset(Iterated[Item]):
     def _exact(self, iteration: Iteration, share: Share) -> Iterator[Any]:
         """Yield the items of a pipeline without generators. The state is updated after each item."""
         start, batches = iteration.start, self._batches(None, iteration.start.epoch, share)
-        if isinstance(batches, Batches) and self._is_single and not start.item:
+        if self._is_single and not start.item:
             yield from iteration.of_samples(self._singles(start, share), share.workers, batches.of_rank)
         else:
             step = share.workers * batches.stride
@@ -338,31 +344,33 @@ class PositionDataset(Iterated[Item]):
         """Yield the unit of each batch of this worker from ``start`` on. Stages that are generators run later."""
         with self._opened_epoch(start, share) as (maker, batches, found):
             reads: Iterator[Read] = found if self.is_stream else by_batch(found)
-            if isinstance(batches, PlannedBatches):
-                reads = self._filled(reads, batches)
+            if self._plans is not None:
+                reads = self._filled(reads, batches, self._plans.rule.name)
             units = maker.units(reads, self._threads if self.pipeline.before else 1)
             yield from units if self.is_stream else warning_of_gaps(units, batches)
 
-    def _filled(self, reads: Iterator[Read], batches: PlannedBatches) -> Iterator[Read]:
-        """Yield the reads of planned batches, and count how full the batches are."""
+    def _filled(self, reads: Iterator[Read], batches: EpochBatches, stage: str) -> Iterator[Read]:
+        """Yield the reads of planned batches. Count how full the batches are, and the samples that were too long."""
         for read in reads:
-            *fill, left_out = batches.fill(read.number)
-            self._times.add(dict(zip(("used", "cells", "room"), fill)))
-            if left_out:
-                self._counts.add("", f"{self.pipeline.names()[-1]}: too long", left_out)
+            fill = batches.fill(read.number)
+            if fill is not None:
+                *sums, left_out = fill
+                self._times.add(dict(zip(Fill._fields, sums)))
+                for shard, number in left_out.items():
+                    self._counts.add(shard, f"{stage}: too long", number)
             yield read
 
-    def _streamed(self, batches: Batches, start: Place) -> Generator[Read, None, None]:
+    def _streamed(self, batches: EpochBatches, start: Place) -> Generator[Read, None, None]:
         """Yield the samples of each batch of a stream from ``start`` on, for this worker. Batch n of a rank comes from
         worker n modulo ``workers``. A worker takes the next samples of its own shards, until its shards end."""
         source: Any = self.source
         share = batches.share._replace(worker=start.batch % batches.share.workers)
-        if share.world > 1 and batches.length >= ENDLESS:
+        if share.world > 1 and batches.is_endless:
             warnings.warn(
                 "in a stream, ranks may see different numbers of batches; with_epoch(n) makes the numbers equal",
                 stacklevel=2,
             )
-        workers, size = share.workers, batches.batch
+        workers, size = share.workers, batches.typical
         passes = 1 if self._span is None else self._span.passes
         who = [share.rank, share.worker, start.epoch]
         trail = source.trail(self._trail, [*who, start.batch])
@@ -372,7 +380,7 @@ class PositionDataset(Iterated[Item]):
         epoch = start.epoch * orders + order
         with closing(source.flow(epoch, passes, share, self._policy, trail)) as flow:
             deque(islice(flow, skipped), maxlen=0)
-            for number in range(start.batch, batches.total, workers):
+            for number in batches.numbers(start.batch):
                 begin, moved = perf_counter(), METER.bytes
                 samples = list(islice(flow, size))
                 self._times.reading += perf_counter() - begin
@@ -399,7 +407,7 @@ class PositionDataset(Iterated[Item]):
     @contextmanager
     def _opened_epoch(
         self, start: Place, share: Share
-    ) -> Iterator[tuple[Maker, Batches | PlannedBatches, Generator[Any, None, None]]]:
+    ) -> Iterator[tuple[Maker, EpochBatches, Generator[Any, None, None]]]:
         """Open the epoch from ``start`` on. The context has three values: the maker of units, the batches, and an
         iterator of blocks of samples (of batches for a stream)."""
         source = self._viewed_source(share)
@@ -409,10 +417,9 @@ class PositionDataset(Iterated[Item]):
         with ExitStack() as stack:
             stack.callback(spare.close)
             if self.is_stream:
-                assert isinstance(batches, Batches)
                 found: Generator[Any, None, None] = self._streamed(batches, start)
             else:
-                reader = stack.enter_context(closing(source.reader(start.epoch)))
+                reader = stack.enter_context(closing(self._reader(source, start.epoch)))
                 agenda = Agenda(batches, batches.numbers(start.batch))
                 found = read_blocks(reader, agenda, self._times, self._prefetch)
             yield maker, batches, stack.enter_context(closing(found))
@@ -423,29 +430,27 @@ class PositionDataset(Iterated[Item]):
         one worker. Raises TypeError for an endless or unknown length."""
         if self._length is not None:
             return self._length
-        share = self._share()._replace(worker=0)
-        batches = self._batches(share=share)
-        if self.pipeline.generators or self.pipeline.spreads or batches.length >= ENDLESS:
+        batches = self._batches(share=self._share()._replace(worker=0))
+        if self.pipeline.generators or self.pipeline.spreads or batches.is_endless:
             raise TypeError("the length of this dataset is unknown; call with_length(n) to set it")
-        if not isinstance(batches, Batches) or self.pipeline.batch is not None:
-            return batches.of_rank
-        total = batches.total
-        return max(0, total - 1) * self._together + (len(batches.positions(total - 1)) if total else 0)
+        self._sizes.warn_of_length(batches)
+        last = batches.of_rank - 1
+        if self.pipeline.batch is not None or last < 0:
+            return last + 1
+        return last * self._together + len(batches.positions(last))
 
     @property
     def _plans(self) -> Plans | None:
         """The plans of batches with different sizes, or None if all batches have the same size."""
         return None if self.pipeline.batch is None else self.pipeline.batch.plans
 
-    def _stride(self, share: Share) -> int:
-        """Return the difference between the numbers of two neighbouring batches of a rank."""
-        return 1 if self._plans is None else share.world
+    def _reader(self, source: PositionSource, epoch: int) -> EpochReader:
+        """Return a reader of the source's epoch that has the batches of ``epoch``."""
+        return source.reader(self._sizes.source_epoch(self._source_cuts, epoch))
 
     def _identity(self, source: PositionSource, share: Share) -> dict[str, Any]:
         """Return the facts that must be the same in a saved state and in this dataset."""
-        if self._plans is None:
-            return source.identity()
-        return {**source.identity(), "batches": self._plans.of_world(share.world).identity()}
+        return {**source.identity(), **self._sizes.identity(self._source_cuts, share)}
 
     def keys(self, epoch: int, batch: int) -> list[str]:
         """Return the keys of the samples in batch ``batch`` of this rank (the first is 0), without reading payloads.
@@ -456,7 +461,7 @@ class PositionDataset(Iterated[Item]):
         number = want_whole("batch", batch, 0) * batches.stride
         if batches.ended(number):
             raise UsageError(f"epoch {epoch} has no batch {batch} on this rank", hint="batches count from 0")
-        with closing(source.reader(epoch)) as reader:
+        with closing(self._reader(source, epoch)) as reader:
             return list(reader.about(batches.positions(number), Keys()))
 
     def find(self, key: str, epoch: int) -> tuple[int, int]:
@@ -464,14 +469,15 @@ class PositionDataset(Iterated[Item]):
         twice, return batch and rank of its first place. If several samples have the key, look for only one of them.
         Raises KeyError if no batch has the sample, and UsageError for streams and generators."""
         source, batches = self._counted(epoch)
-        with closing(source.reader(epoch)) as reader:
-            position = reader.find(key, batches.length)
-        found = None if position is None else batches.find(position)
-        if found is None:
-            raise KeyError(f"epoch {epoch} has no sample {key}")
-        return found
+        searched = batches.searched
+        with closing(self._reader(source, epoch)) as reader:
+            while (position := reader.find(key, searched)) is not None:
+                if (place := batches.find(position)) is not None:
+                    return place
+                searched = searched[position + 1 - searched.start :]
+        raise KeyError(f"epoch {epoch} has no sample {key}")
 
-    def _counted(self, epoch: int) -> tuple[PositionSource, Batches | PlannedBatches]:
+    def _counted(self, epoch: int) -> tuple[PositionSource, EpochBatches]:
         """Return the source and the batches of this rank in an epoch. Raises UsageError for streams and generators."""
         if self.is_stream or self.pipeline.generators:
             raise UsageError("the samples of streams and generators are unknown before they are read")
@@ -513,8 +519,9 @@ class PositionDataset(Iterated[Item]):
         source = self._viewed_source(share)
         batches = self._batches(source, place.epoch)
         state = place.to_state(self._identity(source, share), batches.whole)
-        if isinstance(batches, PlannedBatches) and place.batch:
-            state["mark"] = batches.plan.mark(place.batch)
+        mark = batches.mark(place.batch)
+        if mark is not None:
+            state["mark"] = mark
         if self._trail is not None and self._trail[2:4] == [place.epoch, place.batch] and not place.item:
             state["trail"] = list(self._trail)
         return state
@@ -558,13 +565,12 @@ class PositionDataset(Iterated[Item]):
         state = of_loader(state)
         share = self._share()
         source = self._viewed_source(share)
-        if self.pipeline.batch is None and self._together == 1 and self._span is None:
+        if self.pipeline.batch is None and self._together == 1 and not self._cuts:
             state = dict(regrouped(state, share.world))
         place = Place.of_state(state)
         if not force:
             check_fits(state, self._identity(source, share), self._batches(source).whole, share.world)
-            if self._plans is not None:
-                self._plans.note(source, place.epoch, share.world, state.get("mark"))
+            self._sizes.note(source, self._source_cuts, place.epoch, share, state.get("mark"))
         mine = None if share.workers == 1 else (share.worker, share.workers)
         if place.worker not in (None, mine):
             raise UsageError(
@@ -573,3 +579,8 @@ class PositionDataset(Iterated[Item]):
             )
         self._state.move(place)
         self._trail = state.get("trail")
+
+
+def _counts_items(cut: Cut) -> bool:
+    """Return whether a cut counts the items that stages make from batches."""
+    return cut.counts_batches if isinstance(cut, Epochs) else cut.of == "items"

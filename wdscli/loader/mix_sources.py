@@ -33,10 +33,10 @@ from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered, groups
 from wdscli.loader.order.schedule import Changing, Pattern, Schedule, Stop, check_stop, quotas_of
 from wdscli.loader.order.source import Drawn, EpochReader, Fact, PositionSource, Span, Viewed
+from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Batches, Share, Tail
 from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as_it_is
 from wdscli.loader.stages.flow import DROPPED
-from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.generators import begun
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.streams import PASS, Stream, Trail, in_turns
@@ -199,6 +199,7 @@ class MixSource(PositionSource):
             sets = [one._replace(source=amount.of(one.source, name)) for one, amount, name in named]
             rules = rules._replace(quotas=quotas_of([max(1, one.source.length(0)) for one in sets]))
         self.sets, self.rules = tuple(sets), rules
+        self.has_same_samples = rules.stop == "all" and all(one.source.has_same_samples for one in sets)
         self.seed, self.facts = rules.seed or 0, rules.facts
         self.run, self._step = batch * world, step
         self._batch, self._share = batch, Share(world=world)

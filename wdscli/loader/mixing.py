@@ -18,6 +18,7 @@ from wdscli.loader.indexed import IndexedDataset
 from wdscli.loader.mix_sources import Amount, MixedSet, MixSource, MixStream, Per, Rules, Tagged
 from wdscli.loader.order.schedule import Stop, Weight, exact, quotas_of, shares_of
 from wdscli.loader.order.source import PositionSource, seen_as
+from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Share, Tail
 from wdscli.loader.read.failures import Counts
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Item, Pipeline, RawSample, Spread
@@ -160,11 +161,12 @@ class Mixed(WebDataset[Item]):
                 hint="use mix(...).batched(n), or batch_size=n for the batches of a DataLoader",
             )
         mixed = self._mixed(share)
-        if self._span is not None and self._span.samples and (self._span.items or 0) % mixed.run:
-            raise UsageError(
-                f"with_epoch(samples={self._span.items}) is not a multiple of the global batch of {mixed.run}",
-                hint="with_epoch(batches=n)",
-            )
+        for cut in self._cuts:
+            if isinstance(cut, Epochs) and cut.samples and (cut.items or 0) % mixed.run:
+                raise UsageError(
+                    f"with_epoch(samples={cut.items}) is not a multiple of the global batch of {mixed.run}",
+                    hint="with_epoch(batches=n)",
+                )
         return self._apart(seen_as(self.source, mixed))
 
     def __len__(self) -> int:

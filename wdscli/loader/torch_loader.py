@@ -30,13 +30,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, overloa
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
+from wdscli.loader.order.source import Slice
+from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
 from wdscli.loader.read.failures import Counts
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
-from wdscli.loader.stages.fluent import Epochs, Fluent, PerSample
-from wdscli.loader.stages.generators import Regroup, through, want_own_order
+from wdscli.loader.stages.fluent import Fluent, PerSample
+from wdscli.loader.stages.generators import Islice, Regroup, through, want_own_order
 from wdscli.loader.stages.per_batch import stacked_tensors
 from wdscli.loader.stages.shared_memory import crossing, lend_here
 from wdscli.storage.streams import is_running, widen_pipe
@@ -141,7 +143,7 @@ class WebLoader(Fluent[Item]):
     def _in_epochs(self: Self, span: Epochs, begins_anew: bool = False) -> Self:
         """Set the length of epochs. If the loader has no stages, the dataset counts the items, and the next epoch
         continues with the next item."""
-        counts = self._exact and not self._staged and self._ours()._plans is None
+        counts = self._exact and not self._staged
         if span.samples and not counts:
             raise UsageError(
                 "WebLoader.with_epoch(samples=) cannot follow stages of the loader",
@@ -149,18 +151,22 @@ class WebLoader(Fluent[Item]):
             )
         if span.items and counts and not begins_anew:
             whole = span if span.samples else span._replace(of="rank")
-            return self._with(dataset=self.dataset._with(_span=whole))
+            return self._with(dataset=self.dataset._with_span(whole))
         new = super()._in_epochs(Epochs(None, span.items))
         return new._with(dataset=self.dataset._with().repeat(span.passes or -1))
 
     def slice(self: Self, *args: int | None) -> Self:
-        """Keep a slice of the batches in each epoch of the dataset. After stages of the loader, keep a slice of the
-        items of these stages."""
+        """Keep a slice of the batches in each epoch. After stages of the loader, keep a slice of the items of these
+        stages."""
         if self._exact and not self._staged and self.dataset.pipeline.batch is not None:
             sliced = self.dataset.slice(*args)
             if not sliced.pipeline.generators and not sliced.pipeline.spreads:
                 return self._with(dataset=sliced)
-        return super().slice(*args)
+        if self._span is None or self._span.items is None:
+            return super().slice(*args)
+        counted = self._span.items
+        new = self._through(Islice(Slice(None, counted, None)))._with_span(None)
+        return super(WebLoader, new).slice(*args).with_length(len(range(counted)[slice(*args)]))
 
     def set_epoch(self, epoch: int) -> None:
         """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch."""
@@ -396,7 +402,7 @@ class _BatchesByNumber:
         if wanted != self._expected:
             share = self._dataset._share()._replace(worker=0, workers=workers)
             self._units = self._dataset._units(Place(epoch, number), share)
-        self._expected = epoch, number + workers * self._dataset._stride(self._dataset._share())
+        self._expected = epoch, number + workers * self._dataset._sizes.stride(self._dataset._share())
         with self._seeded(epoch, number):
             unit = next(self._units, None)
             if unit is not None:

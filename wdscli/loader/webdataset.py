@@ -17,13 +17,13 @@ from wdscli.loader.checks import ShardList, Urls, want_word, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ORDERS, Shuffle
 from wdscli.loader.order.source import PositionSource
+from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import EXACT, Split, Tail, name_of, split_by_node, split_by_worker
 from wdscli.loader.read.catalog import Access
 from wdscli.loader.read.failures import Handler, OnError, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, IndexedSource
 from wdscli.loader.read.selected import Wanted, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
-from wdscli.loader.stages.fluent import Epochs
 from wdscli.loader.stages.per_sample import Files
 from wdscli.loader.streams import ShardStream, check_stream
 
@@ -268,7 +268,7 @@ class WebDataset(PositionDataset[Item]):
         )
         self._policy.count_opened(losses, catalog.undecodable)
         self._split, self._empty_check = split, empty_check
-        self._span = Epochs(None, None) if resampled or repeat else None
+        self._cuts = (Epochs(None, None),) if resampled or repeat else ()
         if catalog.spelled:
             files = Files(select_files, rename_files)
             self.pipeline = self._guarded("select_files", files, handler).pipeline

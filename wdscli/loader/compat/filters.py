@@ -37,11 +37,12 @@ from wdscli.loader.checks import Urls
 from wdscli.loader.compat import lacking
 from wdscli.loader.dataset import Iterated, PositionDataset
 from wdscli.loader.order.order import DRAWN, Shuffle, key
+from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker
 from wdscli.loader.read.failures import Counts, reraise_exception, warning_of_losses
 from wdscli.loader.stages.flow import Item, Pipeline, RawSample
-from wdscli.loader.stages.fluent import Epochs, Fluent
+from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, shuffled, through
 from wdscli.loader.stages.per_batch import combine_values
 from wdscli.loader.stages.per_batch import default_collation as default_collation_fn
@@ -172,10 +173,13 @@ class FluidWrapper(Iterated[Item]):
         if self._span is not None:
             limit = self._span.of_worker(Share(*find_rank(), *find_worker()), items_are_samples=True)
         passes = 1 if self._span is None else self._span.passes
-        items = in_turns(
-            epoch, passes, lambda turn: through(self.pipeline.generators, begun(self.initial), turn, is_split)
-        )
-        items = islice(items, limit)
+        initial, generators = self.initial, self.pipeline.generators
+
+        def of_turn(turn: int) -> Iterator[Any]:
+            items = initial.dataset.of_epoch(turn) if isinstance(initial, _Cut) else begun(initial)
+            return through(generators, items, turn, is_split)
+
+        items = islice(in_turns(epoch, passes, of_turn), limit)
         return warning_of_losses(items, 0, lambda: self._counts) if in_worker() else items
 
     _epochs = __iter__
@@ -221,6 +225,15 @@ class FluidWrapper(Iterated[Item]):
         keep the same shards."""
         return Drawing(partial(thinned, p=p))
 
+    def slice(self: Self, *args: int | None) -> Self:
+        """Keep a slice of what an epoch yields: ``slice(stop)`` or ``slice(start, stop[, step])``."""
+        if self._span is None or self._span.joins_slices:
+            return super().slice(*args)
+        cut = _Cut(self)
+        return self._with(initial=cut, pipeline=Pipeline(generators=(iter,)), stages=(cut,), _cuts=()).slice(
+            *args
+        )
+
     def mcached(self: Self) -> Self:
         """Keep the items of the first iteration in memory, and yield them in later iterations."""
         return self._through(Kept().run)
@@ -235,6 +248,15 @@ class FluidWrapper(Iterated[Item]):
     def load_state_dict(self, state: dict[str, Any]) -> NoReturn:
         """Raises UsageError."""
         self.state_dict()
+
+
+class _Cut(NamedTuple):
+    """A dataset whose epochs were cut or joined before it was sliced, as the first stage of the slice."""
+
+    dataset: FluidWrapper
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
 
 
 def repr_of(stage: Any) -> str:
@@ -302,7 +324,7 @@ class Dataset(WebDataset[Item]):
         super().__init__(urls, **more)
         self._length = length
         if epochs != 1:
-            self._span = Epochs(epochs, None)
+            self._cuts = (Epochs(epochs, None),)
 
     def pipe(self, stage: Any) -> Any:
         """Call :meth:`compose`, which had this name in older versions."""

@@ -11,34 +11,28 @@ does not know what a value means, nor how samples are read.
   bucket's last group are divided evenly among the group's batches. A bucket with fewer than t samples repeats samples.
 * A budget: samples are sorted by length, longest first. Each batch takes as many samples as fit: the number of samples
   times the longest length is at most the budget.
-* Packs: the module opens enough packs for the sum of all lengths. In each round, every pack with room for the longest
-  sample takes one of the longest samples; packs with more free space take longer samples. If these packs are fewer than
-  the others, the others take shorter samples in the same way. For samples that fit into no pack, more packs are opened
-  in the same way. If the packs are less than 98 % full, a second plan is made: it takes the longest samples first, and
-  puts each into the fullest pack that it fits into. The plan with fewer packs is used.
+* Packs: :mod:`wdscli.loader.order.packs` puts the lengths into packs.
 
-The batches of a window are permuted by ``Permutation`` with ``key(seed, 10, epoch, window)``; with ``together``, the
-groups are permuted. The samples of a batch keep the order of the epoch.
+:data:`KINDS` has the functions of each kind. A kind groups the values of a window into batches (:class:`Grouping`), and
+says how full the batches are (:class:`Load`). All kinds share the rest: the batches of a window are permuted by
+``Permutation`` with ``key(seed, 10, epoch, window)``; with ``together``, the groups are permuted. The samples of a
+batch keep the order of the epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import F64, I64, Mask, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
-from wdscli.loader.order.order import Permutation
+from wdscli.loader.order.order import Permutation, rising
+from wdscli.loader.order.packs import in_packs
 
 WINDOW = 1 << 16
 """The default number of positions in a window."""
-PARTS = 64
-"""The number of parts into which a window is divided for the second plan of packs. The samples of a part are placed
-together."""
-FULL = 0.98
-"""If the packs of the first plan are less full than this share, a second plan is made."""
 
 
 class Misfit(Exception):
@@ -133,65 +127,83 @@ class Planned(NamedTuple):
     """The batches of one window. ``rows`` has the rows of the window, batch after batch, and ``ends`` has the end of
     each batch in ``rows``. Three arrays have a number for each batch, in the unit of the value: ``used`` is the sum of
     its samples, ``cells`` is this sum after padding to the longest sample, and ``room`` is the largest sum that fits.
-    ``left_out`` counts samples that were too long."""
+    ``left_out`` has the rows of samples that were too long. ``shortened`` says how much each of ``rows`` was
+    shortened."""
 
     rows: I64
     ends: I64
     used: F64
     cells: F64
     room: F64
-    left_out: int
+    left_out: I64
+    shortened: F64
 
 
 def planned(values: F64, rule: Rule, of_window: int) -> Planned:
     """Plan the batches of one window; the key ``of_window`` decides their order. Raises Misfit."""
-    wrong = (~(values >= 0) if rule.kind != "bucket" else numpy.isnan(values)).nonzero()[0]
-    if len(wrong):
-        raise Misfit(int(wrong[0]), "is missing" if numpy.isnan(values[wrong[0]]) else "is below 0")
-    if rule.kind == "packed":
-        values, rows = _fitting(values, rule)
-    else:
-        rows = numpy.arange(len(values), dtype=numpy.int64)
-    left_out = len(values) - len(rows)
-    if rule.kind == "bucket":
-        rows, numbers = _by_bucket(values, rule)
-    else:
-        numbers = (_by_budget if rule.kind == "budget" else _in_packs)(values[rows], rule)
+    kind = KINDS[rule.kind]
+    lengths, rows, numbers, left_out = kind.grouped(values, rule)
     count = int(numbers.max()) + 1 if len(numbers) else 0
-    batches: I64 = numpy.arange(count)
-    groups, within = numpy.divmod(batches, rule.together)
-    place_of: I64 = numpy.empty(count // rule.together, dtype=numpy.int64)
-    place_of[Permutation(len(place_of), of_window).at(batches[: len(place_of)])] = batches[: len(place_of)]
-    places = (place_of[groups] * rule.together + within)[numbers]
+    places = _permuted(count, rule.together, of_window)[numbers]
     order = rising(places)
     counts = numpy.bincount(places, minlength=count)
     ends = counts.cumsum()
     rows = rows[order]
-    if rule.kind == "bucket":
-        firsts = rows[ends - counts]
-        room = numpy.array(rule.sizes, dtype=float)[numpy.searchsorted(rule.edges, values[firsts], "right")]
-        return Planned(rows, ends, counts.astype(float), counts.astype(float), room, left_out)
-    found = values[rows]
-    used = numpy.add.reduceat(found, ends - counts) if count else found
-    cells = used
-    if rule.kind == "budget" and count:
-        cells = counts * numpy.maximum.reduceat(found, ends - counts)
-    return Planned(rows, ends, used, cells, numpy.full(count, float(rule.size)), left_out)
+    load = kind.load(lengths[rows], ends - counts, counts, rule)
+    return Planned(rows, ends, *load, left_out, (values - lengths)[rows])
 
 
-def rising(values: Any) -> I64:
-    """Return the indexes that sort the values in rising order; equal values keep their order. Whole numbers from 0 to
-    65,535 are sorted four times as fast."""
-    if len(values) and values.min() >= 0 and values.max() < 1 << 16:
-        small = values.astype(numpy.uint16)
-        if values.dtype.kind in "iu" or (small == values).all():
-            values = small
-    found: I64 = values.argsort(kind="stable")
-    return found
+def _permuted(count: int, together: int, of_window: int) -> I64:
+    """Return the place of each of ``count`` batches after groups of ``together`` batches were permuted."""
+    batches: I64 = numpy.arange(count)
+    groups, within = numpy.divmod(batches, together)
+    place_of: I64 = numpy.empty(count // together, dtype=numpy.int64)
+    place_of[Permutation(len(place_of), of_window).at(batches[: len(place_of)])] = batches[: len(place_of)]
+    return place_of[groups] * together + within
 
 
-def _by_bucket(values: F64, rule: Rule) -> tuple[I64, I64]:
-    """Return two arrays: the rows, and the number of each row's batch."""
+class Grouping(NamedTuple):
+    """The batches of some values before they are permuted. Row ``rows[i]`` is in batch ``numbers[i]``; the rows of a
+    batch are in rising order. ``lengths`` are the values, shortened if the rule truncates. ``left_out`` has the rows
+    that fit into no batch and may be left out."""
+
+    lengths: F64
+    rows: I64
+    numbers: I64
+    left_out: I64
+
+
+class Load(NamedTuple):
+    """How full batches are: see :class:`Planned`."""
+
+    used: F64
+    cells: F64
+    room: F64
+
+
+class Kind(NamedTuple):
+    """The two functions of a kind of batches. ``grouped(values, rule)`` groups the values of a window; it raises
+    Misfit. ``load(lengths, firsts, counts, rule)`` says how full the batches are. Batch i has the ``counts[i]`` lengths
+    from index ``firsts[i]`` on."""
+
+    grouped: Callable[[F64, Rule], Grouping]
+    load: Callable[[F64, I64, I64, Rule], Load]
+
+
+def _check(values: F64, invalid: Mask) -> None:
+    """Raise Misfit for the first ``invalid`` value."""
+    rows = invalid.nonzero()[0]
+    if len(rows):
+        raise Misfit(int(rows[0]), "is missing" if numpy.isnan(values[rows[0]]) else "is below 0")
+
+
+def _sums(lengths: F64, firsts: I64) -> F64:
+    return numpy.add.reduceat(lengths, firsts) if len(firsts) else lengths[:0]
+
+
+def _by_bucket(values: F64, rule: Rule) -> Grouping:
+    """Group values by bucket."""
+    _check(values, numpy.isnan(values))
     of_row = numpy.searchsorted(rule.edges, values, "right")
     outside = (numpy.array(rule.sizes)[of_row] == 0).nonzero()[0]
     if len(outside):
@@ -202,11 +214,18 @@ def _by_bucket(values: F64, rule: Rule) -> tuple[I64, I64]:
     for size, first, end in zip(rule.sizes, [0, *ends], ends):
         if not size:  # the gap between two buckets, which has no rows
             continue
-        some, of_some, count = _cut(order[first:end], size, rule)
-        rows.append(some)
-        numbers.append(of_some + batches)
+        used_rows, numbers_in_bucket, count = _cut(order[first:end], size, rule)
+        rows.append(used_rows)
+        numbers.append(numbers_in_bucket + batches)
         batches += count
-    return numpy.concatenate(rows), numpy.concatenate(numbers)
+    return Grouping(values, numpy.concatenate(rows), numpy.concatenate(numbers), order[:0])
+
+
+def _load_of_buckets(values: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
+    """Count samples: a bucket has room for a number of samples."""
+    sizes = numpy.array(rule.sizes, dtype=float)
+    room = sizes[numpy.searchsorted(rule.edges, values[firsts], "right")]
+    return Load(counts.astype(float), counts.astype(float), room)
 
 
 def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
@@ -229,8 +248,9 @@ def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
     return rows, numbers, groups * together
 
 
-def _by_budget(values: F64, rule: Rule) -> I64:
-    """Return the number of each row's batch."""
+def _by_budget(values: F64, rule: Rule) -> Grouping:
+    """Group values by the sum after padding to the longest."""
+    _check(values, ~(values >= 0))
     order = rising(values)[::-1]
     longest = values[order]
     if len(longest) and longest[0] > rule.size:
@@ -239,111 +259,46 @@ def _by_budget(values: F64, rule: Rule) -> I64:
     all_fit = longest * most <= rule.size
     fitting = numpy.where(all_fit, most, rule.size // numpy.where(all_fit, 1, longest))
     takes: list[int] = fitting.astype(numpy.int64).tolist()
-    firsts, at = [], 0
-    while at < len(takes):
-        firsts.append(at)
-        at += takes[at]
+    firsts, row = [], 0
+    while row < len(takes):
+        firsts.append(row)
+        row += takes[row]
     begins: I64 = numpy.zeros(len(values), dtype=numpy.int64)
     begins[firsts] = 1
     numbers = numpy.empty_like(begins)
     numbers[order] = begins.cumsum() - 1
-    return numbers
+    return Grouping(values, numpy.arange(len(values), dtype=numpy.int64), numbers, order[:0])
 
 
-def _fitting(values: F64, rule: Rule) -> tuple[F64, I64]:
-    """Return the values, shortened if the rule truncates, and the rows of the samples that fit into a pack."""
+def _load_of_budgets(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
+    longest = numpy.maximum.reduceat(lengths, firsts) if len(firsts) else lengths[:0]
+    return Load(_sums(lengths, firsts), counts * longest, numpy.full(len(firsts), float(rule.size)))
+
+
+def _packed(values: F64, rule: Rule) -> Grouping:
+    """Group values by their sum."""
+    _check(values, ~(values >= 0))
     fits = values <= rule.size
-    if fits.all() or rule.too_long == "drop":
-        return values, fits.nonzero()[0]
+    rows: I64 = numpy.arange(len(values), dtype=numpy.int64)
+    lengths, left_out = values, rows[:0]
     if rule.too_long == "truncate":
-        return numpy.minimum(values, rule.size), numpy.arange(len(values), dtype=numpy.int64)
-    row = int(fits.argmin())
-    raise Misfit(row, f"= {values[row]:g} is more than {rule.size:g}, the size of a pack")
+        lengths = numpy.minimum(values, rule.size)
+    elif rule.too_long == "drop":
+        rows, left_out = rows[fits], rows[~fits]
+    elif not fits.all():
+        row = int(fits.argmin())
+        raise Misfit(row, f"= {values[row]:g} is more than {rule.size:g}, the size of a pack")
+    return Grouping(lengths, rows, in_packs(lengths[rows], rule.size), left_out)
 
 
-def _in_packs(values: F64, rule: Rule) -> I64:
-    """Return the number of each row's pack."""
-    sizes: Any = values
-    if rule.size < 1 << 16 and (values == values.astype(numpy.uint16)).all():
-        sizes = values.astype(numpy.uint16)
-    order = rising(sizes)
-    found = _in_rounds(sizes[order], rule.size)
-    if values.sum() < FULL * rule.size * (int(found.max()) + 1 if len(found) else 0):
-        other = _longest_first(sizes[order], rule.size)
-        found = min(found, other, key=lambda numbers: int(numbers.max()))
-    numbers: I64 = numpy.empty(len(values), dtype=numpy.int64)
-    numbers[order] = found
-    return numbers
+def _load_of_packs(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
+    used = _sums(lengths, firsts)
+    return Load(used, used, numpy.full(len(firsts), float(rule.size)))
 
 
-def _opened(sizes: Any, size: float, packs: int) -> tuple[Any, I64]:
-    """Return the free space and the number of each new pack. As many packs are opened as the sum of ``sizes`` needs.
-    ``packs`` is the number of packs that exist already."""
-    count = max(1, int(-(-sizes.sum(dtype=numpy.float64) // size)))
-    return numpy.full(count, size, dtype=sizes.dtype), numpy.arange(packs, packs + count)
-
-
-def _by_room(room: Any, number: I64, least: float) -> tuple[Any, I64]:
-    """Return the free space and the number of each pack with free space of at least ``least``, by rising free space."""
-    order = room.argsort(kind="stable")
-    room = room[order]
-    first = int(room.searchsorted(least))
-    return room[first:], number[order[first:]]
-
-
-def _in_rounds(sizes: Any, size: float) -> I64:
-    """Return the number of the pack for each of ``sizes``, which are in rising order. The result is the first plan of
-    packs."""
-    found: I64 = numpy.zeros(len(sizes), dtype=numpy.int64)
-    left = counting = numpy.arange(len(sizes))
-    packs = 0
-    while len(left):
-        room, number = _opened(sizes, size, packs)
-        packs += len(room)
-        while len(left) and len(room):
-            # Packs with room for any sample take the longest ones. Each takes several while they surely fit.
-            poor = int(room.searchsorted(sizes[-1]))
-            rich = min(len(room) - poor, len(left))
-            times = 1 if poor else max(1, min(int(room[0] / max(1, sizes[-1])), len(left) // len(room)))
-            head = len(left) - rich * times
-            for first in range(head, len(left), max(1, rich)):
-                found[left[first : first + rich]] = number[len(number) - rich :]
-                room[len(room) - rich :] -= sizes[first : first + rich]
-            left, sizes = left[:head], sizes[:head]
-            if poor > rich:
-                # Each of the others takes the longest sample that fits and that no pack with more free space takes.
-                taken = sizes.searchsorted(room[:poor], "right") - counting[:poor]
-                taken = numpy.minimum.accumulate(taken[::-1])[::-1] + counting[:poor] - 1
-                first = int(taken.searchsorted(0))
-                taken, room, number = taken[first:], room[first:], number[first:]
-                found[left[taken]] = number[: len(taken)]
-                room[: len(taken)] -= sizes[taken]
-                kept: Mask = numpy.ones(head, dtype=bool)
-                kept[taken] = False
-                left, sizes = left[kept], sizes[kept]
-            if len(left):
-                room, number = _by_room(room, number, sizes[0])
-    return found
-
-
-def _longest_first(sizes: Any, size: float) -> I64:
-    """Return the number of the pack for each of ``sizes``, which are in rising order. The result is the second plan of
-    packs: several samples are placed together, each in the fullest pack that it fits into."""
-    found: I64 = numpy.zeros(len(sizes), dtype=numpy.int64)
-    room, number = sizes[:0], found[:0]
-    packs, step = 0, max(1, len(sizes) // PARTS)
-    for end in range(len(sizes), 0, -step):
-        first = max(0, end - step)
-        while first < end:
-            some = numpy.arange(end - first)
-            taken = numpy.maximum.accumulate(room.searchsorted(sizes[first:end], "left") - some) + some
-            taken = taken[: int(taken.searchsorted(len(room)))]
-            found[first : first + len(taken)] = number[taken]
-            room[taken] -= sizes[first : first + len(taken)]
-            first += len(taken)
-            if first < end:
-                more, numbers = _opened(sizes[first:end], size, packs)
-                packs += len(more)
-                room, number = numpy.concatenate((room, more)), numpy.concatenate((number, numbers))
-            room, number = _by_room(room, number, sizes[0])
-    return numpy.unique(found, return_inverse=True)[1]
+KINDS: Mapping[str, Kind] = {
+    "bucket": Kind(_by_bucket, _load_of_buckets),
+    "budget": Kind(_by_budget, _load_of_budgets),
+    "packed": Kind(_packed, _load_of_packs),
+}
+"""The functions of each kind of batches, by :attr:`Rule.kind`."""

@@ -77,6 +77,17 @@ def groups(numbers: I64) -> Iterator[tuple[int, I64]]:
         yield number, (numbers == number).nonzero()[0]
 
 
+def rising(values: Any) -> I64:
+    """Return the indexes that sort the values in rising order; equal values keep their order. Whole numbers from 0 to
+    65,535 are sorted four times as fast."""
+    if len(values) and values.min() >= 0 and values.max() < 1 << 16:
+        small = values.astype(numpy.uint16)
+        if values.dtype.kind in "iu" or (small == values).all():
+            values = small
+    order: I64 = values.argsort(kind="stable")
+    return order
+
+
 def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[Any]:
     """Call ``read(number, rows)`` for each different number and the rows that have this number. Return the items of all
     calls in the order of the rows."""

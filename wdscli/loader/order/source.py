@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import F64, I64, numpy, runs
 from wdscli.errors import UsageError
-from wdscli.loader.order.batches import rising
-from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, groups, key
+from wdscli.loader.order.order import ENDLESS, MIXED, THINNED, EpochOrder, gathered, groups, key, rising
 from wdscli.ordering import mix_array
 from wdscli.threads import ForkLock
 
@@ -54,6 +54,13 @@ class Keys(Fact):
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> list[str]:
         return [catalog.table(shard).key(place) for shard, place in zip(shards.tolist(), places.tolist())]
+
+
+class Addresses(Fact):
+    """The question for the address of each sample's shard."""
+
+    def __call__(self, catalog: Any, shards: I64, places: I64) -> list[str]:
+        return [catalog.addresses[shard] for shard in shards.tolist()]
 
 
 class Holds(Fact):
@@ -137,16 +144,16 @@ class EpochReader:
             hint="copy the shards to plain files, or call batched() without values",
         )
 
-    def find(self, key: str, length: int) -> int | None:
-        """Return the first position below ``length`` that has the sample with this key, or None if there is no such
+    def find(self, key: str, searched: range) -> int | None:
+        """Return the first of the positions ``searched`` that has the sample with this key, or None if there is no such
         position. No payload is read."""
         fact = Holds(key)
-        for first in range(0, length, SOUGHT):
-            positions: I64 = numpy.arange(first, min(first + SOUGHT, length), dtype=numpy.int64)
+        for first in searched[::SOUGHT]:
+            positions: I64 = numpy.arange(first, min(first + SOUGHT, searched.stop), dtype=numpy.int64)
             rows = numpy.asarray(self.about(positions, fact)).nonzero()[0]
             if len(rows):
                 return first + int(rows[0])
-            if length >= ENDLESS and not any(fact.found.values()):
+            if searched.stop >= ENDLESS and not any(fact.found.values()):
                 break
         return None
 
@@ -170,6 +177,8 @@ class PositionSource:
     """Whether samples can only be read from beginning to end."""
     is_appended = False
     """Whether a user appended this source to an empty pipeline, where stages cannot use methods of a dataset."""
+    has_same_samples = True
+    """Whether every epoch has the same samples."""
     facts = ""
     """A description for repr() of a dataset."""
 
@@ -203,6 +212,13 @@ class Derived(PositionSource):
 
     def __init__(self, source: PositionSource) -> None:
         self.source, self.facts = source, source.facts
+        self.has_same_samples = source.has_same_samples
+
+    def over(self, source: PositionSource) -> PositionSource:
+        """Return the same view of another source."""
+        new = copy(self)
+        new.source = source
+        return new
 
     def identity(self) -> dict[str, Any]:
         return self.source.identity()
@@ -254,10 +270,14 @@ class Slice(NamedTuple):
     step: int | None
 
     def range(self, length: int) -> range:
+        if length >= ENDLESS and min(self.start or 0, self.stop or 0) < 0:
+            raise UsageError(
+                "slice() counts from the end of an epoch that has no end", hint="use non-negative indices"
+            )
         return range(*slice(self.start, self.stop, self.step).indices(length))
 
     def count(self, length: int) -> int:
-        return len(self.range(length))
+        return ENDLESS if length >= ENDLESS and self.stop is None else len(self.range(length))
 
     def placed(self, length: int, epoch: int) -> Placed:
         chosen = self.range(length)
@@ -357,6 +377,8 @@ class BatchSlice(NamedTuple):
     whole: bool = False
 
     def count(self, length: int) -> int:
+        if length >= ENDLESS:
+            return min(ENDLESS, self.chosen.count(length) * self.size)
         length = self._length(length)
         blocks = -(-length // self.size)
         chosen = self.chosen.range(blocks)
@@ -364,7 +386,8 @@ class BatchSlice(NamedTuple):
         return len(chosen) * self.size - short
 
     def placed(self, length: int, epoch: int) -> Placed:
-        chosen, size = self.chosen.range(-(-self._length(length) // self.size)), self.size
+        blocks = length if length >= ENDLESS else -(-self._length(length) // self.size)
+        chosen, size = self.chosen.range(blocks), self.size
         return lambda positions: (chosen.start + chosen.step * (positions // size)) * size + positions % size
 
     def _length(self, length: int) -> int:
@@ -386,10 +409,15 @@ class Viewed(Derived):
     def __init__(self, source: PositionSource, view: View) -> None:
         super().__init__(source)
         self.view = view
+        self.has_same_samples = source.has_same_samples and isinstance(view, Mixed)
 
     def identity(self) -> dict[str, Any]:
-        inner = self.source.identity()
-        return {**inner, "view": [*inner.get("view", []), self.view.identity()]}
+        inner = dict(self.source.identity())
+        earlier = inner.get("view", [])
+        # A length of epochs inside a view is a part of the view, because the order of both makes a difference.
+        if "epoch length" in inner and not isinstance(self.view, Drawn):
+            earlier = [*earlier, ["epochs", *inner.pop("epoch length")]]
+        return {**inner, "view": [*earlier, self.view.identity()]}
 
     def length(self, epoch: int) -> int:
         return self.view.count(self.source.length(epoch))
@@ -400,7 +428,7 @@ class Viewed(Derived):
 
 def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
     """Return ``source`` with the same views as ``seen`` has."""
-    return Viewed(seen_as(seen.source, source), seen.view) if isinstance(seen, Viewed) else source
+    return seen.over(seen_as(seen.source, source)) if isinstance(seen, Derived) else source
 
 
 class _ViewReader(EpochReader):
@@ -455,10 +483,13 @@ class Span(Derived):
         super().__init__(source)
         self.passes = passes
         self.positions = positions
+        self.has_same_samples = self.has_same_samples and passes is not None and positions is None
         self._shared = shared
 
     def identity(self) -> dict[str, Any]:
-        return {**self.source.identity(), "epoch length": self._shared}
+        inner = self.source.identity()
+        earlier = {"earlier length": inner["epoch length"]} if "epoch length" in inner else {}
+        return {**inner, **earlier, "epoch length": self._shared}
 
     def length(self, epoch: int) -> int:
         limit = ENDLESS if self.positions is None else self.positions

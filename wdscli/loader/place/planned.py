@@ -2,25 +2,40 @@
 
 :mod:`wdscli.loader.order.batches` plans the batches of each window of an epoch; the list has the batches of all
 windows. A window is planned when one of its batches is needed, so an epoch begins after one window is planned. A state
-has a mark: the number of a window and the number of its first batch. So a resumed run also plans only one window. To
-find a batch, the windows between it and the nearest mark are planned, forwards or backwards. Only the length of an
-epoch needs the plans of all windows. The module does not know how values are found, nor how samples are read.
+has a mark: the number of a window, the number of its first batch, and a digest of its values. So a resumed run also
+plans only one window, and refuses the state if the values changed. To find a batch, the windows between it and the
+nearest mark are planned, forwards or backwards. Only the length of an epoch needs the plans of all windows.
+
+:class:`PlannedBatches` are a part of the list (:class:`ListPart`). ``slice`` chooses steps of an epoch; a step has a
+batch for each rank. ``with_epoch(batches=n)`` makes one endless list of all epochs, and cuts it after every n steps.
+The module does not know how values are found, nor how samples are read.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import count
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from itertools import count, takewhile
 from json import dumps
 from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, numpy
+from wdscli.arrays import F64, I64, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.order.batches import Misfit, Planned, Rule, planned
 from wdscli.loader.order.order import ENDLESS, PLANNED, key
-from wdscli.loader.order.source import EpochReader, Keys, PositionSource, Values
-from wdscli.loader.place.ranks import Share, Tail
+from wdscli.loader.order.source import (
+    Addresses,
+    EpochReader,
+    Keys,
+    PositionSource,
+    Slice,
+    Span,
+    Values,
+    Viewed,
+)
+from wdscli.loader.place.cuts import Cut, Epochs, Part
+from wdscli.loader.place.ranks import EpochBatches, Fill, Share, Tail
 from wdscli.threads import ForkLock
 
 HELD = 16
@@ -33,14 +48,13 @@ PLANS = 4
 """The number of epochs whose plans are kept."""
 
 
-class Fill(NamedTuple):
-    """How full a batch is. ``used``, ``cells`` and ``room`` are in the unit of the rule's value: the sum of the
-    samples, this sum with padding, and the largest sum that fits. ``left_out`` counts samples that were too long."""
+class Window(NamedTuple):
+    """A planned window. ``digest`` identifies the values of its samples. ``left_out`` counts by shard the samples that
+    were too long."""
 
-    used: float = 0
-    cells: float = 0
-    room: float = 0
-    left_out: int = 0
+    plan: Planned
+    digest: str
+    left_out: Mapping[str, int]
 
 
 class Plan:
@@ -49,25 +63,32 @@ class Plan:
     into no batch. A window is planned with the key ``key(*of_epoch, window)``."""
 
     def __init__(self, rule: Rule, length: int, of_epoch: Sequence[int], reader: EpochReader) -> None:
-        self._rule, self._of_epoch, self._reader = rule, of_epoch, reader
+        self.rule, self._of_epoch, self._reader = rule, of_epoch, reader
         self.length = length
-        self._windows = -(-length // rule.window)
+        self.windows = -(-length // rule.window)
         self._firsts = {0: 0}
         """The number of the first batch of each counted window."""
-        self._held: OrderedDict[int, Planned] = OrderedDict()
-        self._at = 0
+        self._held: OrderedDict[int, Window] = OrderedDict()
+        self._current = 0
+        """The window that had the latest requested batch."""
         self._lock = ForkLock()
 
     def note(self, window: int, first: int) -> None:
         """Note a mark: ``first`` is the number of the first batch of ``window``."""
-        if 0 < window < self._windows and first >= 0:
+        if 0 < window < self.windows and first >= 0:
             self._firsts.setdefault(window, first)
 
-    def mark(self, number: int) -> list[int]:
-        """Return the mark for batch ``number``: its window, and the number of the window's first batch."""
+    def mark(self, number: int) -> list[Any]:
+        """Return the mark for batch ``number``: its window, the number of the window's first batch, and the digest of
+        the window's values."""
         with self._lock:
             self._find(number)
-            return [self._at, self._firsts[self._at]]
+            return [self._current, self._firsts[self._current], self._window(self._current).digest]
+
+    def digest(self, window: int) -> str:
+        """Return the digest of the values of a window, which is not planned for this."""
+        with self._lock:
+            return self._held[window].digest if window in self._held else _digest(self._values(window))
 
     def has(self, number: int) -> bool:
         """Return whether the list has a batch with this number."""
@@ -78,8 +99,8 @@ class Plan:
     def typical(self) -> int:
         """The approximate number of samples in a batch."""
         with self._lock:
-            window = self._window(max(0, self._at)) if self._windows else None
-            return max(1, len(window.rows) // max(1, len(window.ends))) if window else 1
+            plan = self._window(max(0, self._current)).plan if self.windows else None
+            return max(1, len(plan.rows) // max(1, len(plan.ends))) if plan else 1
 
     @property
     def total(self) -> int:
@@ -88,86 +109,272 @@ class Plan:
         if self.length >= ENDLESS:
             raise UsageError(
                 "an endless epoch has no last batch, so its batches cannot be counted",
-                hint="with_epoch(samples=n)",
+                hint="with_epoch(batches=n) or slice(n)",
             )
         with self._lock:
-            return self._first(self._windows)
+            return self._first(self.windows)
 
     def batch(self, number: int) -> tuple[I64, Fill]:
         """Return the positions and the fill of batch ``number``, which must be in the list."""
         with self._lock:
             self._find(number)
-            window, at = self._window(self._at), number - self._firsts[self._at]
-            first = int(window.ends[at - 1]) if at else 0
-            rows = window.rows[first : int(window.ends[at])] + self._first_position(self._at)
-            left_out = 0 if at else window.left_out
-            return rows, Fill(
-                float(window.used[at]), float(window.cells[at]), float(window.room[at]), left_out
+            window, place = self._window(self._current), number - self._firsts[self._current]
+            plan = window.plan
+            rows = slice(int(plan.ends[place - 1]) if place else 0, int(plan.ends[place]))
+            cut_off = plan.shortened[rows]
+            return plan.rows[rows] + self._first_position(self._current), Fill(
+                float(plan.used[place]),
+                float(plan.cells[place]),
+                float(plan.room[place]),
+                int(numpy.count_nonzero(cut_off)),
+                float(cut_off.sum()),
+                self._left_out(self._current, place),
             )
+
+    def _left_out(self, window: int, place: int) -> Mapping[str, int]:
+        """Return the counts for batch ``place`` of a window. The first batch has the counts of the window. A window
+        without batches counts with the batch before it, or else with the first batch of the list."""
+        windows = [window] if place == 0 else []
+        if place == 0 and self._firsts[window] == 0:
+            windows += range(window)
+        if place == len(self._window(window).plan.ends) - 1:
+            following = range(window + 1, self.windows)
+            windows += takewhile(lambda later: not len(self._window(later).plan.ends), following)
+        return sum((Counter(self._window(counted).left_out) for counted in windows), Counter())
 
     def find(self, position: int) -> int | None:
         """Return the number of the first batch that has this position, or None if its sample was left out."""
         with self._lock:
-            window = ((position + 1) * self._windows - 1) // self.length
-            number, plan = self._first(window), self._window(window)
+            window = ((position + 1) * self.windows - 1) // self.length
+            number, plan = self._first(window), self._window(window).plan
             rows = (plan.rows == position - self._first_position(window)).nonzero()[0]
-            if not len(rows):
-                return None
-            return number + int(plan.ends.searchsorted(rows[0], "right"))
+            return number + int(plan.ends.searchsorted(rows[0], "right")) if len(rows) else None
+
+    def positions_of(self, number: int) -> range:
+        """Return the positions of the window that has batch ``number``, which must be in the list."""
+        with self._lock:
+            self._find(number)
+            return range(self._first_position(self._current), self._first_position(self._current + 1))
 
     def _find(self, number: int) -> bool:
-        """Set ``_at`` to the window of a batch. Return whether the list has the batch."""
-        if not self._firsts.get(self._at, ENDLESS) <= number < self._firsts.get(self._at + 1, 0):
-            self._at = max(window for window, first in self._firsts.items() if first <= number)
+        """Set ``_current`` to the window of a batch. Return whether the list has the batch."""
+        if not self._firsts.get(self._current, ENDLESS) <= number < self._firsts.get(self._current + 1, 0):
+            self._current = max(window for window, first in self._firsts.items() if first <= number)
             after = min((window for window, first in self._firsts.items() if first > number), default=0)
-            if after and self._firsts[after] - number < number - self._firsts[self._at]:
+            if after and self._firsts[after] - number < number - self._firsts[self._current]:
                 while self._first(after - 1) > number:
                     after -= 1
-                self._at = after - 1
-        while self._at < self._windows and number >= self._first(self._at + 1):
-            self._at += 1
-        found = self._at < self._windows
-        self._at = min(self._at, self._windows - 1)
-        return found
+                self._current = after - 1
+        while self._current < self.windows and number >= self._first(self._current + 1):
+            self._current += 1
+        has_batch = self._current < self.windows
+        self._current = min(self._current, self.windows - 1)
+        return has_batch
 
     def _first(self, window: int) -> int:
         """Return the number of the first batch of ``window``, counted from the nearest known window."""
-        near = next(one for step in count() for one in (window - step, window + step) if one in self._firsts)
+        known = (number for step in count() for number in (window - step, window + step))
+        near = next(number for number in known if number in self._firsts)
         for before in range(near, window):
-            self._firsts[before + 1] = self._firsts[before] + len(self._window(before).ends)
+            self._firsts[before + 1] = self._firsts[before] + len(self._window(before).plan.ends)
         for after in range(near, window, -1):
-            self._firsts[after - 1] = self._firsts[after] - len(self._window(after - 1).ends)
+            self._firsts[after - 1] = self._firsts[after] - len(self._window(after - 1).plan.ends)
         return self._firsts[window]
 
     def _first_position(self, window: int) -> int:
-        return self.length * window // self._windows
+        return self.length * window // self.windows
 
-    def _window(self, window: int) -> Planned:
+    def _positions(self, window: int) -> I64:
+        return numpy.arange(self._first_position(window), self._first_position(window + 1), dtype=numpy.int64)
+
+    def _values(self, window: int) -> F64:
+        return numpy.asarray(
+            self._reader.about(self._positions(window), Values(self.rule.value)), dtype=float
+        )
+
+    def _window(self, window: int) -> Window:
         if window not in self._held:
-            first, end = self._first_position(window), self._first_position(window + 1)
-            positions: I64 = numpy.arange(first, end, dtype=numpy.int64)
-            values = numpy.asarray(self._reader.about(positions, Values(self._rule.value)), dtype=float)
-            try:
-                self._held[window] = planned(values, self._rule, key(*self._of_epoch, window))
-            except Misfit as misfit:
-                [sample] = self._reader.about(positions[misfit.row : misfit.row + 1], Keys())
-                hint = HINT_OF_PACKS if self._rule.kind == "packed" else HINT
-                raise DataError(
-                    f"{self._rule.value} {misfit}", code="misfit", member=sample, hint=hint
-                ) from None
+            self._held[window] = self._planned(window)
             if len(self._held) > HELD:
                 self._held.popitem(last=False)
         self._held.move_to_end(window)
         return self._held[window]
 
+    def _planned(self, window: int) -> Window:
+        values, positions = self._values(window), self._positions(window)
+        try:
+            plan = planned(values, self.rule, key(*self._of_epoch, window))
+        except Misfit as misfit:
+            [sample] = self._reader.about(positions[misfit.row : misfit.row + 1], Keys())
+            hint = HINT_OF_PACKS if self.rule.kind == "packed" else HINT
+            raise DataError(f"{self.rule.value} {misfit}", code="misfit", member=sample, hint=hint) from None
+        left_out = Counter(
+            self._reader.about(positions[plan.left_out], Addresses()) if len(plan.left_out) else ()
+        )
+        return Window(plan, _digest(values), left_out)
+
+
+def _digest(values: F64) -> str:
+    from xxhash import xxh3_64_hexdigest
+
+    return xxh3_64_hexdigest(values.astype("<f8").tobytes())
+
+
+class ListPart(NamedTuple):
+    """A part of the list of batches: ``length`` batches from batch ``first`` on (None: all batches to the end of the
+    list). With ``step`` > 1, the part has only every ``step``-th step of the ranks."""
+
+    first: int = 0
+    length: int | None = None
+    step: int = 1
+
+
+def _in_steps(batches: int, step: int, world: int) -> int:
+    """Return how many of ``batches`` batches are in every ``step``-th step of ``world`` ranks."""
+    whole, last_batches = divmod(batches, step * world)
+    return whole * world + min(last_batches, world)
+
+
+WHOLE_LIST = ListPart()
+
+
+class PlannedBatches(EpochBatches):
+    """The batches of one rank and worker in a ``part`` of a plan. In each step, the ranks take the next ``world``
+    batches of the list, one batch each. A batch of a rank has the number of the step's first batch in the part, so
+    numbers are ``world`` apart. With ``varies``, the list may have another length in other epochs."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        share: Share,
+        tail: Tail = "even",
+        part: ListPart = WHOLE_LIST,
+        varies: bool = False,
+    ) -> None:
+        self.plan, self.share, self.tail = plan, share, tail
+        self.length, self.stride = plan.length, share.world
+        self._part, self._varies = part, varies
+
+    @property
+    def whole(self) -> int:
+        # A state fits any number of ranks.
+        return 0
+
+    @property
+    def typical(self) -> int:
+        return self.plan.typical
+
+    @property
+    def is_endless(self) -> bool:
+        return self._part.length is None and self.plan.length >= ENDLESS
+
+    def sliced(self, chosen: Slice) -> PlannedBatches:
+        """Return a slice of the steps."""
+        world, part = self.share.world, self._part
+        start, stop, step = chosen.start or 0, chosen.stop, chosen.step or 1
+        if start < 0 or (stop is not None and stop < 0):
+            steps = chosen.range(ENDLESS if self.is_endless else self._steps)
+            start, stop = steps.start, steps.stop
+        total = None if part.length is None else _in_steps(max(0, part.length - start * world), step, world)
+        if stop is not None:
+            wanted = len(range(start, stop, step)) * world
+            total = wanted if total is None else min(total, wanted)
+        return PlannedBatches(
+            self.plan,
+            self.share,
+            self.tail,
+            ListPart(self._in_list(start * world), total, part.step * step),
+            self._varies,
+        )
+
+    def ended(self, number: int) -> bool:
+        last = {"drop": self.share.world - 1, "uneven": self.share.rank}.get(self.tail, 0)
+        return not self._has(number + last)
+
+    @property
+    def of_rank(self) -> int:
+        missing = {"drop": 1 - self.share.world, "uneven": -self.share.rank}.get(self.tail, 0)
+        return max(0, -(-(self._total + missing) // self.share.world))
+
+    @property
+    def varies(self) -> bool:
+        return self._varies and (self._part.length is None or self._total < self._part.length)
+
+    @property
+    def _steps(self) -> int:
+        """The number of steps of the ranks."""
+        more = 0 if self.tail == "drop" else self.share.world - 1
+        return (self._total + more) // self.share.world
+
+    @property
+    def _total(self) -> int:
+        """The number of batches in the part."""
+        first, counted, step = self._part
+        if counted is not None and self.plan.length >= ENDLESS:
+            return counted
+        listed = _in_steps(max(0, self.plan.total - first), step, self.share.world)
+        return listed if counted is None else min(listed, counted)
+
+    def _in_list(self, number: int) -> int:
+        """Return the number in the list of batch ``number`` of the part."""
+        first, _, step = self._part
+        steps, rank = divmod(number, self.share.world)
+        return first + steps * step * self.share.world + rank
+
+    def _has(self, number: int) -> bool:
+        counted = self._part.length
+        return (counted is None or number < counted) and self.plan.has(self._in_list(number))
+
+    def several(self, numbers: range) -> tuple[I64, list[int]]:
+        batches = [self._of_step(number)[0] for number in numbers if not self.ended(number)]
+        return numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *batches]), list(map(len, batches))
+
+    @property
+    def searched(self) -> range:
+        first, counted, _ = self._part
+        if (first, counted) == (0, None):
+            return range(self.plan.length)
+        if not self._has(0):
+            return range(0)
+        start, stop = self.plan.positions_of(first).start, self.plan.length
+        if counted is not None and self._has(counted - 1):
+            stop = self.plan.positions_of(self._in_list(counted - 1)).stop
+        return range(start, stop)
+
+    def find(self, position: int) -> tuple[int, int] | None:
+        listed, world = self.plan.find(position), self.share.world
+        if listed is None or listed < self._part.first:
+            return None
+        steps, place = divmod(listed - self._part.first, self._part.step * world)
+        number = steps * world + place
+        if place >= world or not self._has(number):
+            return None
+        step, rank = divmod(number, world)
+        dropped = self.tail == "drop" and not self._has((step + 1) * world - 1)
+        return None if dropped else (step, rank)
+
+    def fill(self, number: int) -> Fill:
+        return self._of_step(number)[1]
+
+    def mark(self, number: int) -> list[Any] | None:
+        listed = self._in_list(number)
+        return self.plan.mark(listed) if listed and self.plan.windows else None
+
+    def _of_step(self, number: int) -> tuple[I64, Fill]:
+        """Return one batch of the rank. If the part has no batch for the rank in the last step, return a batch from the
+        beginning of the part."""
+        number += self.share.rank
+        return self.plan.batch(self._in_list(number if self._has(number) else number % self._total))
+
 
 class Plans:
-    """The latest plans by ``rule``. Copies of a dataset share the plans."""
+    """The latest plans by ``rule``, and how cuts apply to them. Copies of a dataset share the plans."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self._plans: OrderedDict[str, Plan] = OrderedDict()
         self._marks: dict[str, tuple[int, int]] = {}
+        self._has_warned = False
 
     def of_world(self, world: int) -> Rule:
         """Return the rule for ``world`` ranks. Raises UsageError if a group of batches cannot be divided among so many
@@ -181,10 +388,48 @@ class Plans:
             )
         return self.rule
 
-    def of(self, source: PositionSource, epoch: int, world: int) -> Plan:
-        """Return the plan of an epoch of a source for ``world`` ranks. Raises UsageError."""
+    def stride(self, share: Share) -> int:
+        """Return the difference between the numbers of two neighbouring batches of a rank."""
+        return share.world
+
+    def source_epoch(self, cuts: Sequence[Cut], epoch: int) -> int:
+        """Return the epoch of the source, with its cuts, that has the batches of ``epoch``."""
+        return _list_of(cuts, epoch, Share())[0]
+
+    def cut(self, source: PositionSource, cuts: Sequence[Cut], share: Share, tail: Tail) -> PositionSource:
+        """Return ``source`` with the cuts that count samples. :meth:`batches` applies the others. Raises UsageError for
+        an impossible order of cuts."""
+        for number, cut in enumerate(cuts):
+            if isinstance(cut, Part):
+                source = Viewed(source, cut.chosen) if cut.of == "samples" else source
+            elif any(isinstance(earlier, Part) and earlier.of == "batches" for earlier in cuts[:number]):
+                raise UsageError(
+                    f"with_epoch() and repeat() cannot follow slice() of the batches of {self.rule.name}",
+                    hint="call slice() last, after with_epoch() or repeat() without a number",
+                )
+            elif cut.counts_batches:
+                counted = [cut.passes, cut.positions(share, 1), "batches"]
+                source = Span(source, cut.passes, None, counted)
+            else:
+                source = cut.of_source(source, share, 1)
+        return source
+
+    def batches(
+        self, source: PositionSource, cuts: Sequence[Cut], epoch: int, share: Share, tail: Tail
+    ) -> PlannedBatches:
+        """Return the batches of an epoch of ``source``, which has the cuts that count samples. Raises UsageError."""
+        number, part = _list_of(cuts, epoch, share)
+        plan = self._plan(source, number, share.world)
+        varies = plan.windows > 1 or not source.has_same_samples
+        batches = PlannedBatches(plan, share, tail, part, varies)
+        for cut in cuts:
+            if isinstance(cut, Part) and cut.of == "batches":
+                batches = batches.sliced(cut.chosen)
+        return batches
+
+    def _plan(self, source: PositionSource, epoch: int, world: int) -> Plan:
         rule = self.of_world(world)
-        name = self._name(source, epoch, rule)
+        name = dumps([epoch, source.identity(), rule.together], default=str)
         if name not in self._plans:
             of_epoch = source.seed, PLANNED, epoch
             plan = self._plans[name] = Plan(rule, source.length(epoch), of_epoch, source.reader(epoch))
@@ -194,91 +439,55 @@ class Plans:
                 self._plans.popitem(last=False)
         return self._plans[name]
 
-    def note(self, source: PositionSource, epoch: int, world: int, mark: Any) -> None:
-        """Note the mark in a loaded state, for an epoch of a source. A value that is not a mark is ignored."""
-        if isinstance(mark, list) and len(mark) == 2 and all(type(one) is int for one in mark):
-            self._marks[self._name(source, epoch, self.of_world(world))] = mark[0], mark[1]
-            self.of(source, epoch, world).note(*mark)
+    def identity(self, cuts: Sequence[Cut], share: Share) -> dict[str, Any]:
+        """Return the facts that must be the same in a saved state and here, as plain values. A number of steps counts
+        as the number of their batches, so that a state fits other ranks with as many batches in all."""
+        slices = []
+        for cut in cuts:
+            if isinstance(cut, Part) and cut.of == "batches":
+                start, stop, step = cut.chosen
+                bounds = [None if bound is None else bound * share.world for bound in (start, stop)]
+                slices.append([*bounds, *([step, share.world] if step not in (None, 1) else [])])
+        return {"batches": self.of_world(share.world).identity(), **({"slices": slices} if slices else {})}
 
-    @staticmethod
-    def _name(source: PositionSource, epoch: int, rule: Rule) -> str:
-        return dumps([epoch, source.identity(), rule.together], default=str)
+    def note(self, source: PositionSource, cuts: Sequence[Cut], epoch: int, share: Share, mark: Any) -> None:
+        """Note the mark in a loaded state, for an epoch of a source. A value that is not a mark is ignored. Raises
+        UsageError if the values of the mark's window differ."""
+        window, first, digest = mark if isinstance(mark, list) and len(mark) == 3 else (0, 0, None)
+        if not (type(window) is type(first) is int and isinstance(digest, str)):
+            return
+        number, _ = _list_of(cuts, epoch, share)
+        plan = self._plan(source, number, share.world)
+        if window < plan.windows and plan.digest(window) != digest:
+            raise UsageError(
+                f"the state was saved with other values of {self.rule.value}, so samples would be lost or repeated",
+                hint=f"restore the values, or begin epoch {epoch} again with set_epoch({epoch})",
+            )
+        self._marks[dumps([number, source.identity(), plan.rule.together], default=str)] = window, first
+        plan.note(window, first)
+
+    def warn_of_length(self, batches: EpochBatches) -> None:
+        """Warn once if the epochs may differ in the number of their batches."""
+        if batches.varies and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"other epochs of {self.rule.name} may have some batches more or fewer: their samples, or the windows\n"
+                f"of {self.rule.window:,} samples, differ; with_epoch(batches=n) makes all epochs equally long",
+                stacklevel=3,
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plans": OrderedDict()}
 
 
-class PlannedBatches(NamedTuple):
-    """The batches of one rank and worker in a plan, with the methods of :class:`~wdscli.loader.place.ranks.Batches`. In
-    each step, the ranks take the next ``world`` batches of the list, one batch each. A batch of a rank has the number
-    of the step's first batch in the list, so numbers are ``stride`` apart.
-    """
-
-    plan: Plan
-    share: Share
-    tail: Tail = "even"
-
-    @property
-    def whole(self) -> int:
-        """The size of a global batch in a state: 0 for planned batches, so that a state fits any number of ranks."""
-        return 0
-
-    @property
-    def length(self) -> int:
-        """The number of positions in the epoch."""
-        return self.plan.length
-
-    @property
-    def stride(self) -> int:
-        """The difference between the numbers of two neighbouring batches of a rank."""
-        return self.share.world
-
-    def numbers(self, first: int) -> range:
-        """Return the numbers of this worker's batches from ``first`` on. The range also has numbers after the last
-        batch."""
-        return range(first, ENDLESS, self.share.world * self.share.workers)
-
-    def ended(self, number: int) -> bool:
-        """Return whether this rank has no batch with this or a higher number."""
-        more = {"drop": self.share.world - 1, "uneven": self.share.rank}.get(self.tail, 0)
-        return not self.plan.has(number + more)
-
-    @property
-    def of_rank(self) -> int:
-        """The number of this rank's batches in an epoch. Raises UsageError for an endless epoch."""
-        more = {"drop": 1 - self.share.world, "uneven": -self.share.rank}.get(self.tail, 0)
-        return max(0, -(-(self.plan.total + more) // self.share.world))
-
-    @property
-    def batch(self) -> int:
-        """The approximate number of samples in a batch."""
-        return self.plan.typical
-
-    def several(self, numbers: range) -> tuple[I64, list[int]]:
-        """Return the positions of some batches, batch after batch, and the number of positions in each batch. Batches
-        after the end of the epoch are left out."""
-        found = [self._step(number)[0] for number in numbers if not self.ended(number)]
-        return numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *found]), list(map(len, found))
-
-    def positions(self, number: int) -> I64:
-        """Return the positions of batch ``number`` for this rank, in order."""
-        return self.several(range(number, number + 1))[0]
-
-    def find(self, position: int) -> tuple[int, int] | None:
-        """Return (batch, rank) of a position, or None if no rank has the position."""
-        number = self.plan.find(position)
-        if number is None:
-            return None
-        step, rank = divmod(number, self.share.world)
-        dropped = self.tail == "drop" and not self.plan.has((step + 1) * self.share.world - 1)
-        return None if dropped else (step, rank)
-
-    def fill(self, number: int) -> Fill:
-        """Return how full batch ``number`` is."""
-        return self._step(number)[1]
-
-    def _step(self, number: int) -> tuple[I64, Fill]:
-        """Return one batch of the rank. If the list has no batch for the rank in the last step, return a batch from the
-        beginning of the list."""
-        number += self.share.rank
-        return self.plan.batch(number if self.plan.has(number) else number % self.plan.total)
+def _list_of(cuts: Sequence[Cut], epoch: int, share: Share) -> tuple[int, ListPart]:
+    """Return the number of the epoch whose list has the batches of ``epoch``, and the part of the list."""
+    for cut in cuts:
+        if isinstance(cut, Epochs) and cut.counts_batches:
+            counted = cut.positions(share, 1) or 0
+            return (
+                (0, ListPart(epoch * counted, counted))
+                if cut.passes is None
+                else (epoch, ListPart(0, counted))
+            )
+    return epoch, WHOLE_LIST

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -136,19 +137,112 @@ or no samples."""
 TAILS = ("even", "drop", "pad", "uneven")
 
 
-class Batches(NamedTuple):
-    """The batches of one epoch, for one rank and worker. ``length`` is the number of positions in the epoch, and
-    ``batch`` the number of samples in a batch of one rank."""
+class Fill(NamedTuple):
+    """How full a planned batch is. ``used``, ``cells`` and ``room`` are in the unit of the value: the sum of the
+    samples, this sum with padding, and the largest sum that fits. ``shortened`` is the number of samples that were
+    shortened, and ``cut_off`` is the sum of what they lost. ``left_out`` counts by shard the samples that were too long
+    for any batch."""
 
-    length: int
-    batch: int
+    used: float
+    cells: float
+    room: float
+    shortened: int
+    cut_off: float
+    left_out: Mapping[str, int]
+
+
+class EpochBatches(ABC):
+    """The batches of one epoch, for the worker ``share`` of a rank: which samples has batch k? There are two kinds:
+    :class:`Batches` of equal size, and :class:`~wdscli.loader.place.planned.PlannedBatches`. The numbers of a rank's
+    batches are ``stride`` apart, and worker i of the rank makes each of them whose place is i modulo the number of
+    workers."""
+
     share: Share
-    tail: Tail = "even"
+    tail: Tail
+    length: int
+    """The number of positions in the epoch."""
+    stride = 1
+    """The difference between the numbers of two neighbouring batches of a rank."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> int:
+        """The number of samples in a global batch, for a state; 0 if the batches have several sizes."""
+
+    @property
+    @abstractmethod
+    def typical(self) -> int:
+        """The number of samples in a batch of one rank, which is approximate if the batches have several sizes."""
+
+    @property
+    @abstractmethod
+    def is_endless(self) -> bool:
+        """Whether the epoch has no last batch."""
+
+    @property
+    @abstractmethod
+    def of_rank(self) -> int:
+        """The number of this rank's batches in the epoch. A batch without a sample for this rank does not count."""
+
+    @abstractmethod
+    def ended(self, number: int) -> bool:
+        """Return whether this rank has no batch with this or a higher number."""
+
+    @abstractmethod
+    def several(self, numbers: range) -> tuple[I64, list[int]]:
+        """Return the positions of some batches, batch after batch, and the number of positions in each batch. Batches
+        after the end of the epoch are left out."""
+
+    @abstractmethod
+    def find(self, position: int) -> tuple[int, int] | None:
+        """Return (batch, rank) of a position, or None if no rank has the position."""
+
+    def positions(self, number: int) -> I64:
+        """Return the positions of batch ``number`` for this rank, in order."""
+        return self.several(range(number, number + 1))[0]
+
+    def numbers(self, first: int) -> range:
+        """Return the numbers of this worker's batches from ``first`` on. The range may have numbers after the last
+        batch."""
+        return range(first, ENDLESS, self.stride * self.share.workers)
+
+    @property
+    def varies(self) -> bool:
+        """Whether other epochs may have more or fewer batches."""
+        return False
+
+    @property
+    def searched(self) -> range:
+        """The positions that may be in batches of this epoch."""
+        return range(self.length)
+
+    def fill(self, number: int) -> Fill | None:
+        """Return how full batch ``number`` is, or None if the batches have no values."""
+        return None
+
+    def mark(self, number: int) -> list[Any] | None:
+        """Return what a state needs besides the number of the next batch, or None."""
+        return None
+
+
+class Batches(EpochBatches):
+    """Batches of equal size. ``length`` is the number of positions in the epoch, and ``batch`` the number of samples in
+    a batch of one rank."""
+
+    def __init__(self, length: int, batch: int, share: Share, tail: Tail = "even") -> None:
+        self.length, self.batch, self.share, self.tail = length, batch, share, tail
+
+    @property
+    def typical(self) -> int:
+        return self.batch
 
     @property
     def whole(self) -> int:
-        """The number of samples in a global batch."""
         return self.batch * self.share.world
+
+    @property
+    def is_endless(self) -> bool:
+        return self.length >= ENDLESS
 
     @property
     def total(self) -> int:
@@ -157,24 +251,16 @@ class Batches(NamedTuple):
         whole = self.length // self.whole
         return whole if self.tail == "drop" else -(-self.length // self.whole)
 
-    @property
-    def stride(self) -> int:
-        """The difference between the numbers of two neighbouring batches of a rank."""
-        return 1
-
     def numbers(self, first: int) -> range:
-        """Return the numbers of this worker's batches from ``first`` on."""
         return range(first, self.total, self.share.workers)
 
     def ended(self, number: int) -> bool:
-        """Return whether this rank has no samples in batch ``number`` and later batches."""
         return number >= self.of_rank
 
     @property
     def of_rank(self) -> int:
-        """The number of this rank's batches in an epoch. A batch without a sample for this rank does not count."""
         total = self.total
-        if not total or self.length >= ENDLESS:
+        if not total or self.is_endless:
             return total
         return total - (not len(self.positions(total - 1)))
 
@@ -186,27 +272,21 @@ class Batches(NamedTuple):
             return self.total * self.whole
         return self.length + (-self.length % self.share.world if self.tail == "even" else 0)
 
-    def positions(self, number: int) -> I64:
-        """Return the positions of batch ``number`` for this rank, in order."""
-        return self.several(range(number, number + 1))[0]
-
     def find(self, position: int) -> tuple[int, int] | None:
-        """Return (batch, rank) of a position, or None if its batch is dropped."""
         number, place = divmod(position, self.whole)
         return (number, place % self.share.world) if number < self.total else None
 
     def several(self, numbers: range) -> tuple[I64, list[int]]:
-        """Return the positions of some batches, batch after batch, and the number of positions in each batch."""
         # The count is limited to the epoch's samples, because an array of a huge batch size would not fit into memory.
         count = min(self.batch, self.end)
         firsts: I64 = self.whole * numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
         places: I64 = self.share.rank + self.share.world * numpy.arange(count, dtype=numpy.int64)
-        found: I64 = (firsts[:, None] + places).reshape(-1)
+        positions: I64 = (firsts[:, None] + places).reshape(-1)
         if len(numbers) and (numbers[-1] + 1) * self.whole <= self.length:
-            return found, [self.batch] * len(numbers)
-        inside = found < self.end
+            return positions, [self.batch] * len(numbers)
+        inside = positions < self.end
         counts: list[int] = inside.reshape(len(numbers), count).sum(axis=1).tolist()
-        return found[inside] % max(1, self.length), counts
+        return positions[inside] % max(1, self.length), counts
 
 
 NAMES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")

@@ -40,8 +40,7 @@ from wdscli.storage.retry import network, take_traffic
 from wdscli.threads import PATIENCE_SECONDS, end
 
 if TYPE_CHECKING:
-    from wdscli.loader.place.planned import PlannedBatches
-    from wdscli.loader.place.ranks import Batches
+    from wdscli.loader.place.ranks import EpochBatches
 
 BLOCK_BYTES = 16 << 20
 """The approximate payload bytes that are read together. A block has at least one batch."""
@@ -86,7 +85,8 @@ class Block(NamedTuple):
 class Times:
     """Counts the times and the amounts of iterations. ``reading`` is the seconds of waiting for bytes, ``working`` the
     seconds in stages, and ``waiting`` the seconds of waiting for the consumer. ``samples`` and ``bytes`` count what was
-    read. ``used``, ``cells`` and ``room`` are sums over planned batches (:class:`~wdscli.loader.place.planned.Fill`).
+    read. ``used``, ``cells``, ``room``, ``shortened`` and ``cut_off`` are sums over planned batches
+    (:class:`~wdscli.loader.place.ranks.Fill`).
     ``requests`` to remote stores and ``received`` bytes count for all datasets of this process together.
 
     >>> times = Times()
@@ -99,7 +99,8 @@ class Times:
     def __init__(self) -> None:
         self.reading = self.working = self.waiting = 0.0
         self.samples = self.bytes = 0
-        self.used = self.cells = self.room = 0.0
+        self.used = self.cells = self.room = self.cut_off = 0.0
+        self.shortened = 0
         self.requests = self.received = self.sent = self.retries = self.stalls = 0
 
     def add(self, other: dict[str, Any]) -> None:
@@ -118,9 +119,10 @@ class Times:
         """Return the numbers under the names that ``stats()`` has: ``samples``, ``bytes``, ``requests``,
         ``bytes_received``, ``retries``, ``stalls`` and ``seconds_*``."""
         self.add(take_traffic()._asdict())
-        planned = (
-            {"fill": self.cells / self.room, "padding": 1 - self.used / self.cells} if self.cells else {}
-        )
+        planned: dict[str, Any] = {}
+        if self.cells:
+            planned = {"fill": self.cells / self.room, "padding": 1 - self.used / self.cells}
+            planned |= {"truncated": self.shortened, "truncated_length": self.cut_off}
         return {
             **planned,
             "samples": self.samples,
@@ -170,7 +172,7 @@ def _usage() -> Any:
 class Agenda:
     """Divides batches into blocks. :attr:`samples` is the approximate number of samples in the next block."""
 
-    def __init__(self, batches: Batches | PlannedBatches, numbers: range) -> None:
+    def __init__(self, batches: EpochBatches, numbers: range) -> None:
         self._batches, self._numbers = batches, numbers
         self._at = self._bytes = self._read = 0
         self.samples = FIRST_SAMPLES
@@ -179,7 +181,7 @@ class Agenda:
         """Return the next block, or None after the last block."""
         if self._at >= len(self._numbers):
             return None
-        together = max(1, self.samples // self._batches.batch)
+        together = max(1, self.samples // self._batches.typical)
         numbers = self._numbers[self._at : self._at + together]
         self._at += together
         positions, counts = self._batches.several(numbers)
@@ -423,7 +425,7 @@ class _EpochReader(EpochReader):
         shards, samples = self._order.locate(positions)
         return fact(self._catalog, shards, self._catalog.places(shards, samples))
 
-    def find(self, key: str, length: int) -> int | None:
+    def find(self, key: str, searched: range) -> int | None:
         found = self._catalog.find(key)
         if found is None:
             return None
@@ -432,7 +434,8 @@ class _EpochReader(EpochReader):
         sample = place if kept is None else int(kept.searchsorted(place))
         if kept is not None and (sample == len(kept) or kept[sample] != place):
             return None
-        return self._order.find(shard, sample)
+        position = self._order.find(shard, sample)
+        return position if position in searched else None
 
     def expect(self, positions: I64) -> None:
         if self._is_announced:

@@ -26,7 +26,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 from wdscli.loader.order.source import Spare
-from wdscli.loader.place.ranks import Batches
+from wdscli.loader.place.ranks import EpochBatches
 from wdscli.loader.read.failures import Failed, Guard, Policy, Replacing, StopEpoch
 from wdscli.loader.read.reading import Block, Read, Times
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from wdscli.loader.place.planned import PlannedBatches, Plans
+    from wdscli.loader.place.planned import Plans
 
 Sample = dict[str, Any]
 """A sample after ``decode``: a dict of ``__key__``, ``__url__`` and fields of any type. Batches of samples also have
@@ -442,7 +442,7 @@ class Maker:
                 times.waiting += clock() - end
 
 
-def warning_of_gaps(units: Iterator[Unit], batches: Batches | PlannedBatches) -> Iterator[Unit]:
+def warning_of_gaps(units: Iterator[Unit], batches: EpochBatches) -> Iterator[Unit]:
     """Yield ``units``. With several ranks, warn about the first batch that has no samples on this rank, because other
     ranks may have samples. With ``tail="uneven"`` such batches are allowed, and there is no warning."""
     # The generator may have threads, so it is closed at once and not when Python deletes the object.

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import chain, islice
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.batches import WINDOW, Rule, rule_of_batches
-from wdscli.loader.order.source import Mixed, PositionSource, Slice, Thinned, Values, Viewed
+from wdscli.loader.order.source import Derived, Mixed, PositionSource, Slice, Thinned, Values, Viewed
+from wdscli.loader.place.cuts import Cut, Epochs, Part
 from wdscli.loader.place.planned import Plans
 from wdscli.loader.place.ranks import Share, Splitter
 from wdscli.loader.read.failures import Guard, Handler, reraise_exception
@@ -42,54 +43,6 @@ if TYPE_CHECKING:
     from wdscli.loader.read.failures import Counts, Policy
 
 Function = Callable[[Any], Any]
-
-
-class Epochs(NamedTuple):
-    """The length of an epoch. An epoch joins ``passes`` epochs of the source (None: it has no end) and is cut after
-    ``items`` items (None: no cut). The items are counted for each worker, for each ``"rank"``, or for ``"all"`` ranks
-    together. With ``samples``, ``items`` counts samples."""
-
-    passes: int | None
-    items: int | None
-    of: Literal["worker", "rank", "all"] = "worker"
-    samples: bool = False
-
-    @property
-    def by_worker(self) -> bool:
-        """Whether an epoch is longer with more workers."""
-        return self.items is not None and self.of == "worker"
-
-    def of_worker(self, share: Share, items_are_samples: bool = False) -> int | None:
-        """Return the number of items after which the epoch of one worker is cut, or None if it is not cut. A
-        length in samples cuts only with ``items_are_samples``."""
-        if self.items is None or (self.samples and not items_are_samples):
-            return None
-        if self.of == "worker":
-            return self.items
-        slot, slots = share.worker, share.workers
-        if self.of == "all":
-            slot, slots = share.rank + share.world * slot, share.world * slots
-        return len(range(slot, self.items, slots))
-
-    def positions(self, share: Share, size: int) -> int | None:
-        """Return the number of samples of all ranks in an epoch, or None without a cut. An item has ``size``
-        samples."""
-        if self.items is None:
-            return None
-        times = {"worker": share.world * share.workers, "rank": share.world, "all": 1}[self.of]
-        return self.items * times * (1 if self.samples else size)
-
-    def resolved(self, workers: int) -> Epochs:
-        """Return the same length, counted for all ``workers`` of a rank together."""
-        if self.items is None or self.of != "worker":
-            return self
-        return self._replace(items=self.items * max(1, workers), of="rank")
-
-    def identity(self) -> list[Any]:
-        """Return the facts that must be the same in a saved state and here, as plain values."""
-        if self.items is None or self[2:] == ("rank", False):
-            return [self.passes, self.items]
-        return [self.passes, self.items, self.of, *(["samples"] if self.samples else [])]
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -261,10 +214,21 @@ class Fluent(PerSample[Item]):
     """All stage methods of an iterable dataset."""
 
     source = PositionSource()
-    _views: tuple[tuple[Slice, bool], ...] = ()
-    """The slices after the batch stage. The bool is true if a slice counts batches, and false if it counts items."""
-    _span: Epochs | None = None
+    _cuts: tuple[Cut, ...] = ()
+    """The slices and the lengths of epochs, in order. A slice of a dataset that has none of these is a view of the
+    source instead."""
     _length: int | None = None
+
+    @property
+    def _span(self) -> Epochs | None:
+        """The length of an epoch, or None if the last cut is a slice or there is no cut."""
+        last = self._cuts[-1] if self._cuts else None
+        return last if isinstance(last, Epochs) else None
+
+    def _with_span(self: Whole, span: Epochs | None) -> Whole:
+        """Return a copy with another length of an epoch."""
+        cuts = self._cuts if self._span is None else self._cuts[:-1]
+        return self._with(_cuts=cuts if span is None else (*cuts, span))
 
     @property
     def _replaces(self) -> bool:
@@ -510,19 +474,24 @@ class Fluent(PerSample[Item]):
         return self.source.is_stream
 
     def _refuse_after_slice(self, stage: str) -> None:
-        if self._views:
+        if any(isinstance(cut, Part) for cut in self._cuts):
             raise UsageError(
                 f"{stage}() cannot follow a slice() of batches", hint=f"put {stage}() before batched()"
             )
 
     def slice(self: Whole, *args: int | None) -> Whole:
-        """Keep a slice of an epoch's samples: ``slice(stop)`` or ``slice(start, stop[, step])``. After :meth:`batched`,
-        keep a slice of the batches. After ``select`` and generators, the slice counts the items of each worker."""
+        """Keep a slice of what an epoch yields: ``slice(stop)`` or ``slice(start, stop[, step])``. After
+        :meth:`batched`, the slice counts the batches of each rank, otherwise the samples of all ranks. An epoch without
+        end gets one by ``slice(n)``; as in webdataset, ``repeat(2)`` joins two slices. After ``select`` and generators,
+        the slice counts the items of each worker."""
         args = tuple(one if one is None else want_whole("slice", one) for one in args)
         if not 1 <= len(args) <= 3 or (len(args) == 3 and args[2] is not None and args[2] < 1):
             raise UsageError(
                 f"slice{args}", hint="slice(stop) or slice(start, stop[, step]) with a step of at least 1"
             )
+        span = self._span
+        if span is not None and span.joins_slices and not (self.pipeline.generators or self.is_stream):
+            return self._with_span(None).slice(*args)._with_span(span)
         start, stop, step = (None, args[0], None) if len(args) == 1 else (*args, None)[:3]
         chosen = Slice(start, stop, step)
         chooses = any(isinstance(one, per_sample.Select) for one in self.pipeline.before)
@@ -534,8 +503,18 @@ class Fluent(PerSample[Item]):
                 )
             return self._through(Islice(chosen))
         if self.pipeline.batch is None:
-            return self._with(source=Viewed(self.source, chosen))
-        return self._with(_views=(*self._views, (chosen, not self.pipeline.spreads)))
+            return self._sliced(chosen)
+        return self._with(_cuts=(*self._cuts, Part(chosen, "items" if self.pipeline.spreads else "batches")))
+
+    def _sliced(self: Whole, chosen: Slice) -> Whole:
+        """Return a slice of the samples of a dataset without a batch stage. If it is a view of the source, later
+        stages can shuffle the slice."""
+        span = self._span
+        if not self._cuts or (len(self._cuts) == 1 and span is not None and span.items is None):
+            source = self.source if span is None else span.of_source(self.source, Share(), 1)
+            return self._with(source=Viewed(source, chosen), _cuts=())
+        cuts = [cut._replace(samples=True) if isinstance(cut, Epochs) else cut for cut in self._cuts]
+        return self._with(_cuts=(*cuts, Part(chosen, "samples")))
 
     @in_place
     def with_epoch(
@@ -574,7 +553,7 @@ class Fluent(PerSample[Item]):
 
     def _in_epochs(self: Whole, span: Epochs, begins_anew: bool = False) -> Whole:
         """Return the dataset with epochs of the length ``span``. ``begins_anew`` is true for :meth:`repeat`."""
-        return self._with(_span=span)
+        return self._with_span(span)
 
     @in_place
     def with_length(self: Whole, n: int, silent: bool = True) -> Whole:
@@ -625,8 +604,8 @@ def _by_iterator(self: Any) -> Iterator[Any]:
 def _shuffled(source: PositionSource, seed: int) -> PositionSource:
     """Return ``source`` in a shuffled order. If ``source`` is already shuffled, return it unchanged."""
     inner = source
-    while isinstance(inner, Viewed):
-        if isinstance(inner.view, Mixed):
+    while isinstance(inner, Derived):
+        if isinstance(inner, Viewed) and isinstance(inner.view, Mixed):
             return source
         inner = inner.source
     if inner.is_shuffled:
