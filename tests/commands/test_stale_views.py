@@ -298,3 +298,86 @@ def test_a_view_that_is_replaced_or_removed_while_the_loader_has_it() -> None:
     with pytest.raises(WdsError, match="no such file") as missing:
         list(data)
     assert missing.value.hint == "there is no view v.json"
+
+
+OLDER = {
+    "ls": "ls {}",
+    "long": "ls {} -l",
+    "json": "ls {} --json",
+    "members": "ls {} --by member",
+    "summary": "ls {} --summary",
+    "shards": "ls {} --by shard",
+    "count": "ls {} --count cls",
+    "count values": "ls {} --count json.n",
+    "where": "ls {} --where key>'' -l",
+    "where values": "ls {} --where json.n>=0 -l",
+    "show": "ls {} --show",
+    "skip": "ls {} --on-error skip",
+    "table": "ls {} --to csv",
+    "table values": "ls {} --to csv --column json --where json.n>=0",
+    "epoch": "ls {} --epoch 0 --batch-size 9",
+    "cat": "cat {} -o out.tar",
+    "cat table": "cat {} --to jsonl",
+    "cat fields": "cat {} --to raw --fields json --where json.n>=0",
+    "split": "split {} -o out-%d.tar",
+    "split view": "split {} -o out.json",
+    "diff": "diff {} {}",
+    "report": "report {} -o out.html",
+}
+
+
+@pytest.fixture
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard with stored values, a view of it, a view of this view, and another shard in the place of the first: of
+    its size, older, and other only in a sample that is neither first, middle nor last."""
+    monkeypatch.chdir(tmp_path)
+    for name, third in (("a.tar", "k2"), ("b.tar", "k1x")):
+        with ShardWriter(name, values=["json.n"]) as writer:
+            for number in range(9):
+                writer.write(third if number == 2 else f"k{number}", {"json": b'{"n": %d}' % number})
+    assert wds("split", "a.tar", "-o", "v.json").code == 0
+    assert wds("split", "v.json", "--slice", ":8", "-o", "w.json").code == 0
+    os.replace("b.tar", "a.tar")
+    shutil.rmtree(".wds/b.tar.wdx", ignore_errors=True)
+    os.utime("a.tar", (1e9, 1e9))
+    views.forget()
+
+
+@pytest.mark.parametrize("view", ["v.json", "w.json"])
+@pytest.mark.parametrize("form", OLDER)
+@pytest.mark.usefixtures("older")
+def test_an_older_base_of_the_same_size(form: str, view: str) -> None:
+    ran = wds(*OLDER[form].replace("{}", view).split())
+    said = ran.err + ran.out.decode()
+    assert (ran.code, "was changed after" in said, "a.tar" in said) == (3, True, True), said
+    assert b"k2" not in ran.out
+    assert "make the view again" in said, said
+    assert not list(Path().glob("out*"))
+
+
+@pytest.mark.parametrize("form", [name for name, line in OLDER.items() if line.startswith("ls")])
+@pytest.mark.usefixtures("older")
+def test_an_older_shard_of_the_same_size(form: str) -> None:
+    """The same question without a view: nothing is listed that only the stale index has."""
+    ran = wds(*OLDER[form].replace("{}", "a.tar").split())
+    assert b"k2" not in ran.out
+    if form == "epoch":
+        assert (ran.code, "the samples differ from the manifest in a.tar" in ran.err) == (3, True), ran.err
+        return
+    assert ran.code == 0, ran.err
+    assert (b"k1x" in ran.out) is (form not in ("summary", "shards", "count", "count values", "show"))
+
+
+@pytest.mark.usefixtures("older")
+def test_an_older_base_of_the_same_size_in_the_loader() -> None:
+    for view in ("v.json", "w.json"):
+        for read in (
+            lambda view=view: list(WebDataset(view)),
+            lambda view=view: list(WebDataset(view, shuffle="full", fields="json")),
+            lambda view=view: list(WebDataset(view, where="json.n == 2")),
+            lambda view=view: IndexedDataset(view)["k2"],
+            lambda view=view: IndexedDataset(view)[2],
+        ):
+            with pytest.raises(DataError, match=rf"changed after {view} .*a\.tar") as error:
+                read()
+            assert error.value.hint == "make the view again, or restore the original shard"

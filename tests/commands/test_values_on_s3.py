@@ -11,7 +11,7 @@ import pytest
 from shard_cases import wds
 from storage_servers import S3, forget_listings
 
-from wdscli.shards.reading import find_index
+from wdscli.shards.proof import find_index
 from wdscli.storage import open_source
 
 

@@ -14,7 +14,7 @@ from wdscli import loader
 from wdscli.errors import DataError, UsageError
 from wdscli.selection.values import MISSING
 from wdscli.shards import ShardWriter
-from wdscli.shards.reading import find_index
+from wdscli.shards.proof import find_index
 from wdscli.storage import open_source
 
 

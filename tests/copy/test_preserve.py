@@ -15,7 +15,7 @@ from wdscli.cli.main import main
 from wdscli.ops.cat import cat
 from wdscli.plan.request import Request
 from wdscli.shards import find_index
-from wdscli.shards.reading import scan_index
+from wdscli.shards.proof import scan_index
 from wdscli.storage import open_source
 
 Add = Callable[[tarfile.TarFile], None]

@@ -22,7 +22,7 @@ from wdscli.loader.read.catalog import Catalog, ShardTable
 from wdscli.loader.read.rows import read_samples
 from wdscli.ops.index import index
 from wdscli.shards import ShardReader, ShardWriter
-from wdscli.shards.reading import find_index
+from wdscli.shards.proof import find_index
 from wdscli.storage import Source, open_source
 from wdscli.tar import core
 

@@ -18,7 +18,7 @@ from wdscli.plan.survey import Survey, SurveyTask, plain_rows, survey
 from wdscli.plan.table import no_rows
 from wdscli.selection import Selection
 from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
-from wdscli.shards.reading import find_index
+from wdscli.shards.proof import find_index
 from wdscli.storage import open_source
 from wdscli.tar import CANONICAL
 

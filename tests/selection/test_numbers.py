@@ -16,7 +16,8 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.ops.index import index
 from wdscli.selection.values import MISSING, value_names
 from wdscli.shards import ShardWriter
-from wdscli.shards.reading import find_index, read_index, values_of
+from wdscli.shards.proof import find_index, read_index
+from wdscli.shards.reading import values_of
 from wdscli.storage import open_source
 
 
@@ -103,7 +104,7 @@ def test_index_stores_values(tmp_path):
     assert again.made == 0
     plain = index([str(tmp_path)])
     assert plain.made == 0
-    assert read_index(shards[0]).found.values.keys() == {"json.tokens", "len(txt)"}
+    assert read_index(shards[0]).index.values.keys() == {"json.tokens", "len(txt)"}
 
 
 def test_more_values_keep_those_that_are_there(tmp_path):

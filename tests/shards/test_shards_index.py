@@ -22,7 +22,8 @@ from wdscli.errors import DataError, OutputError
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.shards import ShardFile, ShardSettings, find_index
 from wdscli.shards.index import COLUMNS, Index, IndexBuilder, digest_of, index_address, parse_index
-from wdscli.shards.reading import index_batches, index_for, scan_index
+from wdscli.shards.proof import scan_index
+from wdscli.shards.reading import index_batches
 from wdscli.storage import open_source
 from wdscli.tar import CANONICAL, Form, TarWriter
 
@@ -187,7 +188,7 @@ class TestStaleness:
         os.utime(address, ns=(made + 10**9, made + 10**9))
         believed, warnings = found(address)
         assert not believed
-        assert "changed after" in warnings[0]
+        assert "does not match" in warnings[0]
 
     def test_a_payload_that_changed_is_no_matter_of_the_index(self, tmp_path: Path) -> None:
         address = write(tmp_path / "a.tar", UNIFORM)
@@ -207,14 +208,14 @@ class TestStaleness:
         os.replace(other, address)
         warnings: list[str] = []
         with open_source(address) as source:
-            assert index_for(address, source, CANONICAL, warnings.append) is None
+            assert find_index(address, source, warnings.append, form=CANONICAL) is None
         assert len(warnings) == 1
 
     def test_an_index_of_another_form_is_not_used_for_its_marks(self, tmp_path: Path) -> None:
         address = write(tmp_path / "a.tar", UNIFORM, form=Form(7))
         with open_source(address) as source:
-            assert index_for(address, source, CANONICAL) is None
-            index = index_for(address, source, Form(7))
+            assert find_index(address, source, form=CANONICAL) is None
+            index = find_index(address, source, form=Form(7))
             assert index is not None
             assert not any(mark for batch in index_batches(index) for mark in batch.marks)
 

@@ -33,7 +33,7 @@ from wdscli.selection import Selection
 from wdscli.shards import ShardReader, ShardWriter, read_manifest
 from wdscli.shards import view_shards as views
 from wdscli.shards.layout import ViewSource
-from wdscli.shards.reading import find_index, scan_index
+from wdscli.shards.proof import find_index, scan_index
 from wdscli.storage import open_sink, open_source
 from wdscli.storage.addresses import TRUSTED
 from wdscli.views import writing

@@ -22,7 +22,7 @@ import xxhash
 
 from wdscli.cli.main import main
 from wdscli.shards import locks
-from wdscli.shards.reading import find_index, scan_index
+from wdscli.shards.proof import find_index, scan_index
 from wdscli.storage import open_source
 from wdscli.storage.local import LocalSink
 from wdscli.tar import END_OF_ARCHIVE, build_header, padding

@@ -53,6 +53,8 @@ def print_batch(
 ) -> None:
     """Print the keys of one batch of a training run."""
     from wdscli.loader import WebDataset
+    from wdscli.shards.index import Check
+    from wdscli.shards.proof import checking
 
     where, keys_from = selection.where, selection.keys_from or []
     others = changed_options(selection._replace(where=None, keys=None, keys_from=None, seed=None))
@@ -61,20 +63,21 @@ def print_batch(
             f"{others[0] if others else 'a second --keys-from'} does not work with --epoch",
             hint="select samples with --where, --keys or one --keys-from",
         )
-    data = WebDataset(
-        shards,
-        where=" and ".join(f"({one})" for one in where) if where else None,
-        keys=selection.keys,
-        keys_from=keys_from[0] if keys_from else None,
-        seed=selection.seed,
-        trust_addresses=trusts,
-        on_error="skip" if on_error == "skip" else "raise",
-        shuffle=batch.shuffle,
-        window=batch.window,
-        rank=batch.rank,
-        world_size=batch.world,
-    )
-    found = data.listed(batch.batch_size).keys(batch.epoch or 0, batch.batch)
+    with checking(Check.ALL_LOCAL):
+        data = WebDataset(
+            shards,
+            where=" and ".join(f"({one})" for one in where) if where else None,
+            keys=selection.keys,
+            keys_from=keys_from[0] if keys_from else None,
+            seed=selection.seed,
+            trust_addresses=trusts,
+            on_error="skip" if on_error == "skip" else "raise",
+            shuffle=batch.shuffle,
+            window=batch.window,
+            rank=batch.rank,
+            world_size=batch.world,
+        )
+        found = data.listed(batch.batch_size).keys(batch.epoch or 0, batch.batch)
     if out.json:
         for key in found:
             out.object({"key": key})

@@ -129,9 +129,7 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
     # If the input is a view, the headers of its base must be unchanged.
     if original is None or (
         original.address == one.address
-        and (
-            not one.stamp.is_pinned or original.index.noted != stored_version(one.address, one.stamp.version)
-        )
+        and (not one.stamp.is_pinned or original.version != stored_version(one.address, one.stamp.version))
     ):
         return None
     is_same = numpy.array_equal(rows.column("start", 0, rows.total), original.index.starts)

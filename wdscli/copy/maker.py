@@ -35,8 +35,8 @@ from wdscli.progress import Progress
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule
 from wdscli.selection.values import MISSING, Numbers, fields_of
-from wdscli.shards.index import Index
-from wdscli.shards.reading import find_index
+from wdscli.shards.index import Check, Index
+from wdscli.shards.proof import find_index, prove_index
 from wdscli.storage import is_local, is_stream
 from wdscli.storage.blocks import kind_of_name
 
@@ -188,9 +188,8 @@ class Maker:
         for one in self.contents.inputs:
             if not one.copy and not is_stream(one.address):
                 with one.open() as source:
-                    complaints: list[str] = []
-                    find_index(one.address, source, complaints.append, whole=True)
-                if complaints:
+                    reason = prove_index(one.address, source, check=Check.ALL).reason
+                if reason:
                     return DataError(
                         "its index is stale: it differs from the headers",
                         code="stale-index",

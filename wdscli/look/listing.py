@@ -44,7 +44,7 @@ from wdscli.storage.opening import is_one_request, listed_version
 from wdscli.tar import CANONICAL, Columns, Form, Window, padded, scan
 
 if TYPE_CHECKING:
-    from wdscli.shards.reading import Beside
+    from wdscli.shards.proof import StoredIndex
 
 
 class Page(NamedTuple):
@@ -145,7 +145,7 @@ class SetReader:
         self._ignored = Ignored()
         self._damaged = missing_samples(shards.missing)
         self._known = known_samples(shards) if self.skips else {}
-        self._beside: dict[str, Beside] = {}
+        self._stored: dict[str, StoredIndex] = {}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -185,9 +185,9 @@ class SetReader:
         listed = listed_version(address) if address in self.set.listed else None
         if listed is None:
             return open_source(address)
-        from wdscli.shards.reading import open_by_index
+        from wdscli.shards.proof import open_by_index
 
-        source, self._beside[address] = open_by_index(address, *listed)
+        source, self._stored[address] = open_by_index(address, *listed)
         return source or open_source(address)
 
     def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
@@ -197,13 +197,13 @@ class SetReader:
         is_near = is_local(source.name) and view_of(source.name) is None
         if not source.seekable or source.name in self._unindexed or (is_near and not payloads.fields):
             return None
-        from wdscli.shards.reading import find_index, index_batches
+        from wdscli.shards.index import Check
+        from wdscli.shards.proof import find_index
+        from wdscli.shards.reading import index_batches
 
-        beside = self._beside.pop(source.name, None)
-        index = find_index(source.name, source, None if is_near else self._progress.warn, beside=beside)
-        if index is None or (self._form is not None and index.form != self._form):
-            return None
-        if is_near and not index.exact:
+        warn, stored = None if is_near else self._progress.warn, self._stored.pop(source.name, None)
+        index = find_index(source.name, source, warn, form=self._form, check=Check.ALL_LOCAL, stored=stored)
+        if index is None or (is_near and not index.exact):
             return None
         payloads.by_index = True
         batches = index_batches(index, self._ignored)
@@ -314,18 +314,28 @@ class Listing(SetReader):
             self.set.missing,
         )
 
+    def _opened(self, address: str, whole: bool) -> Source:
+        """Open a shard. The bases of a view are compared with their indexes, like shards that are listed."""
+        open_one = self._open_by_index if self._by_index else open_source
+        if view_of(address) is None:
+            return open_one(address, whole=whole)
+        from wdscli.shards.index import Check
+        from wdscli.shards.proof import checking
+
+        with checking(Check.ALL_LOCAL):
+            return open_one(address, whole=whole)
+
     def _sources(self) -> Iterator[Source]:
         """Open the shards one after the other until no further sample can be selected."""
         self.selection, self._lack = settled(
             self.set, self.selection, self._on_error, by_index=self._by_index
         )
         stage = ShardStage(self._progress, "reading", self.set.addresses)
-        open_one = self._open_by_index if self._by_index else open_source
         for address in self.set.addresses:
             if self.state.done:
                 break
             whole = self.selection.limit is None and is_one_request(address)
-            with open_one(address, whole=whole) as source:
+            with self._opened(address, whole) as source:
                 yield source
             self._read += 1
             stage.next()

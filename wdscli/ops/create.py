@@ -44,9 +44,11 @@ from wdscli.run.execute import locked, run_plan
 from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
 from wdscli.run.input_versions import run_digest, source_version
 from wdscli.samples import iter_batches
+from wdscli.shards.index import Check
 from wdscli.shards.inputs import read_manifest
 from wdscli.shards.manifest import Manifest, Provenance, Standing
-from wdscli.shards.reading import find_index, index_batches
+from wdscli.shards.proof import find_index
+from wdscli.shards.reading import index_batches
 from wdscli.shards.view import check_new_names
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.shown import shown_in
@@ -511,7 +513,7 @@ def _keys_of(out: OutputSet, base: Manifest, progress: Progress) -> Iterator[lis
                     shard=address,
                     hint="check the set with `wds verify`",
                 )
-            index = find_index(address, source, progress.warn)
+            index = find_index(address, source, progress.warn, check=Check.ALL_LOCAL)
             for batch in iter_batches(source) if index is None else index_batches(index):
                 yield batch.keys
         progress.advance(1)

@@ -38,6 +38,7 @@ from wdscli.plan.survey import SurveyTask
 from wdscli.plan.table import Ordered
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
+from wdscli.shards.index import Check
 from wdscli.shards.inputs import is_manifest_name, open_set
 from wdscli.shards.view import MISSING
 from wdscli.shards.view_shards import OpenView, forget, opened
@@ -205,12 +206,12 @@ class _Named:
     def key(self, row: int) -> str:
         """The key of a sample. Raises DataError if a base has changed."""
         part = next(number for column in self.columns if (number := int(column[row])) != MISSING)
-        return to_text(self.view.index(self._bases[part >> 32]).key(part & 0xFFFFFFFF))
+        return to_text(self.view.index(self._bases[part >> 32], Check.ALL_LOCAL).key(part & 0xFFFFFFFF))
 
     def check(self) -> None:
         """Raise DataError if a base has another size or other headers than at first."""
         for base in range(len(self.view.bases)):
-            self.view.index(base)
+            self.view.index(base, Check.ALL_LOCAL)
 
 
 def _named(a: str, b: str, trusted: bool) -> tuple[_Named, _Named] | None:

@@ -31,7 +31,7 @@ from wdscli.samples.keys import KeySet
 from wdscli.selection.named import listed
 from wdscli.selection.values import Numbers, SampleNumbers, value_names
 from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
-from wdscli.shards.index import Index, index_address, parse_index
+from wdscli.shards.index import Check, Index, index_address, parse_index
 from wdscli.shards.inputs import (
     MANIFEST_SUFFIX,
     MissingPolicy,
@@ -42,16 +42,8 @@ from wdscli.shards.inputs import (
 )
 from wdscli.shards.locks import OutputLock, remove_receipts
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_folder, name_from, set_prefix
-from wdscli.shards.reading import (
-    Digest,
-    checksum_of,
-    find_index,
-    index_batches,
-    new_digest,
-    read_index,
-    scan_index,
-    written,
-)
+from wdscli.shards.proof import ProvenIndex, prove_index, scan_index
+from wdscli.shards.reading import Digest, checksum_of, index_batches, new_digest, written
 from wdscli.storage import (
     Source,
     base_name,
@@ -275,12 +267,11 @@ def index_shard(task: IndexTask) -> Indexed:
     with open_source(task.address, whole=reads_all, digest=update) as source:
         _refuse_compressed(source, task.address)
         place = index_address(task.address)
-        reasons: list[str] = []
-        old, names = None, set(task.values)
+        proven, names = ProvenIndex(), set(task.values)
         if task.has_index and not task.force:
-            old = find_index(task.address, source, reasons.append, whole=True)
-            stored = old or read_index(task.address).found
-            names |= set() if stored is None else {*stored.numbers, *stored.outdated}
+            proven = prove_index(task.address, source, check=Check.ALL)
+            names |= proven.stored_values
+        old = proven.index
         if old is not None and names <= old.numbers.keys():
             if task.write:
                 _note_version(old, task.address, source)
@@ -300,7 +291,7 @@ def index_shard(task: IndexTask) -> Indexed:
         _refuse_repeats(index, task.address)
         if task.write:
             _store(place, data)
-        reason = "forced" if task.force else _reason(old, reasons)
+        reason = "forced" if task.force else _reason(proven)
         info = replace(_facts(task, index, source, digest), index=False)
         side = Side(place, "made", reason, task.address)
         return Indexed(
@@ -327,11 +318,13 @@ def _store(place: str, data: bytes) -> None:
         raise OutputError(error.message, hint=hint) from error
 
 
-def _reason(old: Index | None, complaints: Sequence[str]) -> str:
+def _reason(old: ProvenIndex) -> str:
     """Return the reason for making an index."""
-    if old is not None:
-        return "its values were stale" if old.outdated else "it lacked values"
-    return "it was stale" if complaints else "there was none"
+    if old.index is not None:
+        return (
+            "it lacked values" if old.stored_values <= old.index.numbers.keys() else "its values were stale"
+        )
+    return "it was stale" if old.reason else "there was none"
 
 
 def _without(numbers: Mapping[str, Numbers]) -> frozenset[str]:

@@ -31,7 +31,7 @@ from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, open_set, without_index
 from wdscli.shards.manifest import Manifest, set_prefix
-from wdscli.shards.reading import find_index
+from wdscli.shards.proof import find_index
 from wdscli.shown import shown
 from wdscli.storage import base_name, folder_of, is_local, open_sink, open_source
 from wdscli.storage.addresses import local_path, natural

@@ -53,6 +53,7 @@ from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.draw import DRAWN
+from wdscli.shards.index import Check
 from wdscli.shards.inputs import (
     ShardSet,
     classes_of,
@@ -395,6 +396,8 @@ class _Planning:
             request.use_index,
             request.on_error,
             extract=self.order.extract if self.dedup is None else self.dedup.extract(self.order.extract),
+            # A view is written from the indexes of its bases, without reading a sample.
+            check=Check.ALL_LOCAL if is_view(request.output) else Check.SOME,
         )
         return self.order.templates(template, request, self.total_sets)
 

@@ -39,8 +39,9 @@ from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
 from wdscli.selection.reading import Payloads, expecting, iter_selected
 from wdscli.selection.values import stored_name
-from wdscli.shards.index import Index, index_address
-from wdscli.shards.reading import Beside, index_batches, index_for, open_by_index
+from wdscli.shards.index import Check, Index, index_address
+from wdscli.shards.proof import StoredIndex, checking, find_index, open_by_index
+from wdscli.shards.reading import index_batches
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.addresses import local_path
 from wdscli.storage.opening import size_hint
@@ -91,6 +92,8 @@ class SurveyTask(NamedTuple):
     """Size and version of the shard, if a listing has just returned them."""
     room: Room = NO_ROOM
     """The disc space for copies of remote inputs, on the disc of ``spool``."""
+    check: Check = Check.SOME
+    """How the index is compared with the shard. The default is for samples that are read later."""
 
     @property
     def address(self) -> str:
@@ -300,7 +303,8 @@ def survey(
     chosen_of: list[ChosenOf] = []
     values: list[bytes] = []
     tick, position = tick_of_task(), 0
-    task, source, index = _at_any_place(task, found)
+    with checking(task.check):
+        task, source, index = _at_any_place(task, found)
     extract = task.extract
     with source:
         found.is_packed = source.stored is not source
@@ -376,10 +380,10 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
     """Open the input, or a copy of it, so that any place can be read. Return the task with the opened input, the
     source, and the index to use. A remote input is also copied if this survey reads all of it, and a later step reads
     samples again."""
-    room, source, beside = task.room, None, None
+    room, source, stored = task.room, None, None
     if task.listed is not None and task.goes_by_index_alone and not room.takes_all(task.listed[0]):
         # The index belongs to the version of the shard in the listing, so the index is enough.
-        source, beside = open_by_index(task.address, *task.listed)
+        source, stored = open_by_index(task.address, *task.listed)
     is_known = source is not None
     if source is None:
         source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
@@ -387,7 +391,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
         found.stamp = Stamp(source.size or 0, source.version, source.is_pinned)
         if not is_known and source.fd is None and room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
-        index = _index_for(task, source, found.warnings.append, beside)
+        index = _index_for(task, source, found.warnings.append, stored)
         with_values = task.using(index)
         asks_far = source.fd is None and bool(with_values.payload_fields) and not task.names_keys
         task, index = (task, None) if asks_far else (with_values, index)
@@ -417,10 +421,12 @@ def _warner(found: Survey) -> Callable[[DataError], None]:
 
 
 def _index_for(
-    task: SurveyTask, source: Source, warn: Callable[[str], None], beside: Beside | None = None
+    task: SurveyTask, source: Source, warn: Callable[[str], None], stored: StoredIndex | None = None
 ) -> Index | None:
     """Return the index to use, or None if there is none, or if it lacks something."""
-    return index_for(task.address, source, task.form, warn, beside) if task.goes_by_index else None
+    if not task.goes_by_index:
+        return None
+    return find_index(task.address, source, warn, form=task.form, stored=stored)
 
 
 def _batches(

@@ -40,7 +40,7 @@ from wdscli.look.unpack import cut, excerpt, guessed_text, picture_size, visible
 from wdscli.model import to_text
 from wdscli.samples.reading import Expected
 from wdscli.shards.index import Index
-from wdscli.shards.reading import find_index
+from wdscli.shards.proof import find_index
 from wdscli.storage import Source, is_local, open_source
 from wdscli.tar import KIND_MASK, REGULAR
 

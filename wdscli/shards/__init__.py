@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from wdscli.shards.inputs import open_set as open_set
     from wdscli.shards.inputs import read_manifest as read_manifest
     from wdscli.shards.manifest import Manifest as Manifest
+    from wdscli.shards.proof import find_index as find_index
     from wdscli.shards.reading import ShardReader as ShardReader
-    from wdscli.shards.reading import find_index as find_index
     from wdscli.shards.reading import values_of as values_of
     from wdscli.shards.writer import ShardWriter as ShardWriter
     from wdscli.shards.writing import OutputSet as OutputSet
@@ -26,7 +26,8 @@ _MODULES = {
     "index": "Index",
     "inputs": "ShardSet open_set read_manifest",
     "manifest": "Manifest",
-    "reading": "ShardReader find_index values_of",
+    "proof": "find_index",
+    "reading": "ShardReader values_of",
     "writer": "ShardWriter",
     "writing": "OutputSet ShardFile ShardSettings",
 }

@@ -9,8 +9,7 @@ memory does not grow with the number of samples.
 An index is verified in several ways. ``digest`` is an XXH3-64 over the packed columns, which contain the facts of the
 headers: names, places, sizes. If a scan of the shard gives another digest, the index is stale. ``seal``, the last
 value, is an XXH3-64 over all earlier bytes of the file. So a truncated or changed file is refused. At every use,
-:func:`~wdscli.shards.reading.find_index` compares the shard's size, its version if the store has versions, its age if
-both are local files, and some headers. The header of a payload is compared when the payload is read.
+:mod:`wdscli.shards.proof` compares the index with the shard.
 
 This module does not know where samples come from, how shards are written or which command runs.
 """
@@ -20,6 +19,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from enum import IntEnum
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
@@ -36,6 +36,18 @@ from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, padded
 from wdscli.tar.writer import Places
 
 
+class Check(IntEnum):
+    """How many headers of a shard are compared before its index is used."""
+
+    SOME = 0
+    """Some headers, for callers that compare the header of each payload that they read."""
+    ALL_LOCAL = 1
+    """All headers of a local shard, unless nothing touched it after its index was written. For callers that give
+    answers from the index alone."""
+    ALL = 2
+    """All headers, whatever this costs."""
+
+
 class Index:
     """A loaded index: columns as numpy arrays without copying.
 
@@ -46,8 +58,7 @@ class Index:
 
     :attr:`values` has the stored values by name. A name is an expression in its normal form
     (:func:`wdscli.selection.values.value_names`). Each entry is an int64 or float64 array with one number per sample. A
-    missing number is ``MISSING`` of :mod:`wdscli.selection.values`, or NaN. :func:`~wdscli.shards.reading.find_index`
-    removes values that may belong to other payloads.
+    missing number is ``MISSING`` of :mod:`wdscli.selection.values`, or NaN.
     """
 
     def __init__(self, raw: dict[str, Any], name: str) -> None:
@@ -65,8 +76,6 @@ class Index:
         """The version of the shard when both were written, if the store keeps it with the index."""
         self.checksum = ""
         """The checksum of that version, as manifests write it, if it is kept too."""
-        self.seen = ""
-        """The version of the shard when the index was found."""
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
         self._columns: dict[str, U64] = {
@@ -74,8 +83,6 @@ class Index:
         }
         self.numbers: dict[str, Numbers] = unpack_numbers(raw)
         """The stored values by name, each with the mark whether it is exact."""
-        self.outdated: frozenset[str] = frozenset()
-        """The names of values in the file that may be those of other payloads."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -153,8 +160,14 @@ class Index:
         """Return the same index for a shard with this name and an unknown version."""
         found = copy(self)
         found.name = found.shard = shard
-        found.version = found.noted = found.checksum = found.seen = ""
+        found.version = found.noted = found.checksum = ""
         return found
+
+    def without_values(self) -> Index:
+        """Return the same index without stored values."""
+        plain = copy(self)
+        plain.numbers = {}
+        return plain
 
     def part(self, rows: I64) -> Index:
         """Return an index of only some samples, without digest."""
@@ -230,19 +243,8 @@ class Index:
 
 
 def parse_index(data: bytes, name: str) -> Index:
-    """Parse an index from a file's bytes. Raises DataError ``stale-index`` for bytes that are no complete index."""
-    raw = unpack_index(data, name)
-    try:
-        index = Index(raw, name)
-        _check_columns(index)
-    except ValueError as error:
-        raise _not_whole(name, error) from None
-    return index
-
-
-def unpack_index(data: bytes, name: str) -> dict[str, Any]:
-    """Return the map of an index. Its columns stay packed. Raises DataError ``stale-index`` for a file that is
-    truncated, changed or of another format."""
+    """Parse an index from a file's bytes. Raises DataError ``stale-index`` for a file that is truncated, changed or of
+    another format."""
     import msgpack
     from xxhash import xxh3_64
 
@@ -253,14 +255,12 @@ def unpack_index(data: bytes, name: str) -> dict[str, Any]:
         check(raw, _FIELDS)
         if digest_of(raw) != raw["digest"]:
             raise ValueError("its digest does not match its columns")
+        index = Index(raw, name)
+        _check_columns(index)
     except (ValueError, msgpack.UnpackException) as error:
-        raise _not_whole(name, error) from None
-    return raw
-
-
-def _not_whole(name: str, error: Exception) -> DataError:
-    hint = "rebuild it with `wds index`"
-    return DataError(f"{name} is not a valid index: {error}", code="stale-index", hint=hint)
+        hint = "rebuild it with `wds index`"
+        raise DataError(f"{name} is not a valid index: {error}", code="stale-index", hint=hint) from None
+    return index
 
 
 def _check_columns(index: Index) -> None:

@@ -21,7 +21,7 @@ from wdscli.errors import DataError
 from wdscli.samples.reading import Expected
 from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, fields_of, joined
-from wdscli.shards.index import Index, SampleArrays
+from wdscli.shards.index import Check, Index, SampleArrays
 from wdscli.storage import Source
 from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header, core
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
@@ -409,27 +409,27 @@ def _arranged(
 
 
 class ViewSource(Source):
-    """Reads the bytes of a view's shard. ``layout`` returns the shard's layout. ``open_base`` opens a base by its
-    number, and ``changed`` returns the error for a changed base. ``is_remote`` says whether some base is on a store.
-    This source closes the bases that it opens.
+    """Reads the bytes of a view's shard. ``layout`` returns the shard's layout after a check of the bases; a caller may
+    raise :attr:`check`. ``open_base`` opens a base by its number, and ``changed`` returns the error for a changed base.
+    ``is_remote`` says whether some base is on a store. This source closes the bases that it opens.
 
     Before a payload with a made header is read, the header in its base is compared with the index. All other headers
     are read from the bases, and a scan of this source compares them by :meth:`check_members`."""
 
-    __slots__ = ("_changed", "_confirmed", "_descriptors", "_layout", "_open", "_open_base", "is_remote")
-
     def __init__(
         self,
         name: str,
-        layout: Callable[[], Layout],
+        layout: Callable[[Check], Layout],
+        check: Check,
         open_base: Callable[[int], Source],
         changed: Callable[[int, str], DataError],
         *,
         is_remote: bool,
     ) -> None:
-        now = layout()
+        now = layout(check)
         super().__init__(name, size=now.size, seekable=True)
         self._layout = layout
+        self.check = check
         self._open_base = open_base
         self._changed = changed
         self._confirmed = bytearray()
@@ -443,7 +443,7 @@ class ViewSource(Source):
     @property
     def layout(self) -> Layout:
         """The layout, from a cache of limited size. Raises DataError."""
-        return self._layout()
+        return self._layout(self.check)
 
     @property
     def is_of_files(self) -> bool:

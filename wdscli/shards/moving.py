@@ -15,21 +15,23 @@ from dataclasses import dataclass
 from wdscli.errors import WdsError
 from wdscli.model import ShardInfo
 from wdscli.shards.index import Index
-from wdscli.shards.reading import checksum_of, find_index, has_these_payloads, read_index
+from wdscli.shards.proof import Proof, ProvenIndex, prove_index, read_index
+from wdscli.shards.reading import checksum_of
 from wdscli.shards.view_shards import whole_base
 from wdscli.shards.writing import ShardSettings
 from wdscli.storage import is_local, is_stream, open_source
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.ends import NotCopied
-from wdscli.storage.kinds import tells_bytes
 from wdscli.tar import END_OF_ARCHIVE
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A shard that can be copied unchanged: its address, its checksum, and its index, which has the version to copy."""
+    """A shard that can be copied unchanged: its address, the version to copy, its index, and its checksum. The version
+    is the argument of :meth:`Sink.copy_of <wdscli.storage.ends.Sink.copy_of>`."""
 
     address: str
+    version: str
     index: Index
     checksum: str | None
 
@@ -52,27 +54,25 @@ def find_original(address: str, output: str, settings: ShardSettings) -> Origina
 
 
 def _remote(address: str, settings: ShardSettings) -> Original | None:
-    index = read_index(address).found
-    if index is None or not tells_bytes(index.noted):
+    pinned = read_index(address).pinned
+    if pinned is None or pinned.index is None:
         return None
-    if settings.checksum == "none":
-        return Original(address, index, None)
-    is_known = index.checksum.partition(":")[0] == settings.checksum
-    return Original(address, index, index.checksum) if is_known else None
+    checksum = None if settings.checksum == "none" else pinned.index.checksum
+    is_known = checksum is None or checksum.partition(":")[0] == settings.checksum
+    return Original(address, pinned.index.noted, pinned.index, checksum) if is_known else None
 
 
 def _local(address: str, known: str | None, settings: ShardSettings) -> Original | None:
     """Return the original for a local shard. Its checksum is ``known``, unless the shard may have other payloads
     now."""
     with suppress(WdsError), open_source(address) as source:
-        index = find_index(address, source) if source.fd is not None else None
-        if index is None:
+        proven = ProvenIndex() if source.fd is None else prove_index(address, source)
+        if proven.index is None:
             return None
-        index.noted = source.version
         is_known = known is not None and known.partition(":")[0] == settings.checksum
-        if is_known and has_these_payloads(index, address, source):
-            return Original(address, index, known)
-        return Original(address, index, checksum_of(source, settings.checksum))
+        if not (is_known and proven.proof is Proof.PAYLOADS):
+            known = checksum_of(source, settings.checksum)
+        return Original(address, proven.version, proven.index, known)
     return None
 
 
@@ -88,5 +88,5 @@ def copied(original: Original, output: str, settings: ShardSettings) -> ShardInf
     """Copy or link the shard from :func:`find_original` to ``output``. Return None if this is not possible. Raises
     OutputError."""
     with suppress(NotCopied), settings.open(output) as shard:
-        return shard.commit_copy(original.address, original.index, original.checksum)
+        return shard.commit_copy(original.address, original.version, original.index, original.checksum)
     return None

@@ -1,38 +1,26 @@
-"""This module reads one shard, by its index after a check, or by a scan.
+"""This module reads one shard as records, its checksum, and one number of each sample.
 
-A :class:`ShardReader` yields samples, keys or members as records. Indexes are read only by :func:`find_index` and
-:func:`index_batches`. An index is used under three conditions. The shard has the size in the index, and the version if
-the store has versions. The headers of the first, middle and last sample match. The bytes between samples belong to no
-sample. A version that identifies the bytes (``tells_bytes``) is enough. If a listing returned this version, the shard
-is not even opened (:func:`open_by_index`). An index that is older than its local shard is compared with a scan. If a
-check fails, the index is not used, and the caller gets the reason. A later change is found when a payload is read,
-because the header before the payload is compared (:mod:`wdscli.samples.reading`).
-
-:func:`values_of` returns one number for each sample of some shards, for callers that need all numbers before they read
-samples. This module does not know commands, or how an index or a number is used.
+A :class:`ShardReader` yields samples, keys or members as records. :func:`values_of` returns one number for each sample
+of some shards, from their indexes or payloads, for callers that need all numbers before they read samples. This module
+does not know commands, or how an index is proven (:mod:`wdscli.shards.proof`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
-from wdscli.samples.reading import holds_no_sample, is_there
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads, expecting
 from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
-from wdscli.shards.index import Index, IndexBuilder, index_address, parse_index
-from wdscli.shards.layout import ViewSource
-from wdscli.storage import Source, is_local, is_stream, open_source
-from wdscli.storage.addresses import local_path
-from wdscli.storage.kinds import is_other_version, parse_note, stored_version, tells_bytes
-from wdscli.storage.opening import open_pinned, read_noted
-from wdscli.tar import CANONICAL, ByteSource, Form, members
+from wdscli.shards.index import Index
+from wdscli.shards.proof import find_index, scan_index, scanned_index
+from wdscli.storage import Source, open_source
+from wdscli.tar import CANONICAL, Form, members
 
 ALGORITHMS = ("xxh3_128", "sha256", "none")
 
@@ -129,84 +117,6 @@ class ShardReader:
         self.close()
 
 
-GAPS = 1 << 10
-"""How many ranges between samples of a local shard are checked before its index is used."""
-REMOTE_GAPS = 4
-"""How many such ranges are checked in a remote shard, where each check is a request."""
-
-
-def find_index(
-    address: str,
-    source: Source,
-    warn: Callable[[str], None] | None = None,
-    *,
-    whole: bool = False,
-    beside: Beside | None = None,
-) -> Index | None:
-    """Return the index of the shard at ``address``, which is open as ``source``. Return None if there is no index, or
-    if it must not be used.
-
-    The stored values are removed unless the shard surely has the payloads from which they were computed. ``warn`` is
-    called with a message for an index that is stale or damaged. With ``whole``, the index is compared with all headers
-    of the shard, and a damaged shard raises DataError. For streams, and for compressed shards without a table of
-    blocks, no index is read. ``beside`` is the index if it was already read.
-    """
-    if is_stream(address) or not source.seekable:
-        return None
-    if isinstance(source, ViewSource):
-        return source.layout.index
-    place = index_address(address)
-    index, reason = read_index(address) if beside is None else beside
-    if index is not None:
-        reason = why_stale(index, address, place, source)
-        if reason is None and whole:
-            reason = _why_untrue(index, source)
-        if reason is None:
-            index.seen = source.version
-            if index.numbers and not has_these_payloads(index, address, source):
-                index.outdated, index.numbers = frozenset(index.numbers), {}
-            return index
-    if warn is not None and reason is not None:
-        warn(f"{place} is not used: {reason} (rebuild it with `wds index`)")
-    return None
-
-
-class Beside(NamedTuple):
-    """An index that was read but not compared with its shard, or the reason why it is damaged."""
-
-    found: Index | None
-    reason: str | None = None
-
-
-def read_index(address: str) -> Beside:
-    """Read the index of the shard at an address, without comparing it with the shard."""
-    place = index_address(address)
-    if is_local(place) and not os.path.exists(local_path(place)):
-        return Beside(None)
-    try:
-        data, note = read_noted(place)
-        index = parse_index(data, place)
-    except InputError:
-        return Beside(None)
-    except DataError as error:
-        return Beside(None, error.message)
-    index.noted, index.checksum = parse_note(address, note)
-    return Beside(index)
-
-
-def open_by_index(address: str, size: int, version: str) -> tuple[Source | None, Beside]:
-    """Open the shard at an address without a request for it. This is possible if a listing returned its size and
-    version, and the index is for that version. Otherwise return None. The caller must close the source, and pass the
-    index to :func:`find_index`."""
-    beside = read_index(address)
-    if beside.found is not None and beside.found.size == size:
-        source = open_pinned(address, size, version)
-        if _is_of_version(beside.found, stored_version(address, source.version)):
-            return source, beside
-        source.close()
-    return None, beside
-
-
 def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
     """Return whether the bytes at ``address`` are the bytes of ``shard``. Compare the checksum, or without a checksum,
     size and headers. Raises InputError."""
@@ -220,122 +130,6 @@ def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
             except WdsError:
                 return False
         return checksum_of(source, shard.checksum.partition(":")[0]) == shard.checksum
-
-
-def why_stale(index: Index, address: str, place: str, source: Source) -> str | None:
-    """Return the reason why ``index`` must not be used, or None if it can be used. ``place`` is the address of the
-    index."""
-    if source.size is not None and source.size != index.size:
-        return f"the shard has {source.size} bytes, the index is for {index.size}"
-    version = stored_version(address, source.version)
-    if is_other_version(index.version, version):
-        return "the store has another version of the shard"
-    if _is_of_version(index, version):
-        return None
-    for row in {0, index.samples // 2, index.samples - 1} if index.samples else ():
-        if not is_there(source, *index.member(int(index.member_ends[row - 1]) if row else 0)):
-            return f"sample {row} of the shard is not where the index says"
-    if not _leaves_none_out(index, source):
-        return "a sample of the shard is not in the index"
-    if _is_older(place, address) and scan_index(source, index.form)[0].digest() != index.digest:
-        return "the shard was changed after the index was made"
-    return None
-
-
-def has_these_payloads(index: Index, address: str, source: Source) -> bool:
-    """Return whether the shard surely has the payloads from which its index was made. Equal headers are not enough. A
-    local shard must not be newer than its index, and a store must return the right version."""
-    if is_local(address):
-        return not _is_older(index_address(address), address)
-    return _is_of_version(index, stored_version(address, source.version))
-
-
-def _is_of_version(index: Index, version: str) -> bool:
-    """Return whether a version proves that the shard still has the bytes described by the index."""
-    return version in (index.version, index.noted) and tells_bytes(version)
-
-
-def _leaves_none_out(index: Index, source: Source) -> bool:
-    """Return whether no sample lies before, between or after the samples of an index. Only some gaps are
-    checked."""
-    begins, ends = index.gaps()
-    most = GAPS if source.fd is not None else REMOTE_GAPS
-    count = len(begins)
-    if count > most and not index.ignored:
-        return False
-    # The checked gaps are evenly spread, and include the first and the last.
-    chosen = range(count) if count <= most else sorted({at * (count - 1) // (most - 1) for at in range(most)})
-    return all(holds_no_sample(source, int(begins[at]), int(ends[at])) for at in chosen)
-
-
-def _why_untrue(index: Index, source: ByteSource) -> str | None:
-    """Return how the headers of a shard differ from its index, or None if they match."""
-    builder, ignored = scan_index(source, index.form)
-    marks = bytes(builder.columns()["marks"])
-    if (builder.digest(), marks, ignored) == (index.digest, index.marks.tobytes(), index.ignored):
-        return None
-    return "the headers of the shard do not match it"
-
-
-def _is_older(place: str, address: str) -> bool:
-    """Return whether the index is older than the shard. This is known only for local files."""
-    if not (is_local(place) and is_local(address)):
-        return False
-    try:
-        return os.stat(local_path(place)).st_mtime_ns < os.stat(local_path(address)).st_mtime_ns
-    except OSError:
-        return True
-
-
-class BatchReader(Protocol):
-    """An object that gets each batch of a scan, with the payloads of ``payload_fields``."""
-
-    payload_fields: frozenset[bytes]
-
-    def add_batch(self, batch: SampleBatch, shard: str, payload_of: Payloads) -> None: ...
-
-
-def scan_index(
-    source: ByteSource, form: Form = CANONICAL, numbers: BatchReader | None = None
-) -> tuple[IndexBuilder, dict[str, int]]:
-    """Scan the headers of a shard. Return the columns of its index, and its ignored members. ``numbers`` gets each
-    batch.
-
-    Raises DataError for a damaged shard.
-    """
-    builder, ignored = IndexBuilder(), Ignored()
-    payloads = Payloads(source, frozenset() if numbers is None else numbers.payload_fields)
-    see = payloads.see if payloads.fields else None
-    for batch in iter_batches(source, form=form, ignored=ignored, see=see):
-        builder.add_batch(batch)
-        if numbers is not None:
-            payloads.batch = batch
-            numbers.add_batch(batch, source.name, payloads)
-            payloads.forget()
-    return builder, ignored.counts
-
-
-def index_for(
-    address: str,
-    source: Source,
-    form: Form,
-    warn: Callable[[str], None] | None = None,
-    beside: Beside | None = None,
-) -> Index | None:
-    """Call :func:`find_index`, but return None for an index with another ``form``, because its marks depend on the
-    form."""
-    index = find_index(address, source, warn, beside=beside)
-    return index if index is not None and index.form == form else None
-
-
-def index_of_base(address: str, source: Source, form: Form, *, by_headers: bool = False) -> Index:
-    """Return the index of a shard. If there is none, or with ``by_headers``, make it by a scan of the headers. Raises
-    DataError for a damaged shard."""
-    index = None if by_headers else index_for(address, source, form)
-    if index is not None:
-        return index
-    builder, ignored = scan_index(source, form)
-    return builder.index(address, source.size or 0, ignored, form)
 
 
 def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[SampleBatch]:
@@ -427,7 +221,7 @@ def value_name(expression: str, table: str | None = None) -> str:
 
 def _index_of(address: str, open_shard: Callable[[str], Source]) -> Index:
     with open_shard(address) as source:
-        return index_of_base(address, source, CANONICAL)
+        return find_index(address, source) or scanned_index(address, source)
 
 
 def _read_all(source: Source, index: Index, numbers: SampleNumbers) -> None:

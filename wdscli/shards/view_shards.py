@@ -10,22 +10,20 @@ chosen.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from functools import cached_property, partial
 from itertools import accumulate
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputError, InputNotFoundError
 from wdscli.model import ShardInfo
-from wdscli.shards.index import Index
+from wdscli.shards.index import Check, Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import Manifest, parse_manifest
-from wdscli.shards.reading import index_of_base
+from wdscli.shards.proof import checking, current_check, find_index, scanned_index
 from wdscli.shards.view import MISSING, Stored, samples_of
 from wdscli.storage import Source, is_local, local_path, open_source, read_all
 from wdscli.storage.addresses import HELD, TRUSTED, shard_address, view_of
-from wdscli.threads import Recent, holding
+from wdscli.threads import Recent
 
 ROWS_SUFFIX = ".rows"
 _COPY_BOTH = "copy both files of the view, or make it again"
@@ -52,10 +50,10 @@ class OpenView:
         self.view = view
         self.places = {shard.name: number for number, shard in enumerate(self.manifest.shards)}
         self.bases = [shard_address(address, base.name, trusted=trusted) for base in view.bases]
-        self._layouts: Recent[tuple[int, bool], Layout] = Recent(
+        self._layouts: Recent[tuple[int, Check], Layout] = Recent(
             LAYOUT_CACHE_BYTES, lambda layout: layout.memory_bytes
         )
-        self._states: dict[tuple[int, bool], object] = {}
+        self._states: dict[tuple[int, Check], object] = {}
         """The state (:func:`_state_of`) of each base when its index, or its headers, were compared with the view."""
 
     @cached_property
@@ -63,23 +61,23 @@ class OpenView:
         """The fingerprint of the set."""
         return self.manifest.fingerprint
 
-    def layout(self, number: int, by_headers: bool | None = None) -> Layout:
-        """Return the layout of a shard. Raises DataError if a base has changed."""
-        by_headers = _by_headers.get() if by_headers is None else by_headers
-        return self._layouts.used((number, by_headers)) or self._new_layout(number, by_headers)
+    def layout(self, number: int, check: Check | None = None) -> Layout:
+        """Return the layout of a shard. Its bases are checked. Raises DataError if a base has changed."""
+        check = current_check() if check is None else check
+        return self._layouts.used((number, check)) or self._new_layout(number, check)
 
     def renew(self, number: int) -> None:
         """Forget the layout of a shard if a local base was replaced."""
-        key = number, by_headers = (number, _by_headers.get())
+        key = number, check = (number, current_check())
         layout = self._layouts.used(key)
         bases = [] if layout is None else [layer.base for layer in layout.layers]
-        if any(_state_of(self.bases[base]) != self._states[base, by_headers] for base in bases):
+        if any(_state_of(self.bases[base]) != self._states[base, check] for base in bases):
             self._layouts.forget(key)
 
-    def _new_layout(self, number: int, by_headers: bool) -> Layout:
+    def _new_layout(self, number: int, check: Check) -> Layout:
         rule, info = self.view.rule, self.manifest.shards[number]
         layers = [
-            self._layer(base, numpy.flatnonzero(bases == base), places, of_set, by_headers)
+            self._layer(base, numpy.flatnonzero(bases == base), places, of_set, check)
             for of_set, (bases, places) in enumerate(self.samples_of(number))
             # numpy.unique() is avoided: it imports numpy.ma, which takes as long as reading some hundred samples.
             for base in numpy.flatnonzero(numpy.bincount(bases[bases != MISSING])).tolist()
@@ -87,11 +85,11 @@ class OpenView:
         arrange = None if rule.is_plain else rule.slots
         found = laid_out(info.name, info.samples, layers, self.view.form, arrange, self.new_keys(number))
         self._check(found, number)
-        return self._layouts.keep((number, by_headers), found)
+        return self._layouts.keep((number, check), found)
 
-    def _layer(self, base: int, at: I64, places: I64, of_set: int, by_headers: bool) -> Layer:
+    def _layer(self, base: int, at: I64, places: I64, of_set: int, check: Check) -> Layer:
         """Return the layer for the samples ``at`` of a shard. They are at ``places`` in a base."""
-        index, rows = self.index(base, by_headers), places[at]
+        index, rows = self.index(base, check), places[at]
         if not numpy.array_equal(rows, numpy.arange(index.samples)):
             index = index.part(rows)
         return Layer(base, index, None if len(at) == len(places) else at, of_set)
@@ -160,23 +158,26 @@ class OpenView:
                 hint="make the view again",
             )
 
-    def index(self, number: int, by_headers: bool = False) -> Index:
-        """Return the index of a base. Raises DataError if the base is not the same as when the view was made."""
-        address, base = self.bases[number], self.view.bases[number]
+    def index(self, number: int, check: Check) -> Index:
+        """Return the index of a base. With ALL, it is made from the headers, and has no stored values. Raises DataError
+        if the base is not the same as when the view was made."""
+        address, base, form = self.bases[number], self.view.bases[number], self.view.form
         state = _state_of(address)
-        key = (address, state, base.headers, by_headers)
-        found = _INDEXES.used(key)
-        if found is None:
+        key = (address, state, base.headers, check)
+        index = _INDEXES.used(key)
+        if index is None:
             with self.open_base(number) as source:
                 try:
-                    found = index_of_base(address, source, self.view.form, by_headers=by_headers)
+                    if check is not Check.ALL:
+                        index = find_index(address, source, form=form, check=check)
+                    index = index or scanned_index(address, source, form)
                 except DataError as error:
                     raise self.changed(number, error.message, error.offset) from None
-            if (found.digest, found.samples) != (base.headers, base.samples):
+            if (index.digest, index.samples) != (base.headers, base.samples):
                 raise self.changed(number, "its headers differ")
-            _INDEXES.keep(key, found)
-        self._states[number, by_headers] = state
-        return found
+            _INDEXES.keep(key, index)
+        self._states[number, check] = state
+        return index
 
     def open_base(self, number: int) -> Source:
         """Open the bytes of a base. Raises DataError if it has another size than in the view."""
@@ -206,16 +207,10 @@ class OpenView:
         )
 
 
-_INDEXES: Recent[tuple[str, object, str, bool], Index] = Recent(
+_INDEXES: Recent[tuple[str, object, str, Check], Index] = Recent(
     INDEX_CACHE_BYTES, lambda index: index.memory_bytes
 )
 _VIEWS: Recent[str, tuple[object, OpenView]] = Recent(VIEWS_KEPT)
-_by_headers: ContextVar[bool] = ContextVar("by_headers", default=False)
-
-
-def by_headers() -> AbstractContextManager[None]:
-    """In the block, read shards of views by the headers of their bases, not by indexes."""
-    return holding(_by_headers, True)
 
 
 def rows_address(view: str) -> str:
@@ -291,9 +286,9 @@ def open_view_shard(address: str) -> Source:
     """Open the bytes of a view's shard. Raises InputError, DataError."""
     view, number = shard_of(address)
     view.renew(number)
-    layout = partial(view.layout, number, _by_headers.get())
-    is_remote = not all(is_local(view.bases[layer.base]) for layer in layout().layers)
-    return ViewSource(address, layout, view.open_base, view.changed, is_remote=is_remote)
+    layout, check = partial(view.layout, number), current_check()
+    is_remote = not all(is_local(view.bases[layer.base]) for layer in layout(check).layers)
+    return ViewSource(address, layout, check, view.open_base, view.changed, is_remote=is_remote)
 
 
 def check_bases(address: str) -> None:
@@ -301,7 +296,7 @@ def check_bases(address: str) -> None:
     other addresses."""
     if (found := _find(address)) is not None:
         view, number = found
-        with by_headers():
+        with checking(Check.ALL):
             view.renew(number)
             view.layout(number)
 

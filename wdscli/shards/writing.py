@@ -258,10 +258,10 @@ class ShardFile:
             self._settings.check_folder(self.address)  # this check has a better message for a removed folder
             raise
 
-    def commit_copy(self, address: str, index: Index, checksum: str | None) -> ShardInfo:
-        """Let the store publish a copy of the shard at ``address``, or publish a link. After NotCopied, nothing is
-        published, and this object cannot be used."""
-        self._sink.copy_of(address, index.noted, index.size)
+    def commit_copy(self, address: str, version: str, index: Index, checksum: str | None) -> ShardInfo:
+        """Let the store publish a copy of a version of the shard at ``address``, or publish a link. After NotCopied,
+        nothing is published, and this object cannot be used."""
+        self._sink.copy_of(address, version, index.size)
         for batch in index_batches(index):
             self.index.add_batch(batch)
         self.index.values = index.numbers

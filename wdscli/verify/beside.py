@@ -13,18 +13,18 @@ This module does not know how shards are scanned.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from wdscli.errors import DataError, InputError, StorageError, UsageError, WdsError
+from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.executors import tick_of_task
 from wdscli.model import ShardInfo, to_bytes
-from wdscli.shards.index import IndexBuilder, index_address, unpack_index
+from wdscli.shards.index import Index, IndexBuilder, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest
+from wdscli.shards.proof import Evidence, difference, proven_by, read_index
 from wdscli.shards.reading import Digest, checksum_of, new_digest
-from wdscli.storage import Source, base_name, exists, folder_of, is_local, is_stream, open_source, read_all
+from wdscli.storage import Source, base_name, folder_of, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
-from wdscli.storage.kinds import is_other_version, stored_version
 from wdscli.verify.findings import Ledger
 from wdscli.verify.profiles import Fields
 
@@ -119,45 +119,29 @@ def _strays(addresses: Sequence[str], listings: dict[str, Listing], limit: int) 
                 break
 
 
-def load_index(address: str, source: Source, ledger: Ledger) -> dict[str, Any] | None:
-    """Return the values in a shard's index (:func:`~wdscli.shards.index.unpack_index`), or None if there is no index.
-    Report an index that is damaged, or that is for another version of the shard."""
+def load_index(address: str, source: Source, ledger: Ledger) -> Index | None:
+    """Return the index of a shard for :func:`check_index`, or None if there is no index. Report an index that is
+    damaged, or that belongs to another shard."""
     if is_stream(address) or not source.seekable:
         return None
-    place = index_address(address)
-    if is_local(place) and not exists(place):
+    stored = read_index(address)
+    if stored.index is None:
+        if stored.damage:
+            ledger.add("stale-index", stored.damage)
         return None
-    try:
-        index = unpack_index(read_all(place), place)
-    except InputError:
-        return None
-    except DataError as error:
-        ledger.add("stale-index", error.message)
-        return None
-    if index["size"] != source.size:
-        ledger.add(
-            "stale-index", f"{place} is for a shard of {index['size']} bytes, this one has {source.size}"
-        )
-        return None
-    if is_other_version(index.get("etag", ""), stored_version(address, source.version)):
-        ledger.add("stale-index", f"{place} is for another version of the shard than the store has")
-        return None
-    return index
+    reason = proven_by(stored.index, Evidence.of_source(address, source))[1]
+    if reason:
+        ledger.add("stale-index", f"{index_address(address)} is for another shard: {reason}")
+    return None if reason else stored.index
 
 
 def check_index(
-    index: dict[str, Any], builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
+    index: Index, builder: IndexBuilder, ignored: dict[str, int], address: str, ledger: Ledger
 ) -> None:
     """Compare an index with a scan of the whole shard."""
-    place = index_address(address)
-    if index["digest"] != builder.digest() or index["marks"] != bytes(builder.columns()["marks"]):
-        ledger.add("stale-index", f"{place} does not match the shard's headers")
-    elif [index[name] for name in ("samples", "members", "ignored")] != [
-        builder.samples,
-        builder.members,
-        ignored,
-    ]:
-        ledger.add("stale-index", f"{place} has other numbers of samples or members than the shard")
+    reason = difference(index, builder, ignored)
+    if reason:
+        ledger.add("stale-index", f"{index_address(address)}: {reason}")
 
 
 def check_size(address: str, listing: Listing, size: int, ledger: Ledger) -> None:

@@ -38,10 +38,10 @@ from wdscli.samples import (
     why_unsafe,
 )
 from wdscli.samples.grouping import hidden, lost_name
-from wdscli.shards.index import IndexBuilder
+from wdscli.shards.index import Check, IndexBuilder
 from wdscli.shards.layout import ViewSource
+from wdscli.shards.proof import checking
 from wdscli.shards.reading import digested, index_batches
-from wdscli.shards.view_shards import by_headers
 from wdscli.storage import Source, exists, is_local, is_stream, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.blocks import BlockSource
@@ -333,7 +333,11 @@ def check_shard(task: ShardTask) -> ShardResult:
     checksum = None
     try:
         # Do not use the cache, because verify checks the store, not an older copy.
-        with cached_in(""), by_headers(), open_source(task.address, whole=is_whole, digest=update) as source:
+        with (
+            cached_in(""),
+            checking(Check.ALL),
+            open_source(task.address, whole=is_whole, digest=update) as source,
+        ):
             version = source.version
             if isinstance(source, BlockSource):
                 source.go_on(ledger.add_error)
@@ -383,9 +387,7 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         absence=Absence(checks.absent, ledger) if checks.absent else None,
     )
     try:
-        _scan(
-            task, source, CANONICAL if index is None else Form(index["mtime"], index["long_names"]), headers
-        )
+        _scan(task, source, CANONICAL if index is None else index.form, headers)
     finally:
         headers.finish()
         _fill(result, headers, source, is_kept=is_stream(task.address))

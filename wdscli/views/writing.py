@@ -28,11 +28,11 @@ from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import hash_key
 from wdscli.plan.table import MISSING_SHARD, RENAMED
 from wdscli.selection.layers import OnConflict
-from wdscli.shards.index import Index
+from wdscli.shards.index import Check, Index
 from wdscli.shards.inputs import ListingCache, ShardSet, listed_shards
 from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
-from wdscli.shards.reading import index_of_base
+from wdscli.shards.proof import find_index, scanned_index
 from wdscli.shards.view import MISSING, Ancestor, Rule, Run, Stored, View, ViewShard, runs_of, view_address
 from wdscli.shards.view_shards import INDEX_CACHE_BYTES, OpenView, opened, rows_address
 from wdscli.shards.writing import OutputSet, ShardSettings
@@ -171,8 +171,10 @@ class _Writer:
 
     def _index(self, address: str, source: Source) -> Index:
         """Return the index of a base. It is cached for a while."""
+        form = self.request.settings.form
         try:
-            return self.indexes.keep(address, index_of_base(address, source, self.request.settings.form))
+            index = find_index(address, source, form=form, check=Check.ALL_LOCAL)
+            return self.indexes.keep(address, index or scanned_index(address, source, form))
         except DataError as error:
             error.hint = "a view needs undamaged shards: `wds repair` writes the whole samples of this one"
             raise

@@ -1,8 +1,19 @@
 """This module has the catalog of a set's shards: how many samples each shard has, and where these samples are.
 
 :class:`Catalog` takes counts from the manifest, or else from the indexes, or else from a scan of local shards. The
-table of a shard has the offsets of its samples. A table is read when it is first needed, and the least recently used
-tables are dropped. Workers receive the addresses and the counts. This module does not know orders, ranks or stages."""
+table of a shard has the offsets of its samples. A table is made when it is first needed, and the least recently used
+tables are dropped. What is proven about the shard (:mod:`wdscli.shards.proof`) is the table's state:
+
+    table.proof         event                                                           then
+    no table            samples are read, and the index names a version on S3           NOTHING
+    no table            otherwise: the shard is opened and compared with its index      HEADERS or PAYLOADS
+    NOTHING             bytes of the named version arrive                               PAYLOADS
+    NOTHING             keys or numbers are needed, not samples                         no table: compare
+    any                 a read fails, or brings no byte (:meth:`Catalog.doubt`)         no table; from now on, compare
+
+A table without a proof describes the version that the index names, and only this version is read. So no sample is valid
+before a byte arrives. In every state, the header of each payload is compared when the payload is read. Workers receive
+the addresses and the counts. This module does not know orders, ranks or stages."""
 
 from __future__ import annotations
 
@@ -24,12 +35,20 @@ from wdscli.selection.values import Numbers
 from wdscli.shards.index import Index, IndexBuilder
 from wdscli.shards.inputs import ShardSet, manifest_of, open_set
 from wdscli.shards.manifest import Manifest
-from wdscli.shards.reading import Beside, find_index, open_by_index, read_index, scan_index
+from wdscli.shards.proof import (
+    Proof,
+    ProvenIndex,
+    StoredIndex,
+    open_by_index,
+    prove_index,
+    read_index,
+    scanned_index,
+)
 from wdscli.shards.view_shards import check_view
 from wdscli.shown import shown
 from wdscli.storage import Source, folder_of, has_folder, is_local, local_path, open_source
 from wdscli.storage.addresses import TRUSTED, Held, is_web
-from wdscli.storage.kinds import source_version, stored_version, tells_bytes
+from wdscli.storage.kinds import stored_version
 from wdscli.storage.opening import (
     COMPRESSED_SUFFIX,
     at_once,
@@ -91,14 +110,21 @@ class ShardTable:
     """A table that says where the samples of one shard are. The table has the numpy columns of the shard's index, and
     the field names as text. Field names are in lower case unless ``spelled`` is set."""
 
-    def __init__(self, address: str, index: Index, *, spelled: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        index: Index,
+        version: str = "",
+        proof: Proof = Proof.HEADERS,
+        *,
+        spelled: bool = False,
+    ) -> None:
         self.address = address
-        self.version = "" if is_local(address) else index.seen
+        self.version = "" if is_local(address) else version
         """The version of the shard that this table describes. For a local shard, the version is set when the shard is
-        first opened. The loader always compares the headers of samples with the index, too."""
-        self.is_proven = True
-        """False if only the index names this version, and no byte of this version was received yet. In that case, no
-        sample is valid."""
+        first opened."""
+        self.proof = proof
+        """What is proven about the shard; see the table of this module."""
         self.size = index.size
         self.samples = index.samples
         self.starts: I64 = index.starts.view(numpy.int64)
@@ -243,7 +269,7 @@ class Catalog:
         """Begin with an empty cache of tables."""
         self._tables: Recent[int, ShardTable] = Recent(TABLES_BYTES, lambda table: table.bytes)
         self._values: Recent[tuple[int, str], F64] = Recent(TABLES_BYTES, lambda values: values.nbytes)
-        self._scanned: dict[int, Index] = {}
+        self._scanned: dict[int, ProvenIndex] = {}
         self._doubted: set[int] = set()
         """Shards that may have another version than their indexes, and are opened before their indexes are used."""
 
@@ -352,13 +378,14 @@ class Catalog:
         digest = xxh3_128()
         counts: list[int] = []
         listed = frozenset(() if shards.listings is None else shards.listings.names)
-        for index in self.each(partial(self._found_index, listed=listed)):
+        for proven in self.each(partial(self._prove, listed=listed)):
+            index = proven.index
             if index is None:
                 self.is_indexed = False
                 return
             if not is_local(self.addresses[len(counts)]):
                 # The table is kept, because loading it again would need requests.
-                self._tables.keep(len(counts), self._table(len(counts), index))
+                self._tables.keep(len(counts), self._table(len(counts), index, proven))
             counts.append(index.samples)
             self._seen_fields.update(index.fields)
             digest.update(f"{index.samples} {index.size} {index.digest}\n".encode())
@@ -376,24 +403,23 @@ class Catalog:
         with self.open(self.addresses[is_doubtful.index(True)]) as source:
             return source.seekable
 
-    def _found_index(
-        self, number: int, beside: Beside | None = None, listed: frozenset[str] = frozenset()
-    ) -> Index | None:
-        """Return the index of one shard, or make it by a scan. Return None for a shard that can only be streamed.
-        ``beside`` is the index file, if it was already read. ``listed`` has the folders that were just listed; the
-        listings have the versions of their shards."""
+    def _prove(
+        self, number: int, stored: StoredIndex | None = None, listed: frozenset[str] = frozenset()
+    ) -> ProvenIndex:
+        """Compare the index of one shard with the shard, or make it by a scan. The result has no index if the shard can
+        only be streamed. ``stored`` is the index file, if it was already read. ``listed`` has the folders that were
+        just listed; the listings have the versions of their shards."""
         if number in self._scanned:
             return self._scanned[number]
         address = self.addresses[number]
         try:
-            source, beside = self._listed(address, listed) if beside is None else (None, beside)
+            source, stored = self._listed(address, listed) if stored is None else (None, stored)
             with source or self.open(address) as source:
-                index = find_index(address, source, beside=beside)
-                if index is None and source.seekable:
-                    builder, ignored = scan_index(source)
-                    index = self._scanned[number] = builder.index(address, source.size or 0, ignored)
-                    index.seen = source.version
-                return index
+                proven = prove_index(address, source, stored=stored)
+                if proven.index is None and source.seekable:
+                    index = scanned_index(address, source)
+                    proven = self._scanned[number] = ProvenIndex.of(index, Proof.HEADERS, source.version)
+                return proven
         except (DataError, StorageError) as error:
             if not self._salvages:
                 raise
@@ -401,9 +427,9 @@ class Catalog:
             if self.counts is not None and salvaged.samples != self.held(number):
                 raise  # the shard was intact when its samples were counted
             self.losses[address] = Loss(error, dropped or 1)
-            return self._scanned.setdefault(number, salvaged)
+            return self._scanned.setdefault(number, ProvenIndex.of(salvaged, Proof.HEADERS, ""))
 
-    def _listed(self, address: str, folders: frozenset[str]) -> tuple[Source | None, Beside | None]:
+    def _listed(self, address: str, folders: frozenset[str]) -> tuple[Source | None, StoredIndex | None]:
         """If a listing names the version of the shard that the index describes, return the shard and the index, opened
         without a request. Otherwise return (None, None)."""
         with cached_in(*(self._cache or (None,))):
@@ -413,10 +439,11 @@ class Catalog:
     def index(self, number: int) -> Index:
         """Return the index of shard ``number``. The index is read again in each call, unless it was made by a scan.
         Raises DataError if the number of samples differs from the count."""
-        return self._checked(number, self._found_index(number))
+        return self._counted(number, self._prove(number))
 
-    def _checked(self, number: int, index: Index | None) -> Index:
-        counted = self.held(number)
+    def _counted(self, number: int, proven: ProvenIndex) -> Index:
+        """Return the index. Raises DataError unless it has the counted samples, and the headers in the manifest."""
+        counted, index = self.held(number), proven.index
         if index is None or index.samples != counted:
             raise DataError(
                 f"{'no' if index is None else index.samples} samples, but {counted} were counted before",
@@ -440,37 +467,38 @@ class Catalog:
         return int(self._held[number])
 
     def table(self, number: int) -> ShardTable:
-        """Return the table of shard ``number``. Any thread may call this method. Raises DataError if the number of
-        samples differs from the count."""
-        known = self._tables.used(number)
-        if known is not None and known.is_proven:
-            return known
+        """Return the table of shard ``number``, compared with the shard. Any thread may call this method. Raises
+        DataError if the number of samples differs from the count."""
+        table = self._tables.used(number)
+        if table is not None and table.proof is not Proof.NOTHING:
+            return table
         self._tables.forget(number)
-        return self._tables.keep(number, self._table(number, self.index(number)))
+        return self._compared(number)
 
     def table_to_read(self, number: int) -> ShardTable:
-        """Return the table of shard ``number`` for reading samples. The table of a shard on S3 may not yet be compared
-        with the shard. Such a table describes the version that the index names, and :meth:`open_as` opens this
-        version."""
-        known = self._tables.used(number)
-        if known is not None:
-            return known
-        address, beside = self.addresses[number], None
+        """Return the table of shard ``number`` for reading samples. A shard on S3 may not yet be compared with its
+        index; :meth:`open_as` then opens the version that the index names."""
+        table = self._tables.used(number)
+        if table is not None:
+            return table
+        address, stored = self.addresses[number], None
         with cached_in(*(self._cache or (None,))):
             if number not in self._doubted and is_pinnable(address) and number not in self._scanned:
-                beside = read_index(address)
-        index = None if beside is None else beside.found
-        if index is None or not tells_bytes(index.noted):
-            found = self._checked(number, self._found_index(number, beside))
-            return self._tables.keep(number, self._table(number, found))
+                stored = read_index(address)
+        pinned = None if stored is None else stored.pinned
+        if pinned is None:
+            return self._compared(number, stored)
         try:
-            index.seen = source_version(index.noted)
-            table = self._table(number, self._checked(number, index))
+            index = self._counted(number, pinned)
         except DataError:
             # The manifest or the counts belong to another version.
-            return self.table(number)
-        table.is_proven = False
-        return self._tables.keep(number, table)
+            return self._compared(number)
+        return self._tables.keep(number, self._table(number, index, pinned))
+
+    def _compared(self, number: int, stored: StoredIndex | None = None) -> ShardTable:
+        """Make a table that is compared with its shard."""
+        proven = self._prove(number, stored)
+        return self._tables.keep(number, self._table(number, self._counted(number, proven), proven))
 
     def open_as(self, table: ShardTable, number: int) -> Source | None:
         """Open a shard, in the version that ``table`` describes, without sending a request. Return None if a request is
@@ -482,12 +510,12 @@ class Catalog:
             return open_pinned(table.address, table.size, table.version)
 
     def doubt(self, number: int) -> None:
-        """From now on, open and check shard ``number`` before using its index."""
+        """From now on, open and compare shard ``number`` before using its index."""
         self._doubted.add(number)
         self.forget(number)
 
-    def _table(self, number: int, index: Index) -> ShardTable:
-        return ShardTable(self.addresses[number], index, spelled=self.spelled)
+    def _table(self, number: int, index: Index, proven: ProvenIndex) -> ShardTable:
+        return ShardTable(self.addresses[number], index, proven.version, proven.proof, spelled=self.spelled)
 
     def forget(self, number: int) -> None:
         """Drop the table of shard ``number``."""

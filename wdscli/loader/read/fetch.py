@@ -41,6 +41,7 @@ from wdscli.loader.read.rows import (
 )
 from wdscli.loader.read.rows import Raw as Raw
 from wdscli.samples.reading import keep_heap
+from wdscli.shards.proof import Proof
 from wdscli.storage import Source, is_local
 from wdscli.storage.ahead import together
 from wdscli.storage.local import is_cold, most_descriptors
@@ -466,8 +467,9 @@ class Shared:
         table = self._catalog.table_to_read(shard)
         try:
             found = read_samples(table, sources[shard], self._fields, places)
-            if table.is_proven or found.size_bytes:
-                table.is_proven = True
+            if table.proof is Proof.NOTHING and found.size_bytes:
+                table.proof = Proof.PAYLOADS
+            if table.proof is not Proof.NOTHING:
                 return found
         except (DataError, StorageError):
             if not sources[shard].is_pinned:
