@@ -31,7 +31,7 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """Which modules of ours each module names in an import anywhere in it, for type checkers too."""
+    """Which modules of ours each module names in an import anywhere in it, for type checkers and by name too."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, path in MODULES.items():
         for node in ast.walk(tree(path)):
@@ -42,7 +42,28 @@ def imports() -> dict[str, set[str]]:
                         found[name].add(below if below in MODULES else node.module)
             elif isinstance(node, ast.Import):
                 found[name].update(alias.name for alias in node.names if alias.name in MODULES)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                found[name].update(by_name(name, node.args[0]))
     return found
+
+
+def by_name(importer: str, argument: ast.expr) -> set[str]:
+    """The modules that ``import_module`` may load: of an f-string, all that begin with its text. A package may choose
+    among its own modules."""
+    if isinstance(argument, ast.Constant):
+        return {str(argument.value)} & MODULES.keys()
+    text = argument.values[0] if isinstance(argument, ast.JoinedStr) else None
+    start = str(text.value) if isinstance(text, ast.Constant) else ""
+    own = ".".join(importer.split(".")[:2]) + "."
+    is_foreign = start.startswith("wdscli.") and not start.startswith(own)
+    return {name for name in MODULES if is_foreign and name.startswith(start)}
+
+
+@pytest.mark.parametrize("text", ['"wdscli.shards.view_shards"', 'f"wdscli.shards.{name}"'])
+def test_imports_by_name_are_seen(text: str) -> None:
+    """Storage imported a module of shards by name, and 15 modules were one circle."""
+    argument = ast.parse(text, mode="eval").body
+    assert "wdscli.shards.view_shards" in by_name("wdscli.storage.opening", argument)
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:

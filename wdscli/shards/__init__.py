@@ -1,12 +1,16 @@
 """This package reads and writes shard sets, with their indexes and manifests.
 
-A public name of this package is loaded at its first use, because some imports are slow.
+A public name of this package is loaded at its first use, because some imports are slow. The package tells storage how
+to open the shards of views.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from wdscli.storage import Source
+from wdscli.storage.opening import VIEWS, ViewOpener
 
 if TYPE_CHECKING:
     from wdscli.shards.index import Index as Index
@@ -31,6 +35,21 @@ _MODULES = {
     "writer": "ShardWriter",
     "writing": "OutputSet ShardFile ShardSettings",
 }
+
+
+def _open_view_shard(address: str) -> Source:
+    from wdscli.shards.view_shards import open_view_shard
+
+    return open_view_shard(address)
+
+
+def _size_of_view_shard(address: str) -> int | None:
+    from wdscli.shards.view_shards import size_of
+
+    return size_of(address)
+
+
+VIEWS.append(ViewOpener(_open_view_shard, _size_of_view_shard))
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 

@@ -28,13 +28,12 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
 
-from wdscli.errors import InputError, UsageError, nearest
+from wdscli.errors import InputError, UsageError
 from wdscli.units import whole_number
 
 STREAM = "-"
 PIPE = "pipe:"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
-_WORD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):(/{0,2})([^/].*)", re.DOTALL)
 _DIGITS = re.compile(r"([0-9]+)")
 # Matches two numbers with other characters between them, and at least one bracket.
 _RANGE = re.compile(r"(?:([{(\[])\s*)?([0-9]+)\s*(?:\.{1,3}|-|:|,|\u2026|to)\s*([0-9]+)(?:\s*([)}\]]))?")
@@ -209,22 +208,6 @@ def range_hint(address: str) -> str | None:
         return "a range in braces has two ends: {00000..00041}"
     meant = _RANGE.sub(lambda m: f"{{{m[2]}..{m[3]}}}" if m[1] or m[4] else m[0], address)
     return f"did you mean '{meant}'?" if meant != address else None
-
-
-def meant_address(address: str) -> str | None:
-    """Return a hint for a local address, or an address of an unknown scheme, that looks like a mistyped URL or command:
-    ``s3:/bucket/x``, ``htps://host/x``, ``pip:CMD``. Return None for the name of an existing file."""
-    from wdscli.storage.kinds import KINDS
-
-    match = _WORD.match(address)
-    if match is None or (is_local(address) and os.path.lexists(address)):
-        return None
-    word, slashes, after = match[1].lower(), match[2], match[3]
-    if word not in KINDS:
-        word = next(iter(nearest(word, KINDS if slashes else ["pipe"], 0.74)), "")
-    elif slashes == "//":
-        return None
-    return f"did you mean {word}:{after if word == 'pipe' else '//' + after}?" if word else None
 
 
 NO_PIPE = "WDSCLI_NO_PIPE"

@@ -18,15 +18,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
-from wdscli.errors import UsageError
+from wdscli.errors import UsageError, nearest
 from wdscli.shown import PLAIN_LOGINS
-from wdscli.storage.addresses import PORTS, is_web, scheme
+from wdscli.storage.addresses import PORTS, is_local, is_web, scheme
 
 TOKEN = "WDSCLI_HTTP_TOKEN"
 AIS = "AIS_ENDPOINT"
 # RFC 6750, 2.1: b64token = 1*( ALPHA / DIGIT / "-" / "." / "_" / "~" / "+" / "/" ) *"="
 _TOKEN_OF_HOST = re.compile(r"([A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?=([A-Za-z0-9\-._~+/]+=*)")
 _HOST = re.compile(r"https?://(?:[^/?#]*@)?(\[[^\]/]*\]|[^/?#:]*)(:[0-9]+)?", re.IGNORECASE)
+_WORD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):(/{0,2})([^/].*)", re.DOTALL)
 _FILES = (".json", ".done", ".wdx")
 NOTE = "wdscli-note"
 """The name of an object's note on S3; the prefix is ``x-amz-meta-``."""
@@ -431,3 +432,17 @@ def is_file_name(path: str) -> bool:
     folder."""
     name = path.rpartition("/")[2]
     return ".tar" in name or name.endswith(_FILES)
+
+
+def meant_address(address: str) -> str | None:
+    """Return a hint for a local address, or an address of an unknown scheme, that looks like a mistyped URL or command:
+    ``s3:/bucket/x``, ``htps://host/x``, ``pip:CMD``. Return None for the name of an existing file."""
+    match = _WORD.match(address)
+    if match is None or (is_local(address) and os.path.lexists(address)):
+        return None
+    word, slashes, after = match[1].lower(), match[2], match[3]
+    if word not in KINDS:
+        word = next(iter(nearest(word, KINDS if slashes else ["pipe"], 0.74)), "")
+    elif slashes == "//":
+        return None
+    return f"did you mean {word}:{after if word == 'pipe' else '//' + after}?" if word else None

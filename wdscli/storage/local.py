@@ -21,8 +21,9 @@ from functools import cache
 from math import inf
 
 from wdscli.errors import InputError, InputIsFolderError, OutputError, OutputIsFolderError, did_you_mean
-from wdscli.storage.addresses import VIEW_SUFFIX, local_path, meant_address, range_hint
+from wdscli.storage.addresses import VIEW_SUFFIX, local_path, range_hint
 from wdscli.storage.ends import Data, NotCopied, Sink, Source, replaced, taken
+from wdscli.storage.kinds import meant_address
 
 _WHOLE_READ_BYTES = 1 << 24
 """A longer read is first limited to the file's size, because a damaged header may contain any length."""

@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from wdscli.errors import InputError, InputNotFoundError, OutputError, OutputIsFolderError, UsageError
 from wdscli.storage.addresses import (
@@ -78,7 +78,7 @@ def open_source(
     kind = scheme(address)
     source: Source
     if view_of(address) is not None:
-        return _with_digest(views().open_view_shard(address), digest)
+        return _with_digest(VIEWS[-1].open_shard(address), digest)
     if kind in OPENERS:
         from wdscli.storage.streams import FileReader, StreamSource
 
@@ -107,12 +107,20 @@ def _with_digest(source: Source, digest: Callable[[bytes], None] | None) -> Sour
     return source if digest is None or not source.seekable else DigestedSource(source, digest)
 
 
-def views() -> Any:
-    """Return the module that opens the shards of views. It is in a higher package, because it reads manifests and
-    indexes. So it is imported by name, when an address names a view for the first time."""
-    from importlib import import_module
+class ViewOpener(NamedTuple):
+    """How the shards of views are opened, and how their sizes are found. :mod:`wdscli.shards` sets it, because it reads
+    the manifests and indexes of views."""
 
-    return import_module("wdscli.shards.view_shards")
+    open_shard: Callable[[str], Source]
+    size_of: Callable[[str], int | None]
+
+
+def _no_views(address: str) -> NoReturn:
+    raise InputError(f"cannot read {address}: it is in a view", hint="import wdscli.shards first")
+
+
+VIEWS = [ViewOpener(_no_views, _no_views)]
+"""The last entry opens the shards of views."""
 
 
 def open_in_turn(
@@ -381,8 +389,7 @@ def size_hint(address: str) -> int | None:
     if is_stream(address):
         return None
     if view_of(address) is not None:
-        size: int | None = views().size_of(address)
-        return size
+        return VIEWS[-1].size_of(address)
     if is_local(address):
         try:
             status = os.stat(local_path(address))

@@ -31,11 +31,11 @@ from wdscli.storage.addresses import (
     is_web,
     listed_address,
     local_path,
-    meant_address,
     natural,
     range_hint,
     split_folder,
 )
+from wdscli.storage.kinds import meant_address
 from wdscli.units import whole_number
 
 SIDE_FILES = (

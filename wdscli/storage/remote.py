@@ -23,8 +23,8 @@ from typing import Any
 
 from wdscli.errors import InputError, OutputError, WdsError
 from wdscli.shown import cause_of
-from wdscli.storage.addresses import meant_address, range_hint, scheme
-from wdscli.storage.kinds import Entry, Kind, Store, container_of, kind_of, root_of
+from wdscli.storage.addresses import range_hint, scheme
+from wdscli.storage.kinds import Entry, Kind, Store, container_of, kind_of, meant_address, root_of
 from wdscli.storage.retry import (
     EAI_AGAIN,
     GARBLED,
