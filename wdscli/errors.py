@@ -103,9 +103,14 @@ class DataError(WdsError, ValueError):
 
     def __str__(self) -> str:
         member = "" if self.member is None else f' in {self.of} "{printable(self.member)}"'
-        shard = "" if self.shard is None else f" in {printable(self.shard)}"
+        shard = "" if self.shard is None else f" in {printable(shard_words(self.shard))}"
         offset = "" if self.offset is None else f" at byte {self.offset}"
         return f"{self.message}{member}{shard}{offset}"
+
+
+def shard_words(address: str) -> str:
+    """Return a shard's address for messages, without secrets."""
+    return "standard input" if address == "-" else shown(address)
 
 
 class StorageError(WdsError, OSError):

@@ -19,7 +19,18 @@ ADD_UP = {
     "index": {"dialect", "values"},
     "ls": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "column", "counted"},
     "map": {
-        *("resize", "format", "fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup"),
+        *(
+            "resize",
+            "format",
+            "only",
+            "fields",
+            "drop",
+            "rename",
+            "keys",
+            "keys_from",
+            "not_keys_from",
+            "dedup",
+        ),
         "values",
     },
     "merge": {

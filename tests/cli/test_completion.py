@@ -83,7 +83,7 @@ SHARDS = ["set/train-0.tar", "set/train-1.tar", "set/train-manifest.json"]
         ("wds verify --for=h", ["--for=hf"]),
         ("wds map --on-error k", ["keep"]),
         ("wds create --key-rule ", ["first-dot", "last-dot"]),
-        ("wds bench --decoder pi", ["pil", "pill", "pilrgb", "pilrgba"]),
+        ("wds bench --decoder pi", ["pil", "pill", "pilrgb", "pilrgba", "pilstored"]),
         ("wds shuffle --engine d", ["dask://"]),
         ("wds ls set --fields ", ["cls", "jpg", "json"]),
         ("wds ls set --fields jpg,", ["jpg,cls", "jpg,json"]),

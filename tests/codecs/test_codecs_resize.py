@@ -79,7 +79,7 @@ def test_shapes_are_those_of_torchvision(
     assert (image.mode, image.size) == ("RGB", expected[::-1])
 
 
-@pytest.mark.parametrize("spec", sorted(SPECS))
+@pytest.mark.parametrize("spec", sorted(name for name, spec in SPECS.items() if spec.mode))
 def test_every_spec_has_the_size(spec: str) -> None:
     if SPECS[spec].kind == "torch":
         pytest.importorskip("torch")
@@ -225,6 +225,39 @@ def test_threads_workers_and_a_resume_change_no_pixel(tmp_path: Path, spec: str)
         second.load_state_dict(first.state_dict())
         found += second
         assert [(classes.tolist(), pixels.numpy().tobytes()) for classes, pixels in found] == whole
+
+
+@pytest.mark.parametrize("options", [{"size": 32}, {"size": (32, 20)}, {"size": 48, "crop": 32}])
+@pytest.mark.parametrize("spec", ["l8", "rgb8", "pil", "stored", "pilstored"])
+def test_palettes_and_bits_are_resized_by_the_nearest_pixel(spec: str, options: dict[str, Any]) -> None:
+    """Issue 35: a mask of the classes 0, 7 and 200 had 9 values."""
+    classes = numpy.zeros((64, 64), numpy.uint8)
+    classes[:, 21:], classes[:, 43:] = 7, 200
+    indexed = Image.fromarray(classes)
+    indexed.putpalette([level for index in range(256) for level in (index, 255 - index, 9)])
+    for image in (indexed, Image.fromarray(classes > 5)):
+        data = saved(image, "PNG")
+        values = [
+            set(
+                map(
+                    tuple,
+                    numpy.asarray(imagehandler(spec, **how)(".png", data))
+                    .reshape(-1, 3 if spec in ("rgb8", "pil") else 1)
+                    .tolist(),
+                )
+            )
+            for how in ({}, options)
+        ]
+        assert values[1] == values[0]
+
+
+def test_gray_pictures_and_photos_are_resized_smoothly() -> None:
+    for form in ("PNG", "JPEG"):
+        data = saved(picture(640, 640, "L"), form)
+        smooth = imagehandler("l8", size=64)(".png", data).astype(float)
+        nearest = imagehandler("stored", size=64)(".png", data).astype(float)
+        whole = Image.open(io.BytesIO(data)).resize((64, 64), Image.Resampling.BILINEAR)
+        assert abs(smooth - numpy.asarray(whole)).mean() < 1 < abs(nearest - numpy.asarray(whole)).mean()
 
 
 def test_decode_of_a_dataset(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ class TestACommand:
         with no_new_files(tmp_path):
             ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--cmd", command)
         assert ran.code == 5
-        assert 'failed for sample "n0" of' in ran.err
+        assert 'cannot transform sample "n0" of' in ran.err
         assert said in ran.err
 
     def test_what_it_leaves_running_ends(self, run: Command, texts: list[str], tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ class TestAFunction:
     @pytest.mark.parametrize(
         ("name", "said"),
         [
-            ("fails", 'failed for sample "n3" of'),
+            ("fails", 'cannot transform sample "n3" of'),
             ("fails", "ValueError: no good"),
             ("fails", "functions.py, line 24"),
             ("odd_value", "field x: there is no encoder for object as x"),
@@ -329,12 +329,15 @@ class TestAFunction:
     @pytest.mark.parametrize(
         ("value", "said"),
         [
-            ("{'cls': None}", "field cls: None is not a number (leave the field out"),
+            ("{'cls': None}", "field cls: None is not a number\nhint: leave the field out"),
             (
                 "{'cls': 'cat'}",
-                "field cls: 'cat' is not a whole number (write the number of a class; `wds create",
+                "field cls: 'cat' is not a whole number\nhint: write the number of a class; `wds create",
             ),
-            ("{'x.wav': '/data/x.wav'}", "field x.wav: '/data/x.wav' is text, not wav (write the content"),
+            (
+                "{'x.wav': '/data/x.wav'}",
+                "field x.wav: '/data/x.wav' is text, not wav\nhint: write the content",
+            ),
             ("{'cls': 3.0, 'id': 'x.wav' == ''}", "field id: False is not a number"),
         ],
     )
@@ -345,7 +348,7 @@ class TestAFunction:
         (tmp_path / "f.py").write_text(f"def f(sample):\n    return {value}\n")
         ran = run(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{tmp_path}/f.py:f")
         assert ran.code == 5
-        assert 'failed for sample "n0" of' in ran.err
+        assert 'cannot transform sample "n0" of' in ran.err
         assert said in ran.err
 
     def test_a_batch_that_names_nothing(
@@ -400,7 +403,8 @@ class TestAFunctionInAProcessOfItsOwn:
         with no_new_files(tmp_path):
             ran = run(*texts, "-o", out, "--python", f"{functions}:{name}", "-j", jobs)
         assert ran.code == 5
-        assert f'failed for sample "n3" of {texts[0]}: {said}' in ran.err
+        assert f'cannot transform sample "n3" of {texts[0]} with --' in ran.err
+        assert f": {said}" in ran.err
         ran = run(*texts, "-o", out, "--python", f"{functions}:{name}", "-j", jobs, "--on-error", "skip")
         assert ran.code == 0
         assert keys_of(*outputs(tmp_path)) == ["n0", "n1", "n2", "n4", "n5", "n6", "n7"]
@@ -557,18 +561,18 @@ class TestPictures:
     @pytest.mark.parametrize(
         ("options", "wanted"),
         [
-            ([], [("JPEG", "RGB", (75, 50)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (50, 75))]),
+            ([], [("JPEG", "RGB", (75, 50)), ("PNG", "LA", (50, 50)), ("JPEG", "RGB", (50, 75))]),
             (
                 ["--resize", "keep_ratio_largest"],
-                [("JPEG", "RGB", (50, 33)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (33, 50))],
+                [("JPEG", "RGB", (50, 33)), ("PNG", "LA", (50, 50)), ("JPEG", "RGB", (33, 50))],
             ),
             (
                 ["--resize", "center_crop"],
-                [("JPEG", "RGB", (50, 50)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (50, 50))],
+                [("JPEG", "RGB", (50, 50)), ("PNG", "LA", (50, 50)), ("JPEG", "RGB", (50, 50))],
             ),
             (
                 ["--resize", "border"],
-                [("JPEG", "RGB", (50, 50)), ("PNG", "RGBA", (50, 50)), ("JPEG", "RGB", (50, 50))],
+                [("JPEG", "RGB", (50, 50)), ("PNG", "LA", (50, 50)), ("JPEG", "RGB", (50, 50))],
             ),
         ],
     )
@@ -600,7 +604,7 @@ class TestPictures:
         assert after["b.png"] == before["b.png"]
         assert self.sizes(tmp_path)["a.jpg"] == ("JPEG", "RGB", (150, 100))
 
-    def test_sixteen_bits_of_grey_keep_their_brightness(self, run: Command, tmp_path: Path) -> None:
+    def test_values_above_255_stay_or_are_an_error(self, run: Command, tmp_path: Path) -> None:
         """To Pillow's own conversion all that is above 255 is white."""
         image = pytest.importorskip("PIL.Image")
         samples = []
@@ -613,20 +617,39 @@ class TestPictures:
             image.new(mode, (40, 40), value).save(stream, form)
             samples.append([(key, stream.getvalue())])
         shards = write_shards(tmp_path / "in", [samples])
-        options = ["-o", tmp_path / "out-%06d.tar", "--resize", 20, "--format", "png"]
-        ran = run(*shards, *options)
-        assert ran.code == 5
-        assert "a picture of mode F has no defined maximum brightness" in ran.err
-        assert run(*shards, *options, "--on-error", "skip", "--force").code == 0
-        found = dict(members_of(outputs(tmp_path)[0]))
-        pixels = {name: image.open(io.BytesIO(data)).getpixel((3, 3)) for name, data in found.items()}
-        assert pixels == {"a.png": 128, "b.png": 1}
+        options = [*shards, "-o", tmp_path / "out-%06d.tar", "--resize", 20]
+
+        def pixels() -> dict[str, Any]:
+            members = members_of(outputs(tmp_path)[0])
+            return {name: image.open(io.BytesIO(data)).getpixel((3, 3)) for name, data in members}
+
+        assert run(*options).code == 0
+        assert pixels() == {"a.png": 32768, "b.tif": 300, "c.tif": 0.5}
+        ran = run(*options, "--format", "png", "--force")
+        assert ran.code == 3
+        assert 'PNG cannot hold floats in member "c.tif"' in ran.err
+        assert run(*options, "--format", "png", "--force", "--on-error", "skip").code == 0
+        assert pixels() == {"a.png": 32768, "b.png": 300}
+        for form in ("jpg", "webp"):
+            ran = run(*options, "--format", form, "--force")
+            assert ran.code == 3
+            assert 'cannot hold gray of 16 bits in member "a.png"' in ran.err
+            assert "--only" in ran.err
+        assert run(*options, "--format", "jpg", "--force", "--on-error", "keep").code == 0
+        assert pixels() == {"a.png": 32768, "b.tif": 300, "c.tif": 0.5}
 
     def test_one_that_is_broken(self, run: Command, pictures: list[str], tmp_path: Path) -> None:
         broken = write_shards(tmp_path / "broken", [[[("x.jpg", b"no picture")]]])
         ran = run(*pictures, *broken, "-o", tmp_path / "out-%06d.tar", "--resize", 20)
-        assert ran.code == 5
-        assert 'the picture failed for sample "x"' in ran.err
+        assert ran.code == 3
+        assert (
+            'cannot resize the picture: it is not an image of a supported format in member "x.jpg"' in ran.err
+        )
+        options = ["-o", tmp_path / "piped.tar", "--format", "png"]
+        piped = wds("map", "-", *options, stdin=Path(broken[0]).read_bytes())
+        assert piped.code == 3
+        assert "cannot encode the picture" in piped.err
+        assert 'member "x.jpg" in standard input' in piped.err
         ran = run(
             *pictures,
             *broken,
@@ -642,6 +665,205 @@ class TestPictures:
         assert "failed 1" in ran.err
 
 
+class TestMasks:
+    """Pictures whose numbers are classes, depths or bits, next to a photo (issue 35)."""
+
+    @pytest.fixture
+    def masks(self, tmp_path: Path) -> list[str]:
+        numpy = pytest.importorskip("numpy")
+        image = pytest.importorskip("PIL.Image")
+        classes = numpy.zeros((64, 64), "uint8")
+        classes[:, 21:], classes[:, 43:] = 7, 200
+        indexed = image.fromarray(classes)
+        indexed.putpalette([level for index in range(256) for level in (index, 255 - index, 9)])
+        depth = numpy.arange(4096, dtype="uint16").reshape(64, 64) * 15
+        pictures = {
+            "jpg": (image.radial_gradient("L").resize((64, 64)).convert("RGB"), "JPEG"),
+            "lab.png": (image.fromarray(classes), "PNG"),
+            "seg.png": (indexed, "PNG"),
+            "bit.png": (image.fromarray(classes > 5), "PNG"),
+            "depth.png": (image.fromarray(depth), "PNG"),
+            "dem.tif": (image.fromarray(depth.astype("float32")), "TIFF"),
+        }
+        members = []
+        for field, (picture, form) in pictures.items():
+            stream = io.BytesIO()
+            picture.save(stream, form)
+            members.append((f"a.{field}", stream.getvalue()))
+        return write_shards(tmp_path / "in", [[members]])
+
+    def values(self, shard: Path | str) -> dict[str, Any]:
+        """Format, mode, size and values by member."""
+        import numpy
+        from PIL import Image
+
+        found = {}
+        for name, payload in members_of(shard):
+            picture = Image.open(io.BytesIO(payload))
+            found[name] = (
+                picture.format,
+                picture.mode,
+                picture.size,
+                set(numpy.asarray(picture).ravel().tolist()),
+            )
+        return found
+
+    def test_several_pictures_need_a_choice(self, run: Command, masks: list[str], tmp_path: Path) -> None:
+        for options in (["--resize", 32], ["--format", "jpg"]):
+            ran = run(*masks, "-o", tmp_path / "out-%06d.tar", *options)
+            assert ran.code == 2
+            assert 'sample "a" of ' in ran.err
+            assert "one may be a mask: jpg, lab.png, seg.png, bit.png, depth.png, dem.tif" in ran.err
+            assert "--only jpg" in ran.err
+            assert not outputs(tmp_path)
+
+    def test_photos_need_none(self, good: Command, masks: list[str], tmp_path: Path) -> None:
+        photos = [(f"a.{field}", dict(members_of(masks[0]))["a.jpg"]) for field in ("jpg", "left.jpg")]
+        shards = write_shards(tmp_path / "photos", [[photos]])
+        good(*shards, "-o", tmp_path / "out-%06d.tar", "--resize", 16)
+        assert [size for _, _, size, _ in self.values(outputs(tmp_path)[0]).values()] == [(16, 16)] * 2
+
+    @pytest.mark.parametrize("options", [["--resize", 32], ["--format", "webp"]])
+    def test_only_some_fields(
+        self, good: Command, masks: list[str], tmp_path: Path, options: list[Any]
+    ) -> None:
+        before = dict(members_of(masks[0]))
+        good(*masks, "-o", tmp_path / "out-%06d.tar", *options, "--only", "jpg")
+        after = dict(members_of(outputs(tmp_path)[0]))
+        assert [payload for name, payload in after.items() if name not in ("a.jpg", "a.webp")] == [
+            before[name] for name in before if name != "a.jpg"
+        ]
+        assert before["a.jpg"] not in after.values()
+
+    def test_each_keeps_its_values(self, good: Command, masks: list[str], tmp_path: Path) -> None:
+        before = self.values(masks[0])
+        options = ["--resize", "32,nearest=lab.png", "--only", "*"]
+        ran = good(*masks, "-o", tmp_path / "out-%06d.tar", *options)
+        after = self.values(outputs(tmp_path)[0])
+        assert "changed" not in ran.err
+        for name, (form, mode, size, values) in after.items():
+            assert (form, mode, size) == (*before[name][:2], (32, 32))
+            assert values <= before[name][3] or name == "a.jpg"
+        assert after["a.lab.png"][3] == after["a.seg.png"][3] == {0, 7, 200}
+        assert len(after["a.depth.png"][3]) == len(after["a.dem.tif"][3]) == 1024
+
+    def test_photo_and_mask_in_one_run(self, good: Command, masks: list[str], tmp_path: Path) -> None:
+        shards = write_shards(tmp_path / "pair", [[members_of(masks[0])[:2]]])
+        options = ["--resize", "32,center_crop,nearest=lab.png", "--format", "webp"]
+        good(*shards, "-o", tmp_path / "out-%06d.tar", *options)
+        after = self.values(outputs(tmp_path)[0])
+        assert [(name, *picture[:3]) for name, picture in after.items()] == [
+            ("a.webp", "WEBP", "RGB", (32, 32)),
+            ("a.lab.png", "PNG", "L", (32, 32)),
+        ]
+        assert after["a.lab.png"][3] == {0, 7, 200}
+
+    def test_border_pads_with_white_or_the_next_colour(
+        self, good: Command, masks: list[str], tmp_path: Path
+    ) -> None:
+        from PIL import Image
+
+        good(
+            *masks,
+            "-o",
+            tmp_path / "out-%06d.tar",
+            "--resize",
+            "20,border",
+            "--only",
+            "bit.png,seg.png,depth.png",
+        )
+        after = dict(members_of(outputs(tmp_path)[0]))
+        assert Image.open(io.BytesIO(after["a.seg.png"])).mode == "P"
+        assert self.values(outputs(tmp_path)[0])["a.seg.png"][3] <= {0, 7, 200, 255}
+
+    def test_a_change_of_mode_is_said_once(self, good: Command, masks: list[str], tmp_path: Path) -> None:
+        members = members_of(masks[0])
+        samples = [[(f"{key}{name[1:]}", payload) for name, payload in members] for key in "abc"]
+        shards = write_shards(tmp_path / "three", [samples])
+        ran = good(
+            *shards, "-o", tmp_path / "out-%06d.tar", "--format", "webp", "--only", "seg.png,bit.png,lab.png"
+        )
+        said = [line for line in ran.err.splitlines() if "changed from" in line]
+        assert sorted(said) == [
+            "warning: field bit.png: 3 pictures changed from 1 bit to RGB",
+            "warning: field lab.png: 3 pictures changed from gray to RGB",
+            "warning: field seg.png: 3 pictures changed from a palette to RGB",
+        ]
+
+    def test_palettes_and_bits_become_lossless_webp(
+        self, good: Command, masks: list[str], tmp_path: Path
+    ) -> None:
+        from PIL import Image
+
+        good(*masks, "-o", tmp_path / "out-%06d.tar", "--format", "webp", "--only", "seg.png,bit.png")
+        before, after = dict(members_of(masks[0])), dict(members_of(outputs(tmp_path)[0]))
+        for field in ("seg", "bit"):
+            old, new = (
+                Image.open(io.BytesIO(payload)).convert("RGB")
+                for payload in (before[f"a.{field}.png"], after[f"a.{field}.webp"])
+            )
+            assert old.tobytes() == new.tobytes()
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["--resize", 9, "--only", "jpg,sge.png"], "--only"),
+            (["--resize", "9,nearest=sge.png", "--only", "jpg"], "--resize nearest"),
+        ],
+    )
+    def test_a_field_that_no_sample_has(
+        self, run: Command, masks: list[str], tmp_path: Path, options: list[Any], said: str
+    ) -> None:
+        ran = run(*masks, "-o", tmp_path / "out-%06d.tar", *options)
+        assert ran.code == 3
+        assert f"no sample has sge.png for {said}" in ran.err
+
+    @pytest.mark.parametrize("orientation", [3, 6, 8])
+    def test_pictures_of_a_sample_are_turned_together_or_not_at_all(
+        self, good: Command, tmp_path: Path, orientation: int
+    ) -> None:
+        """A turned photo no longer fits its mask. A photo that is alone, or photos of one camera, are turned."""
+        image = pytest.importorskip("PIL.Image")
+
+        def saved(form: str, **how: Any) -> bytes:
+            stream = io.BytesIO()
+            picture = image.new("RGB", (64, 32))
+            picture.paste((255, 255, 255), (0, 0, 32, 32))
+            picture.save(stream, form, **how)
+            return stream.getvalue()
+
+        exif = image.Exif()
+        exif[0x0112] = orientation
+        photo, mask = saved("JPEG", exif=exif), saved("PNG")
+        samples = [
+            [("a.jpg", photo), ("a.png", mask)],
+            [("b.jpg", photo)],
+            [("c.left.jpg", photo), ("c.right.jpg", photo)],
+        ]
+        shards = write_shards(tmp_path / "in", [samples])
+        upright = (16, 32) if orientation in (6, 8) else (32, 16)
+        for options, untouched in (
+            (["--resize", "16,nearest=png"], False),
+            (["--resize", 16, "--only", "*jpg"], True),
+            (["--resize", 16, "--only", "*jpg", "--format", "webp"], True),
+        ):
+            good(*shards, "-o", tmp_path / "out-%06d.tar", *options, "--force")
+            pictures = {
+                name.rpartition(".")[0]: image.open(io.BytesIO(payload))
+                for name, payload in members_of(outputs(tmp_path)[0])
+                if not name.endswith("png")
+            }
+            mask_size = image.open(io.BytesIO(dict(members_of(outputs(tmp_path)[0]))["a.png"])).size
+            assert {key: (one.size, one.getexif().get(0x0112, 1)) for key, one in pictures.items()} == {
+                "a": ((32, 16), orientation),
+                "b": (upright, 1),
+                "c.left": (upright, 1),
+                "c.right": (upright, 1),
+            }
+            assert mask_size == ((64, 32) if untouched else (32, 16))
+            assert pictures["a"].convert("L").getpixel((3, 3)) > 200
+
+
 class TestFailures:
     FAILS = "test $WDS_KEY != n3 -a $WDS_KEY != n4; exit $?"
 
@@ -651,7 +873,7 @@ class TestFailures:
         )
         assert keys_of(*outputs(tmp_path)) == ["n0", "n1", "n2", "n5", "n6", "n7"]
         assert ran.objects[-1]["dropped"] == {"failed": 2}
-        assert 'failed for sample "n3"' in ran.err
+        assert 'cannot transform sample "n3" of ' in ran.err
 
     def test_or_kept_as_they_were(self, good: Command, texts: list[str], tmp_path: Path) -> None:
         command = f"rm sample.json; {self.FAILS}"
@@ -682,6 +904,9 @@ class TestUsage:
             (["--filter", "txt", "cat", "--batch", 2], "--batch needs --cmd or --python"),
             (["--cmd", "true", "--format", ":9"], "--format :N needs --resize"),
             (["--cmd", "true", "--timeout", 0], "--timeout"),
+            (["--cmd", "true", "--only", "jpg"], "--only needs --resize"),
+            (["--resize", "9,nearest="], "expected PIXELS, a mode, shrink, or nearest=FIELD"),
+            (["--resize", "nearest=png"], "--resize needs a number of pixels"),
             (["--resize", 9, "--format", ":101"], "the quality of --format must be 1 to 100"),
             (["--format", "jpg", "--resize", "shrink"], "--resize needs"),
             (["--cmd", "true", "--max-size", "1MB"], "unknown before they are made"),
@@ -878,7 +1103,7 @@ class TestNewFields:
         )
         words = (*texts, "-o", tmp_path / "caps/{name}.tar", "--python", f"{functions}:some", "--new-fields")
         ran = run(*words)
-        assert (ran.code, 'failed for sample "n3"' in ran.err) == (5, True)
+        assert (ran.code, 'cannot transform sample "n3"' in ran.err) == (5, True)
         ran = run(*words, "--on-error", "skip")
         assert ran.code == 0
         assert "4 samples have no new fields: join both sets with wds merge --join left" in ran.err

@@ -73,11 +73,6 @@ PICTURES = {
     "rgba.png": encoded("RGBA", "PNG"),
     "gray.png": encoded("L", "PNG"),
     "palette.png": saved(lambda stream: picture("RGB").quantize(9).save(stream, "PNG")),
-    "deep.png": saved(
-        lambda stream: Image.fromarray(numpy.arange(0, 65536, 64, dtype=numpy.uint16).reshape(32, 32)).save(
-            stream, "PNG"
-        )
-    ),
     "one.png": saved(lambda stream: picture("L").convert("1").save(stream, "PNG")),
     "a.ppm": encoded("RGB", "PPM"),
     "a.pgm": encoded("L", "PPM"),
@@ -93,7 +88,7 @@ PICTURES = {
 SAMPLE = {"__key__": "a", **PICTURES}
 
 
-@pytest.mark.parametrize("spec", sorted(SPECS))
+@pytest.mark.parametrize("spec", sorted(name for name, spec in SPECS.items() if spec.mode))
 def test_images_are_what_webdataset_makes_of_them(spec: str) -> None:
     if "torch" in spec:
         pytest.importorskip("torch")

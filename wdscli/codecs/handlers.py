@@ -1,7 +1,7 @@
 """This module has what all decoders and encoders share: handlers by extension, size limits, optional packages.
 
-:class:`ByExtension` is the base of decoders that depend only on a field's last extension. So a decoder is searched once
-for each name, not once for each payload. :class:`Continue` and :class:`HandleExtension` come from webdataset.
+:class:`ByExtension` is the base of decoders that depend only on the end of a field's name. So a decoder is searched
+once for each name, not once for each payload. :class:`Continue` and :class:`HandleExtension` come from webdataset.
 :func:`needed` imports an optional package.
 
 :data:`MAX_DECODED_BYTES` limits the size of decoded payloads, because a small payload may become a huge value.
@@ -15,7 +15,7 @@ This module does not know samples, datasets or names of fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -43,6 +43,19 @@ def extension(key: str) -> str:
     return key[key.rfind(".") + 1 :].lower()
 
 
+def endings(field: str) -> Iterator[str]:
+    """Yield the ends of a field's name that begin after a dot, in lower case, the longest first.
+
+    >>> list(endings(".left.seg.PNG")), list(endings("json"))
+    (['left.seg.png', 'seg.png', 'png'], ['json'])
+    """
+    name = field.lower().removeprefix(".")
+    yield name
+    while "." in name:
+        name = name.partition(".")[2]
+        yield name
+
+
 def held_extension(field: str) -> tuple[str, bool]:
     """Return the extension of the content, and whether the content is compressed (the name ends in ``.gz``).
 
@@ -65,22 +78,25 @@ def needed(module: str, what: str, install: str) -> Any:
 
 
 class ByExtension:
-    """A handler that chooses a decoder by a field's last extension. ``decoders`` has a decoder for each extension. The
-    decoders of the extensions in ``limited`` may make values larger than their payload; they take a ``limit`` in
-    bytes."""
+    """A handler that chooses a decoder by the end of a field's name. ``decoders`` has a decoder for each extension,
+    such as ``png``, or ``seg.png`` for fields that end in both parts; the longest end counts. The decoders of the
+    extensions in ``limited`` may make values larger than their payload; they take a ``limit`` in bytes."""
 
     def __init__(self, decoders: Mapping[str, Callable[..., Any]], limited: Collection[str] = ()) -> None:
         self._decoders = decoders
         self._limited = limited
 
-    def find(self, extension: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
-        """Return the decoder for this extension, limited to ``limit`` bytes, or None if this handler has no decoder for
+    def find(self, field: str, limit: int = MAX_DECODED_BYTES) -> Decode | None:
+        """Return the decoder for this field, limited to ``limit`` bytes, or None if this handler has no decoder for
         it."""
-        decode = self._decoders.get(extension)
-        return partial(decode, limit=limit) if decode is not None and extension in self._limited else decode
+        name = next((end for end in endings(field) if end in self._decoders), None)
+        if name is None:
+            return None
+        decode = self._decoders[name]
+        return partial(decode, limit=limit) if name in self._limited else decode
 
     def __call__(self, key: str, data: Any) -> Any:
-        decode = self.find(extension(key))
+        decode = self.find(key)
         return None if decode is None else decode(data)
 
 
@@ -103,13 +119,13 @@ class HandleExtension:
     """
 
     def __init__(self, extensions: str, f: Decode) -> None:
-        self._targets = [target.split(".") for target in extensions.lower().split()]
+        self._targets = frozenset(extensions.lower().split())
         self._function = f
 
     def __call__(self, key: str, data: Any) -> Any:
-        parts = key.lower().split(".")
-        is_own = any(parts[-len(target) :] == target for target in self._targets)
-        return self._function(data) if is_own else None
+        # As in webdataset, ".png" matches only a field that is named png.
+        names = (key.lower(), *endings(key))
+        return None if self._targets.isdisjoint(names) else self._function(data)
 
 
 handle_extension = HandleExtension

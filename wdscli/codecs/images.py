@@ -1,4 +1,4 @@
-"""This module decodes, resizes and encodes pictures.
+"""This module decodes and encodes pictures.
 
 :class:`Images` is a handler for one of :data:`SPECS`, under webdataset's names:
 
@@ -12,7 +12,15 @@
     ``torch``                    ``torchrgb``
     ``pill``, ``pil``,           Pillow's images of mode L, RGB, RGB, RGBA
     ``pilrgb``, ``pilrgba``
+    ``stored``, ``torchstored``  the values in the file, as an array or a tensor: uint8, uint16, int32 or
+                                 float32; palette indexes; bool for pictures of 1 bit
+    ``pilstored``                Pillow's image in the mode of the file
     ===========================  =====================================================================
+
+The last two rows are new. All other forms have 8 bits a colour, or floats made from 8 bits. Pillow would clip gray of
+16 bits and of floats to 255 for them. Such a picture is an error whose hint names the form ``stored``. Colours of 16
+bits lose their lower half, because Pillow reads only 8 bits of them; this is a warning, and ``stored`` reads all bits
+with OpenCV.
 
 Pillow decodes and converts. If simplejpeg is installed, it decodes JPEGs of three components to ``rgb8``, ``rgb``,
 ``pil`` and their torch variants. simplejpeg gives the same pixels as Pillow, because both use libjpeg-turbo, in about
@@ -25,15 +33,13 @@ Ghostscript) are never opened, under any name.
 shapes are those of torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. A JPEG is first decoded to 1/2, 1/4 or 1/8
 of its size, the smallest of these that is not below the target (DCT scaling, which skips most of the decoding). A
 bilinear filter then resizes the picture to the target. If OpenCV is installed, and no side shrinks to less than half,
-OpenCV's filter is used. Otherwise Pillow's filter is used, which covers all pixels (antialiasing).
-
-:class:`Recoding` resizes pictures and encodes them again, for ``wds map --resize``. Sizes, modes and rounding are the
-same as in img2dataset. Pictures are turned upright by their EXIF orientation. Pillow's JPEG decoder directly gives 1/2,
-1/4 or 1/8 of the size, but at least twice the target, and a Lanczos filter does the rest. In formats without
-transparency, transparent pixels become white.
+OpenCV's filter is used. Otherwise Pillow's filter is used, which covers all pixels (antialiasing). A mean of palette
+indexes, bits or stored values would be a value that the picture does not have. So pictures of :data:`NEAREST_MODES`,
+and all pictures in the form ``stored``, are resized by the nearest pixel.
 
 :func:`encode_image` accepts arrays of shape (height, width) or (height, width, 1, 3 or 4). The values are uint8, or
-floats from 0 to 1, which are rounded to the nearest of 256 steps. (webdataset rounds down, so that pictures get darker
+floats from 0 to 1, which are rounded to the nearest of 256 steps. Arrays of shape (height, width) may also be uint16 or
+bool, if the format has gray of 16 bits or pictures of 1 bit. (webdataset rounds down, so that pictures get darker
 each time.) Tensors may also have the channels first: (1, 3 or 4, height, width). JPEG is written with quality 100, as
 in webdataset, and WebP without loss. To encode a picture with transparency as ``jpg`` is an error.
 
@@ -44,10 +50,11 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import numpy
 from wdscli.codecs.handlers import INSTALL_IMAGES, MAX_DECODED_BYTES, ByExtension, check_size, needed
@@ -60,13 +67,20 @@ FACTORS = (8, 4, 2)
 """The factors by which libjpeg-turbo and Pillow can reduce a JPEG while they decode it, which saves time."""
 MOST_BILINEAR = 2
 """The largest factor of reduction at which a bilinear filter of four pixels still uses every pixel."""
-ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]
-DEFAULT_QUALITY = 95
-_ORIENTATION = 0x0112
-_WHITE = (255, 255, 255)
+NEAREST_MODES = ("1", "P", "PA")
+"""Pillow's modes in which a mean of two values is no value between them: bits and palette indexes."""
 _SIXTEEN_BITS = ("PNG", "PPM")
-"""Formats with grey of 16 bits that some versions of Pillow return as 32-bit numbers below 65536."""
-
+"""Formats with gray of 16 bits that some versions of Pillow return as 32-bit numbers below 65536."""
+_MODE_WORDS = {
+    "1": "1 bit",
+    "F": "floats",
+    "I": "gray of 32 bits",
+    "L": "gray",
+    "LA": "gray with transparency",
+    "P": "a palette",
+    "PA": "a palette with transparency",
+    "RGBA": "RGB with transparency",
+}
 
 FIRST_FORMATS = ("JPEG", "PNG", "PPM", "GIF", "BMP")
 """Formats that Pillow supports without loading all plugins. The most frequent formats come first."""
@@ -74,6 +88,16 @@ NEVER = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"})
 """Formats that are never opened, because Pillow decodes them with other programs, or cannot decode them."""
 EXTENSIONS = names_of("image")
 IMAGE_OPTIONS: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100}, "WEBP": {"lossless": True}}
+HELD_MODES = {
+    "BMP": ("1", "L", "P", "RGB"),
+    "GIF": ("L", "P"),
+    "JPEG": ("L", "RGB"),
+    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"),
+    "PPM": ("1", "L", "RGB", "I;16", "I;16B"),
+    "TIFF": ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "I;16", "I;16B", "I", "F"),
+    "WEBP": ("RGB", "RGBA"),
+}
+"""Pillow's modes that each written format keeps. Pillow converts some other modes without a word, and clips them."""
 FLOAT_SLACK = 0.001
 """The largest accepted distance of a float from the range 0 to 1."""
 
@@ -127,13 +151,13 @@ class Fit(NamedTuple):
         top, left, bottom, right = self._middle(high, wide)
         return numpy.ascontiguousarray(pixels[top:bottom, left:right])
 
-    def image(self, image: Any, height: int, width: int) -> Any:
+    def image(self, image: Any, height: int, width: int, *, by_nearest: bool) -> Any:
         """Resize and crop a Pillow image, with Pillow alone. Raises DataError."""
-        from PIL import Image
+        from PIL.Image import Resampling
 
         high, wide = self.target(height, width)
         if image.size != (wide, high):
-            image = image.resize((wide, high), Image.Resampling.BILINEAR)
+            image = image.resize((wide, high), Resampling.NEAREST if by_nearest else Resampling.BILINEAR)
         if self.crop is None:
             return image
         top, left, bottom, right = self._middle(high, wide)
@@ -162,7 +186,7 @@ def fitted(size: Any, crop: Any) -> Fit | None:
 
 def _checked(name: str, size: Any) -> Size | None:
     numbers = tuple(size) if isinstance(size, (tuple, list)) else (size,)
-    is_size = len(numbers) in (1, 2) and all(type(one) is int and one > 0 for one in numbers)
+    is_size = len(numbers) in (1, 2) and all(type(side) is int and side > 0 for side in numbers)
     if size is None:
         return None
     if not is_size:
@@ -181,104 +205,30 @@ def _opencv() -> Any:
         return None
 
 
-class Recoding(NamedTuple):
-    """Resizes pictures to ``size`` pixels. Mode ``keep_ratio`` resizes the shorter side to ``size``, and
-    ``keep_ratio_largest`` the longer side. ``center_crop`` resizes the shorter side and cuts a square from the middle.
-    ``border`` resizes the longer side and pads the picture with white to a square. ``no`` keeps the size. With
-    ``only_if_bigger``, a picture that is small enough keeps its bytes, unless its format changes."""
-
-    size: int
-    mode: ResizeMode
-    only_if_bigger: bool
-    quality: int | None
-
-    def payload(self, image: Any, data: bytes, old: str, new: str) -> bytes:
-        """Return the resized ``image``, encoded in the format ``new``. The image was opened from ``data``, which has
-        the format ``old``. Formats have Pillow's names. Raises DataError for a picture that the format cannot hold."""
-        from PIL import Image, ImageOps
-
-        turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
-        width, height = reversed(image.size) if turned else image.size
-        wanted = self._wanted(width, height)
-        if wanted is None and new == old and self.only_if_bigger:
-            return data
-        if wanted is not None:
-            # The decoder reduces the picture to at least twice the size, and the Lanczos filter does the rest.
-            image.draft(None, (2 * wanted[1], 2 * wanted[0]) if turned else (2 * wanted[0], 2 * wanted[1]))
-        image = _flat(ImageOps.exif_transpose(image), image.format, new)
-        if wanted is not None:
-            image = self._square(image.resize(wanted, Image.Resampling.LANCZOS))
-        lossy = {"quality": DEFAULT_QUALITY if self.quality is None else self.quality}
-        stream = io.BytesIO()
-        image.save(stream, new, **(lossy if new in ("JPEG", "WEBP") else {}))
-        return stream.getvalue()
-
-    def _wanted(self, width: int, height: int) -> tuple[int, int] | None:
-        """Return width and height before the picture is cut or padded to a square, or None to keep its size."""
-        side = max(width, height) if self.mode in ("keep_ratio_largest", "border") else min(width, height)
-        if self.mode == "no" or (self.only_if_bigger and side <= self.size):
-            return None
-        scale = self.size / side
-        return max(1, round(width * scale)), max(1, round(height * scale))
-
-    def _square(self, image: Any) -> Any:
-        from PIL import Image
-
-        (width, height), side = image.size, self.size
-        if self.mode == "center_crop":
-            left, top = (width - side) // 2, (height - side) // 2
-            return image.crop((left, top, left + side, top + side))
-        if self.mode == "border":
-            white = 255 if image.mode == "L" else _WHITE if image.mode == "RGB" else (*_WHITE, 255)
-            canvas = Image.new(image.mode, (side, side), white)
-            canvas.paste(image, ((side - width) // 2, (side - height) // 2))
-            return canvas
-        return image
-
-
-def _flat(image: Any, old: str, new: str) -> Any:
-    """Convert the image to a mode that can be resized and that the format ``new`` can hold: 8 bits of grey, RGB, or
-    RGBA with transparency. ``old`` is its old format."""
-    from PIL import Image
-
-    if image.mode in ("L", "RGB"):
-        return image
-    if image.mode == "1":
-        return image.convert("L")
-    if image.mode.startswith("I;16") or (image.mode == "I" and old in _SIXTEEN_BITS):
-        # Pillow's own conversion makes all values above 255 white.
-        return image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
-    if image.mode in ("I", "F"):
-        raise DataError(
-            f"a picture of mode {image.mode} has no defined maximum brightness; scale it to 8 bits first (--python)"
-        )
-    if "A" not in image.mode and "transparency" not in image.info:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
-    if new in ("PNG", "WEBP", "TIFF", "GIF"):
-        return image
-    canvas = Image.new("RGB", image.size, _WHITE)
-    canvas.paste(image, mask=image.getchannel("A"))
-    return canvas
-
-
 class Spec(NamedTuple):
-    """The decoded form of a picture. ``kind`` is numpy, torch or pil. ``mode`` is a mode of Pillow."""
+    """The decoded form of a picture. ``kind`` is numpy, torch or pil. ``mode`` is a mode of Pillow, or empty for the
+    values in the file."""
 
     kind: str
     is_float: bool
     mode: str
 
+    @property
+    def stored(self) -> str:
+        """The name of the form of this kind that has the values in the file."""
+        return f"{self.kind.removeprefix('numpy')}stored"
+
 
 def _specs() -> dict[str, Spec]:
     modes = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
-    found = {"pil": Spec("pil", False, "RGB"), "torch": Spec("torch", True, "RGB")}
+    specs = {"pil": Spec("pil", False, "RGB"), "torch": Spec("torch", True, "RGB")}
     for name, mode in modes.items():
-        found[f"pil{name}"] = Spec("pil", False, mode)
+        specs[f"pil{name}"] = Spec("pil", False, mode)
         for prefix, kind in (("", "numpy"), ("torch", "torch")):
-            found[f"{prefix}{name}8"] = Spec(kind, False, mode)
-            found[f"{prefix}{name}"] = Spec(kind, True, mode)
-    return found
+            specs[f"{prefix}{name}8"] = Spec(kind, False, mode)
+            specs[f"{prefix}{name}"] = Spec(kind, True, mode)
+    stored = [Spec(kind, False, "") for kind in ("numpy", "torch", "pil")]
+    return {**specs, **{spec.stored: spec for spec in stored}}
 
 
 SPECS = _specs()
@@ -286,14 +236,15 @@ SPECS = _specs()
 
 class Images(ByExtension):
     """A handler for :meth:`WebDataset.decode` that decodes fields of these extensions to the form ``imagespec``.
-    ``size`` and ``crop`` work like torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. ``jpeg="pillow"`` uses only
-    Pillow, which is slower, but gives the same pixels on every machine with the same version of Pillow. Raises
-    UsageError for an unknown spec, an invalid size, or a missing package."""
+    ``extensions`` may also be text with blanks between them, and ``"depth.png"`` matches only fields that end in both
+    parts. ``size`` and ``crop`` work like torchvision's ``Resize(size)`` and ``CenterCrop(crop)``. ``jpeg="pillow"``
+    uses only Pillow, which is slower, but gives the same pixels on every machine with the same version of Pillow.
+    Raises UsageError for an unknown spec, an invalid size, or a missing package."""
 
     def __init__(
         self,
         imagespec: str,
-        extensions: Iterable[str] = EXTENSIONS,
+        extensions: str | Iterable[str] = EXTENSIONS,
         *,
         jpeg: str = "auto",
         size: Size | None = None,
@@ -303,8 +254,9 @@ class Images(ByExtension):
             raise UsageError(f'no such image spec: "{imagespec}"; known: {", ".join(sorted(SPECS))}')
         if jpeg not in ("auto", "pillow"):
             raise UsageError(f'jpeg= must be "auto" or "pillow", not "{jpeg}"')
-        self.spec, self.fit = SPECS[imagespec], fitted(size, crop)
-        names = frozenset(name.lower() for name in extensions)
+        self.name, self.spec, self.fit = imagespec, SPECS[imagespec], fitted(size, crop)
+        listed = extensions.split() if isinstance(extensions, str) else extensions
+        names = frozenset(name.lower() for name in listed)
         super().__init__(dict.fromkeys(names, self._decode), limited=names)
         needed("PIL.Image", f'decode("{imagespec}")', INSTALL_IMAGES)
         if self.spec.kind == "torch":
@@ -314,36 +266,137 @@ class Images(ByExtension):
     def _decode(self, data: bytes, limit: int) -> Any:
         spec = self.spec
         array = _fast(data, limit, self.fit) if self.uses_simplejpeg else None
-        if spec.kind == "pil":
-            return self._by_pillow(data, limit) if array is None else _image_of(array, data, limit)
-        if array is None:
-            array = numpy.array(self._by_pillow(data, limit))
-        if spec.kind == "torch" and array.ndim == 3:
-            array = array.transpose(2, 0, 1)
-        return _finished(array, spec)
-
-    def _by_pillow(self, data: bytes, limit: int) -> Any:
-        """Return a Pillow image in the mode and size of this handler."""
+        if array is not None:
+            return _image_of(array, data, limit) if spec.kind == "pil" else _finished(array, spec)
         image = opened_image(data, limit)
+        if has_16_bit_colours(image):
+            if spec.mode:
+                warnings.warn(f'decode("{self.name}") {_LOSES_BITS}', stacklevel=2)
+            else:
+                return _finished(self._by_opencv(image, data, limit), spec)
+        image = self._by_pillow(image, limit)
+        return image if spec.kind == "pil" else _finished(numpy.array(image), spec)
+
+    def _by_pillow(self, image: Any, limit: int) -> Any:
+        """Return an opened image in the mode and size of this handler. Raises DataError for a mode with values above
+        255."""
         width, height = image.size
-        if self.fit is not None:
-            high, wide = self.fit.target(height, width)
-            check_size(high * wide * len(self.spec.mode), limit)
-            image.draft(None, (wide, high))
-        image = image.convert(self.spec.mode)
-        return image if self.fit is None else self.fit.image(image, height, width)
+        mode, fit = self.spec.mode, self.fit
+        if mode and has_wide_values(image):
+            stored = self.spec.stored
+            raise DataError(
+                f'it has {mode_words(image)}, which decode("{self.name}") would clip to 8 bits',
+                code="undecodable",
+                hint=f'decode("{stored}") gives its values; for depth.png alone: '
+                f'decode(wds.imagehandler("{stored}", "depth.png"), "{self.name}")',
+            )
+        by_nearest = not mode or image.mode in NEAREST_MODES
+        if fit is not None:
+            high, wide = fit.target(height, width)
+            check_size(high * wide * (len(mode) or _pixel_bytes(image)), limit)
+            if not by_nearest:
+                image.draft(None, (wide, high))
+        image = image.convert(mode) if mode else _unscaled(image)
+        return image if fit is None else fit.image(image, height, width, by_nearest=by_nearest)
+
+    def _by_opencv(self, image: Any, data: bytes, limit: int) -> Any:
+        """Return the values of a picture with colours of 16 bits, which Pillow cannot read."""
+        if self.spec.kind == "pil":
+            raise DataError(
+                "Pillow has no images with 16 bits a colour",
+                code="undecodable",
+                hint='decode("stored") gives an array of uint16',
+            )
+        opencv = needed("cv2", "a picture with 16 bits a colour", "'wdscli[fast]'")
+        (width, height), bands = image.size, len(image.getbands())
+        check_size(height * width * bands * 2, max(limit, len(data)))
+        array = opencv.imdecode(numpy.frombuffer(data, numpy.uint8), opencv.IMREAD_UNCHANGED)
+        if array is None or array.shape != (height, width, bands):
+            raise DataError("OpenCV cannot read its colours of 16 bits", code="undecodable")
+        array = array[..., [2, 1, 0, 3][:bands]]
+        if self.fit is None:
+            return array
+        fitted_bands = (self._fitted(array[..., band]) for band in range(bands))
+        return numpy.dstack(list(fitted_bands))
+
+    def _fitted(self, array: Any) -> Any:
+        from PIL import Image
+
+        assert self.fit is not None
+        image = Image.fromarray(numpy.ascontiguousarray(array))
+        return numpy.array(self.fit.image(image, *array.shape, by_nearest=True))
+
+
+_LOSES_BITS = (
+    "keeps the upper 8 of 16 bits a colour, because Pillow reads no more; "
+    'decode("stored") gives all bits as uint16'
+)
 
 
 def _finished(array: Any, spec: Spec) -> Any:
-    """Return a contiguous array, or for torch a tensor, of uint8 or of floats from 0 to 1."""
+    """Return a contiguous array, or for torch a tensor with the channels first. With ``spec.is_float``, 255 becomes
+    1."""
+    if spec.kind == "torch" and array.ndim == 3:
+        array = array.transpose(2, 0, 1)
     if spec.is_float:
         array = numpy.divide(array, numpy.float32(255), dtype=numpy.float32, order="C")
-    array = numpy.ascontiguousarray(array)
+    array = numpy.ascontiguousarray(array, array.dtype.newbyteorder("="))
     if spec.kind == "numpy":
         return array
     import torch
 
     return torch.from_numpy(array)
+
+
+def has_wide_values(image: Any) -> bool:
+    """Return whether the pixels of an image can have values above 255, or fractions."""
+    return image.mode in ("I", "F") or image.mode.startswith("I;")
+
+
+def mode_words(image: Any) -> str:
+    """Return words for the pixels of an image, such as "gray of 16 bits".
+
+    >>> from PIL import Image
+    >>> mode_words(Image.new("P", (1, 1))), mode_words(Image.new("I;16B", (1, 1))), mode_words(Image.new("RGB", (1, 1)))
+    ('a palette', 'gray of 16 bits', 'RGB')
+    """
+    is_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS)
+    return "gray of 16 bits" if is_16_bits else _MODE_WORDS.get(image.mode, image.mode)
+
+
+def has_16_bit_colours(image: Any) -> bool:
+    """Return whether an opened image has colours, or transparency, of 16 bits. Pillow keeps only their upper 8 bits."""
+    if has_wide_values(image):
+        return False
+    return any(";16" in str(option) for option in _tile_options(image)) or (_maximum(image) or 0) > 255
+
+
+def _tile_options(image: Any) -> tuple[Any, ...]:
+    """Return how Pillow will decode an opened image, such as ``("RGB;16B",)``. It is empty for a decoded image."""
+    options = image.tile[0][3] if image.tile else ()
+    return options if isinstance(options, tuple) else (options,)
+
+
+def _maximum(image: Any) -> int | None:
+    """Return the largest value of an opened PGM or PPM if Pillow scales its values."""
+    options = _tile_options(image)
+    is_scaled = image.format == "PPM" and len(options) == 2 and isinstance(options[1], int)
+    return options[1] if is_scaled else None
+
+
+def _unscaled(image: Any) -> Any:
+    """Return an opened image with the values in the file. Pillow scales a PGM or PPM to 255 or 65535, and returns some
+    gray of 16 bits as numbers of 32 bits."""
+    from PIL import Image
+
+    maximum = _maximum(image)
+    if image.mode == "I" and image.format in _SIXTEEN_BITS:
+        values = numpy.asarray(image) * ((maximum or 65535) / 65535)
+        return Image.fromarray(numpy.rint(values).astype(numpy.uint16))
+    if maximum not in (None, 255):
+        return image.point(lambda value: round(value * maximum / 255))
+    image.load()
+    return image
 
 
 def open_image(data: bytes, limit: int = MAX_DECODED_BYTES) -> Any:
@@ -364,8 +417,8 @@ def opened_image(data: bytes, limit: int) -> Any:
             image = Image.open(stream, formats=FIRST_FORMATS)
         except UnidentifiedImageError:
             Image.init()
-            others = [name for name in Image.ID if name not in NEVER and name not in FIRST_FORMATS]
-            image = Image.open(stream, formats=others)
+            further_formats = [name for name in Image.ID if name not in NEVER and name not in FIRST_FORMATS]
+            image = Image.open(stream, formats=further_formats)
     except UnidentifiedImageError:
         raise DataError("it is not an image of a supported format") from None
     except Image.DecompressionBombError:
@@ -435,6 +488,10 @@ def encode_image(picture: Any, kind: str) -> bytes:
     form, mode = find(kind).pillow, find(kind).mode or picture.mode
     if picture.mode != mode:
         raise UsageError(f"{kind} holds pictures of mode {mode}, not {picture.mode}")
+    if has_wide_values(picture) and picture.mode not in HELD_MODES[form]:
+        raise UsageError(
+            f"{kind} cannot hold {mode_words(picture)}", hint="use png for 16 bits, tif for floats"
+        )
     stream = io.BytesIO()
     try:
         picture.save(stream, form, **IMAGE_OPTIONS.get(form, {}))
@@ -464,15 +521,18 @@ def _picture_array(picture: Any) -> Any:
 
 
 def _picture_bytes(array: Any) -> Any:
-    """Return the picture as a contiguous array of uint8."""
+    """Return the picture as a contiguous array of uint8. An array of uint16 or bool with one channel keeps its type."""
     if array.dtype.kind == "f":
         if array.size and not (array.min() > -FLOAT_SLACK and array.max() < 1 + FLOAT_SLACK):
             raise UsageError(
                 f"the values of a float picture must be from 0 to 1, not {array.min()} to {array.max()}"
             )
         array = numpy.rint(numpy.clip(array, 0, 1) * 255).astype(numpy.uint8)
-    if array.dtype != numpy.uint8:
-        raise UsageError(f"a picture must be uint8, or floats from 0 to 1, not {array.dtype}")
+    is_stored = array.ndim == 2 and array.dtype in (numpy.uint16, numpy.bool_)
+    if array.dtype != numpy.uint8 and not is_stored:
+        raise UsageError(
+            f"a picture must be uint8, or floats from 0 to 1, or gray of uint16 or bool, not {array.dtype}"
+        )
     return numpy.ascontiguousarray(array)
 
 

@@ -8,6 +8,7 @@ unless a cut is given. The plan is made from headers, like the plans of other co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,14 +33,13 @@ from wdscli.transform.transform import Transform
 
 @dataclass(frozen=True)
 class FieldNamed(Extract):
-    """An extract without values. It checks that at least one sample has the field that ``option`` names."""
+    """An extract without values. It checks that at least one sample has each field, with the option that names it."""
 
-    field: str
-    option: str
+    options_by_field: Mapping[str, str]
 
     @property
     def named(self) -> Sequence[Named]:
-        return [Named(self.field, f" for {self.option}", (self.field,))]
+        return [Named(field, f" for {option}", (field,)) for field, option in self.options_by_field.items()]
 
     def value(self, sample: SampleAt) -> bytes:
         return b""
@@ -102,7 +102,7 @@ def map_order(request: Request, transform: Transform) -> Iterator[tuple[Request,
     worker processes for a Python function. Raises UsageError for a function that cannot be imported, and for impossible
     cuts."""
     if transform.kind != "python":
-        transform.call("")  # raises UsageError if a package is missing
+        transform.call("", Counter())  # raises UsageError if a package is missing
         yield request, _order(request, transform)
         return
     is_local = request.engine is None
@@ -136,9 +136,19 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
     else:
         pattern = OutputPattern.parse(request.output)
         keeps_shards = keeps_shards and not pattern.single and pattern.count is None
-    is_named = transform.kind == "filter" and not request.selection.changes_members
-    named = FieldNamed(transform.field, "--filter") if is_named else None
+    options_by_field = {} if request.selection.changes_members else _named_fields(transform)
+    named = FieldNamed(options_by_field) if options_by_field else None
     return MappedOrder("map", _shaping(transform), keeps_shards, transform._asdict(), named)
+
+
+def _named_fields(transform: Transform) -> dict[str, str]:
+    """Return the fields that options of a transform name, each with its option."""
+    words = [
+        ("--filter", transform.field),
+        ("--resize nearest", transform.nearest),
+        ("--only", transform.only),
+    ]
+    return {field: option for option, fields in words for field in fields.split(",") if field}
 
 
 def _shaping(transform: Transform) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -23,7 +24,7 @@ from wdscli.executors import defer_signals
 from wdscli.model import to_bytes
 from wdscli.storage import local_path
 from wdscli.storage.local import write_all
-from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked
+from wdscli.transform.transform import Call, CallError, InputSample, OutputSample, Remark, Transform, checked
 
 if TYPE_CHECKING:
     from typing import IO
@@ -31,42 +32,42 @@ if TYPE_CHECKING:
 STEM = b"sample"
 RUNNING = "running-"
 """Prefix of the files that record running commands."""
-SAID_BYTES = 4096
-SAID_LINES = 3
+LOG_BYTES = 4096
+LOG_LINES = 3
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def call_of(transform: Transform, folder: str) -> Call:
+def call_of(transform: Transform, folder: str, remarks: Counter[Remark]) -> Call:
     """Return the function that runs the command."""
     return partial(_filtered if transform.kind == "filter" else _in_folder, transform, folder)
 
 
-def _filtered(transform: Transform, folder: str, samples: Sequence[Taken]) -> list[Made]:
+def _filtered(transform: Transform, folder: str, samples: Sequence[InputSample]) -> list[OutputSample]:
     """Replace one field of each sample by the command's output. A sample without the field stays unchanged."""
     name = to_bytes(transform.field)
-    made = []
+    filtered = []
     for sample in samples:
         fields = [
             (field, _piped(transform, folder, sample, payload) if field == name else payload)
             for field, payload in sample.fields
         ]
-        made.append((sample.key, fields))
-    return made
+        filtered.append((sample.key, fields))
+    return filtered
 
 
-def _piped(transform: Transform, folder: str, sample: Taken, payload: bytes) -> bytes:
+def _piped(transform: Transform, folder: str, sample: InputSample, payload: bytes) -> bytes:
     from tempfile import TemporaryFile
 
-    with TemporaryFile(dir=folder or None) as given, TemporaryFile(dir=folder or None) as out:
+    with TemporaryFile(dir=folder or None) as source, TemporaryFile(dir=folder or None) as output:
         # Use files, because a command that does not read its input, or leaves a child process, would block a pipe.
-        given.write(payload)
-        given.seek(0)
-        _run(transform, [sample], local_path("."), folder, given, out)
-        out.seek(0)
-        return out.read()
+        source.write(payload)
+        source.seek(0)
+        _run(transform, [sample], local_path("."), folder, source, output)
+        output.seek(0)
+        return output.read()
 
 
-def _in_folder(transform: Transform, folder: str, samples: Sequence[Taken]) -> list[Made]:
+def _in_folder(transform: Transform, folder: str, samples: Sequence[InputSample]) -> list[OutputSample]:
     from shutil import rmtree
     from tempfile import mkdtemp
 
@@ -95,27 +96,29 @@ def _store(path: bytes, payload: bytes) -> None:
 
 
 def _collected(
-    transform: Transform, place: bytes, stems: Sequence[bytes], samples: Sequence[Taken]
-) -> Iterator[Made]:
+    transform: Transform, place: bytes, stems: Sequence[bytes], samples: Sequence[InputSample]
+) -> Iterator[OutputSample]:
     """Return the samples in the command's folder. Old fields come in their order, then new fields by name. Raises
     CallError."""
-    found: dict[bytes, dict[bytes, bytes]] = {}
+    fields_by_stem: dict[bytes, dict[bytes, bytes]] = {}
     for entry in os.scandir(place):
         stem, dot, field = entry.name.partition(b".")
         name = printable(os.fsdecode(entry.name))
         if not entry.is_file(follow_symlinks=False):
             raise CallError(f"the command wrote {name}, which is not a file")
-        if not dot or not any(stem == one or (transform.multi and stem.startswith(one)) for one in stems):
+        if not dot or not any(stem == old or (transform.multi and stem.startswith(old)) for old in stems):
             raise CallError(
                 f"the command wrote the unexpected file {name}; files of a sample must be named {_pattern(transform)}"
             )
         with open(entry.path, "rb") as file:
-            found.setdefault(stem, {})[field] = file.read()
+            fields_by_stem.setdefault(stem, {})[field] = file.read()
     for stem, sample in zip(stems, samples, strict=True):
         order = {field: number for number, (field, _) in enumerate(sample.fields)}
-        for own in sorted(one for one in found if one.startswith(stem)):
-            fields = sorted(found[own].items(), key=lambda item: (order.get(item[0], len(order)), item[0]))
-            yield checked(sample.key + own[len(stem) :], fields)
+        for new_stem in sorted(name for name in fields_by_stem if name.startswith(stem)):
+            fields = sorted(
+                fields_by_stem[new_stem].items(), key=lambda pair: (order.get(pair[0], len(order)), pair[0])
+            )
+            yield checked(sample.key + new_stem[len(stem) :], fields)
 
 
 def _pattern(transform: Transform) -> str:
@@ -125,26 +128,26 @@ def _pattern(transform: Transform) -> str:
 
 def _run(
     transform: Transform,
-    samples: Sequence[Taken],
+    samples: Sequence[InputSample],
     place: str,
     folder: str,
-    given: IO[bytes] | None,
-    out: IO[bytes] | None,
+    source: IO[bytes] | None,
+    output: IO[bytes] | None,
 ) -> None:
     """Run the command in the folder ``place``. Raises CallError when it fails or takes too long."""
     import subprocess
     from tempfile import TemporaryFile
 
     with ExitStack() as stack:
-        said = stack.enter_context(TemporaryFile())
+        log = stack.enter_context(TemporaryFile())
         with defer_signals():
             process = subprocess.Popen(
                 ["/bin/sh", "-c", transform.what],
                 cwd=place,
                 env=_environment(samples),
-                stdin=subprocess.DEVNULL if given is None else given,
-                stdout=said if out is None else out,
-                stderr=said,
+                stdin=subprocess.DEVNULL if source is None else source,
+                stdout=log if output is None else output,
+                stderr=log,
                 start_new_session=True,
             )
             # At the end of the block, end its session.
@@ -154,10 +157,10 @@ def _run(
         try:
             status = process.wait(transform.timeout)
         except subprocess.TimeoutExpired:
-            raise CallError(f"it took more than {transform.timeout:g} s{_last_words(said)}") from None
+            raise CallError(f"it took more than {transform.timeout:g} s{_last_words(log)}") from None
         if status:
             how = f"it ended with status {status}" if status > 0 else f"signal {-status} ended it"
-            raise CallError(f"{how}{_last_words(said)}")
+            raise CallError(f"{how}{_last_words(log)}")
 
 
 def end_group(process: int) -> None:
@@ -181,7 +184,7 @@ def _noted(process: int, folder: str) -> Iterator[None]:
                 os.unlink(note)
 
 
-def _environment(samples: Sequence[Taken]) -> dict[str, str]:
+def _environment(samples: Sequence[InputSample]) -> dict[str, str]:
     """Return the environment for a command. WDS_KEY, WDS_SHARD and WDS_INDEX have a line for each sample of the call.
     WDS_PWD is the current folder of wds."""
     return {
@@ -193,13 +196,13 @@ def _environment(samples: Sequence[Taken]) -> dict[str, str]:
     }
 
 
-def _last_words(said: IO[bytes]) -> str:
-    return f": {lines}" if (lines := last_lines(said)) else ""
+def _last_words(log: IO[bytes]) -> str:
+    return f": {lines}" if (lines := last_lines(log)) else ""
 
 
 def last_lines(output: IO[bytes]) -> str:
     """Return the last lines of a command's output, joined into one line."""
     size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - SAID_BYTES))
+    output.seek(max(0, size - LOG_BYTES))
     lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    return " | ".join(map(printable, lines[-SAID_LINES:]))
+    return " | ".join(map(printable, lines[-LOG_LINES:]))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
@@ -26,7 +27,16 @@ from wdscli.errors import UsageError, did_you_mean
 from wdscli.executors import LostWorkerError, Stopped, run_tasks, separate_executor
 from wdscli.model import to_bytes, to_text
 from wdscli.storage import local_path
-from wdscli.transform.transform import Call, CallError, Made, Taken, Transform, checked, of_field
+from wdscli.transform.transform import (
+    Call,
+    CallError,
+    InputSample,
+    OutputSample,
+    Remark,
+    Transform,
+    checked,
+    of_field,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -48,7 +58,7 @@ def _import_function(spec: str) -> None:
     load_function(spec, local_path("."))
 
 
-def call_of(transform: Transform, folder: str) -> Call:
+def call_of(transform: Transform, folder: str, remarks: Counter[Remark]) -> Call:
     """Return a function on samples that calls the user's function. Raises UsageError if the user's function does not
     exist."""
     function = load_function(transform.what, local_path("."))
@@ -116,43 +126,47 @@ def _importing(name: str) -> Iterator[None]:
         raise UsageError(f"--python: cannot import {name}: {_text_of(error)}") from error
 
 
-def _called(function: Callable[[Any], Any], is_batch: bool, samples: Sequence[Taken]) -> list[Made]:
+def _called(
+    function: Callable[[Any], Any], is_batch: bool, samples: Sequence[InputSample]
+) -> list[OutputSample]:
     """Make one call. Every exception of the function becomes a CallError, also SystemExit and KeyboardInterrupt."""
     try:
-        return _made(function, is_batch, samples)
+        return _new_samples(function, is_batch, samples)
     except (CallError, Stopped):
         raise
     except BaseException as error:
         raise CallError(f"{_text_of(error)}{_place_of(error)}") from error
 
 
-def _made(function: Callable[[Any], Any], is_batch: bool, samples: Sequence[Taken]) -> list[Made]:
-    given = list(map(_plain, samples))
-    found = function(given if is_batch else given[0])
-    several = found if found is None or isinstance(found, Mapping) else list(_iterated(found))
-    if several is None:
+def _new_samples(
+    function: Callable[[Any], Any], is_batch: bool, samples: Sequence[InputSample]
+) -> list[OutputSample]:
+    dictionaries = list(map(_plain, samples))
+    result = function(dictionaries if is_batch else dictionaries[0])
+    if result is None:
         return []
     keys = [sample.key for sample in samples]
-    if isinstance(several, Mapping):
-        return [_encoded(several, keys[0])]
-    if is_batch and len(several) == len(keys):
-        return [_encoded(one, key) for one, key in zip(several, keys) if one is not None]
-    named = [b"%s-%06d" % (keys[0], number) for number in range(len(several))]
-    return [_encoded(one, None if is_batch else key) for one, key in zip(several, named) if one is not None]
+    if isinstance(result, Mapping):
+        return [_encoded(result, keys[0])]
+    new = list(_iterated(result))
+    if is_batch and len(new) == len(keys):
+        return [_encoded(sample, key) for sample, key in zip(new, keys) if sample is not None]
+    numbered = [None if is_batch else b"%s-%06d" % (keys[0], number) for number in range(len(new))]
+    return [_encoded(sample, key) for sample, key in zip(new, numbered) if sample is not None]
 
 
-def _iterated(found: Any) -> Iterable[Any]:
-    if isinstance(found, Iterable) and not isinstance(found, (str, bytes)):
-        return found
-    raise CallError(f"it returned a {type(found).__name__}, not a dictionary, None, or several dictionaries")
+def _iterated(result: Any) -> Iterable[Any]:
+    if isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
+        return result
+    raise CallError(f"it returned a {type(result).__name__}, not a dictionary, None, or several dictionaries")
 
 
-def _plain(sample: Taken) -> dict[str, Any]:
+def _plain(sample: InputSample) -> dict[str, Any]:
     about = {"__key__": to_text(sample.key), "__url__": sample.shard, "__index__": sample.place}
     return {**about, **{to_text(field): payload for field, payload in sample.fields}}
 
 
-def _encoded(sample: Any, key: bytes | None) -> Made:
+def _encoded(sample: Any, key: bytes | None) -> OutputSample:
     """Return the new sample with encoded payloads. A sample without a key gets ``key``. Raises CallError."""
     if not isinstance(sample, Mapping):
         raise CallError(f"it returned a {type(sample).__name__} among its samples, not a dictionary")
@@ -173,10 +187,10 @@ def _encoded(sample: Any, key: bytes | None) -> Made:
 
 
 def _text_of(error: BaseException) -> str:
-    said = ""
+    text = ""
     with suppress(Exception):  # a user's class may fail here
-        said = str(error)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _place_of(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from wdscli.copy.copier import Copier, GatherTask
 from wdscli.copy.maker import Maker, ShardTasks
-from wdscli.errors import DataError, EngineError, failing, printable
+from wdscli.errors import DataError, EngineError, WdsError, failing, printable, shard_words
 from wdscli.executors import LostWorkerError, default_jobs, make_executor, run_tasks, separate_executor
 from wdscli.model import PendingCommit, ShardInfo, to_bytes, to_text
 from wdscli.plan.inputs import Inputs, is_of_this_process
@@ -37,13 +37,13 @@ from wdscli.progress import Progress
 from wdscli.samples import SampleBatch, group_columns, iter_batches
 from wdscli.samples.keys import KeySet
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.shown import shown, shown_command
+from wdscli.shown import shown_command
 from wdscli.storage import is_local, local_path, open_source
 from wdscli.storage.ends import Data, Sink
 from wdscli.storage.streams import is_running
 from wdscli.tar import Form, Scanner
 from wdscli.transform.commands import RUNNING, end_group
-from wdscli.transform.transform import CallError, Made, Taken, Transform
+from wdscli.transform.transform import CallError, InputSample, OutputSample, Remark, Transform
 
 PREFIX = "wds-map-"
 """Prefix of the name of a run's folder. The process id follows."""
@@ -55,6 +55,8 @@ SLICE_BYTES = 1 << 24
 SLICE_SECONDS = 0.2
 MOST_CALLS = 4096
 FAILURES_NAMED = 3
+REMARKS_KEPT = 20
+"""The most remarks that a slice returns, and that a run says."""
 RUNNING_CALL = "call-"
 """Prefix of the files in which workers record the samples of their current call."""
 FAILED, LEFT_OUT, KEPT, NOTHING_NEW = "failed", "left-out-by-map", "kept", "no-new-fields"
@@ -70,7 +72,7 @@ class SliceTask(NamedTuple):
     gather: GatherTask
     transform: Transform
     folder: str
-    samples: Sequence[Taken] | None = None
+    samples: Sequence[InputSample] | None = None
 
     def held(self) -> SliceTask:
         """Read the samples, and return the same task with them."""
@@ -80,15 +82,16 @@ class SliceTask(NamedTuple):
 class SliceResult(NamedTuple):
     """The result of a slice: the new samples in order, and the errors of the first failed calls. ``counts`` counts
     omitted and kept samples by reason. ``touched`` counts samples with the field of a filter; it is 0 for other
-    transforms."""
+    transforms. ``remarks`` counts the pictures of each remark."""
 
     shard: int
-    samples: list[Made]
+    samples: list[OutputSample]
     taken: int
     counts: Mapping[str, int]
     failures: Sequence[str]
     touched: int
     seconds: float
+    remarks: Mapping[Remark, int]
 
 
 class Slices:
@@ -108,9 +111,9 @@ class Slices:
             end = min(first + batch * self._calls, samples.total)
             while end > first + batch and int(lengths[first:end].sum()) > SLICE_BYTES:
                 end = first + max((end - first) // batch // 2, 1) * batch
-            some = samples.slice(first, end)
-            inputs = {number: task.inputs[number] for number in some.shard_numbers()}
-            gather = task._replace(samples=some, inputs=inputs)
+            sliced = samples.slice(first, end)
+            inputs = {number: task.inputs[number] for number in sliced.shard_numbers()}
+            gather = task._replace(samples=sliced, inputs=inputs)
             yield SliceTask(shard, gather, self._transform, self._folder)
             first = max(end, 1)
 
@@ -122,48 +125,47 @@ class Slices:
 
 
 def transform_slice(task: SliceTask) -> SliceResult:
-    """Transform the samples of a task. Raises the errors of reading, and EngineError for a failed call if the transform
-    stops at failures."""
+    """Transform the samples of a task. Raises the errors of reading, and EngineError or DataError for a failed call if
+    the transform stops at failures."""
     began, transform = time.perf_counter(), task.transform
     samples = samples_taken(task.gather) if task.samples is None else task.samples
-    call = transform.call(task.folder)
     counts: Counter[str] = Counter()
+    remarks: Counter[Remark] = Counter()
     failures: list[str] = []
-    made: list[Made] = []
+    new: list[OutputSample] = []
+    call = transform.call(task.folder, remarks)
     with _calls_noted(task.folder) as note:
         for first in range(0, len(samples), transform.batch):
-            some = samples[first : first + transform.batch]
-            note(some)
+            inputs = samples[first : first + transform.batch]
+            note(inputs)
             try:
-                new = call(some)
-                _check_apart(new)
-                if transform.new_fields:
-                    new = _new_fields(some, new)
-                elif empty := [key for key, fields in new if not fields]:
-                    raise CallError(f'the sample "{to_text(empty[0])}" has no fields')
+                outputs = _checked_outputs(transform, inputs, call(inputs))
             except CallError as error:
-                text = _explained(transform, some, error)
+                failure = _failure(transform, inputs, error)
                 if transform.on_failure == "stop":
-                    raise EngineError(
-                        text,
-                        hint="to continue: --on-error skip leaves these samples out, --on-error keep keeps them",
-                    ) from None
-                counts[KEPT if transform.on_failure == "keep" else FAILED] += len(some)
-                failures.append(text)
-                new = [(one.key, one.fields) for one in some] if transform.on_failure == "keep" else []
+                    raise failure from None
+                counts[KEPT if transform.on_failure == "keep" else FAILED] += len(inputs)
+                failures.append(str(failure))
+                kept = inputs if transform.on_failure == "keep" else ()
+                outputs = [(sample.key, sample.fields) for sample in kept]
             else:
-                counts[NOTHING_NEW if transform.new_fields else LEFT_OUT] += max(0, len(some) - len(new))
-            made += new
+                counts[NOTHING_NEW if transform.new_fields else LEFT_OUT] += max(
+                    0, len(inputs) - len(outputs)
+                )
+            new += outputs
     touched = 0
     if transform.kind == "filter":
         filtered = to_bytes(transform.field)
-        touched = sum(any(field == filtered for field, _ in one.fields) for one in samples)
+        touched = sum(any(field == filtered for field, _ in sample.fields) for sample in samples)
     seconds = time.perf_counter() - began
-    return SliceResult(task.shard, made, len(samples), +counts, failures[:FAILURES_NAMED], touched, seconds)
+    return SliceResult(
+        *(task.shard, new, len(samples), +counts, failures[:FAILURES_NAMED], touched, seconds),
+        dict(remarks.most_common(REMARKS_KEPT)),
+    )
 
 
 @contextmanager
-def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
+def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[InputSample]], object]]:
     """A context manager with a function that records the samples of the next call in a file in ``folder``. Each process
     has its own file. The file remains only if the process dies."""
     if not folder:
@@ -172,7 +174,7 @@ def _calls_noted(folder: str) -> Iterator[Callable[[Sequence[Taken]], object]]:
     path = f"{folder}/{RUNNING_CALL}{os.getpid()}"
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
 
-    def note(samples: Sequence[Taken]) -> None:
+    def note(samples: Sequence[InputSample]) -> None:
         # Write bytes, because formatting text takes longer than a small call.
         first = samples[0]
         os.pwrite(file, b"%b\0%b\0%d\0" % (first.key, os.fsencode(first.shard), len(samples)), 0)
@@ -192,37 +194,62 @@ def noted_call(path: str) -> str:
     return named_call(key, os.fsdecode(shard), int(count)) if count else ""
 
 
-def _check_apart(made: Sequence[Made]) -> None:
-    keys = [key for key, _ in made]
+def _checked_outputs(
+    transform: Transform, inputs: Sequence[InputSample], outputs: list[OutputSample]
+) -> list[OutputSample]:
+    """Return the new samples of a call. Raises CallError for a repeated key, and for a sample without fields."""
+    keys = [key for key, _ in outputs]
     if len(set(keys)) < len(keys):
-        twice = next(key for key, count in Counter(keys).items() if count > 1)
-        raise CallError(f'it made two samples with the key "{to_text(twice)}"')
+        repeated = next(key for key, count in Counter(keys).items() if count > 1)
+        raise CallError(f'it made two samples with the key "{to_text(repeated)}"')
+    if transform.new_fields:
+        return _new_fields(inputs, outputs)
+    if empty := [key for key, fields in outputs if not fields]:
+        raise CallError(f'the sample "{to_text(empty[0])}" has no fields')
+    return outputs
 
 
-def _new_fields(samples: Sequence[Taken], made: Sequence[Made]) -> list[Made]:
-    """Return the new samples in the order of ``samples``. Each has only the fields that its source lacks; if there is
-    no such field, it is left out. Raises CallError for a key that is not in ``samples``."""
-    known = {one.key: {field for field, _ in one.fields} for one in samples}
-    if other := [key for key, _ in made if key not in known]:
-        raise CallError(f'it made the new key "{to_text(other[0])}", but --new-fields needs the old keys')
-    added = {key: [pair for pair in fields if pair[0] not in known[key]] for key, fields in made}
-    return [(key, added[key]) for key in known if added.get(key)]
+def _new_fields(inputs: Sequence[InputSample], outputs: Sequence[OutputSample]) -> list[OutputSample]:
+    """Return the new samples in the order of ``inputs``. Each has only the fields that its source lacks; if there is
+    no such field, it is left out. Raises CallError for a key that is not in ``inputs``."""
+    old_fields = {sample.key: {field for field, _ in sample.fields} for sample in inputs}
+    if new_keys := [key for key, _ in outputs if key not in old_fields]:
+        raise CallError(f'it made the new key "{to_text(new_keys[0])}", but --new-fields needs the old keys')
+    added = {key: [pair for pair in fields if pair[0] not in old_fields[key]] for key, fields in outputs}
+    return [(key, added[key]) for key in old_fields if added.get(key)]
 
 
-def _explained(transform: Transform, samples: Sequence[Taken], error: CallError) -> str:
-    """Return the error text of a failed call: command, samples and reason."""
-    is_picture = transform.kind == "resize"
-    what = "the picture" if is_picture else printable(shown_command(transform.what))
-    return f"{what} failed for {named_call(samples[0].key, samples[0].shard, len(samples))}: {error}"
+def _failure(transform: Transform, samples: Sequence[InputSample], error: CallError) -> WdsError:
+    """Return the error of a failed call: what failed, the sample and the reason. A picture that cannot be changed is
+    bad data."""
+    way_on = "to continue: --on-error skip leaves these samples out, --on-error keep keeps them"
+    first = samples[0]
+    if transform.kind == "resize":
+        verb = "encode" if transform.mode == "no" else "resize"
+        field = f".{error.field}" if error.field else ""
+        return DataError(
+            f"cannot {verb} the picture: {error}",
+            code="undecodable",
+            shard=first.shard,
+            member=f"{to_text(first.key)}{field}",
+            hint=error.hint or way_on,
+        )
+    command = printable(shown_command(transform.what))
+    field = f"field {error.field}: " if error.field else ""
+    return EngineError(
+        f"cannot transform {named_call(first.key, first.shard, len(samples))} with --{transform.kind} {command}: "
+        f"{field}{error}",
+        hint=error.hint or way_on,
+    )
 
 
 def named_call(key: bytes, shard: str, count: int) -> str:
     """Return a text for the samples of a call. Its first sample has this key."""
-    more = f" and the {count - 1} after it" if count > 1 else ""
-    return f'sample "{printable(to_text(key))}"{more} of {shown(shard)}'
+    following = f" and the {count - 1} after it" if count > 1 else ""
+    return f'sample "{printable(to_text(key))}"{following} of {shard_words(shard)}'
 
 
-def samples_taken(task: GatherTask) -> list[Taken]:
+def samples_taken(task: GatherTask) -> list[InputSample]:
     """Read the planned samples, and compare them with the plan. Raises DataError."""
     rows = task.samples.part(0, task.samples.total).rows
     shards, places = rows["shard"].tolist(), rows["place"].tolist()
@@ -231,7 +258,7 @@ def samples_taken(task: GatherTask) -> list[Taken]:
     taken = []
     for row, key in enumerate(batch.keys):
         fields = [(field, bytes(payload)) for field, payload in payloads_of(data, batch, row)]
-        taken.append(Taken(key, fields, task.inputs[shards[row]].address, places[row]))
+        taken.append(InputSample(key, fields, task.inputs[shards[row]].address, places[row]))
     return taken
 
 
@@ -246,6 +273,7 @@ class TransformMaker(Maker):
         self.transform = transform
         self._taken = self._touched = 0
         self._counts: Counter[str] = Counter()
+        self._remarks: Counter[Remark] = Counter()
         self._failures: list[str] = []
 
     def dropped(self) -> dict[str, int]:
@@ -259,7 +287,7 @@ class TransformMaker(Maker):
             transform_folder(request) as folder,
             lost_calls_named(folder),
             self._workers(samples) as executor,
-            make_executor(1) as here,
+            make_executor(1) as main_process,
         ):
             is_here = any(map(is_of_this_process, [request.tmp or "", *contents.addresses]))
             slices, tasks = Slices(self.transform, folder), dict[int, GatherTask]()
@@ -268,8 +296,8 @@ class TransformMaker(Maker):
             def all_slices() -> Iterator[SliceTask]:
                 for number in numbers:
                     tasks[number] = self.gather_task(number)
-                    for one in slices.of(number, tasks[number]):
-                        yield one.held() if is_here else one
+                    for slice_task in slices.of(number, tasks[number]):
+                        yield slice_task.held() if is_here else slice_task
 
             def results() -> Iterator[SliceResult]:
                 for result in run_tasks(executor, transform_slice, all_slices()):
@@ -280,10 +308,18 @@ class TransformMaker(Maker):
 
             by_shard = groupby(results(), key=attrgetter("shard"))
             yield ShardTasks(
-                here, ((tasks.pop(number), partial(write_slices, some)) for number, some in by_shard), None
+                main_process,
+                (
+                    (tasks.pop(number), partial(write_slices, slice_results))
+                    for number, slice_results in by_shard
+                ),
+                None,
             )
         for failure in self._failures:
             progress.warn(failure)
+        for remark, count in self._remarks.most_common(REMARKS_KEPT):
+            pictures = "1 picture" if count == 1 else f"{count} pictures"
+            progress.warn(f"field {printable(remark.field)}: {pictures} {remark.change}")
         if unchanged := self._counts[KEPT]:
             progress.warn(f"kept {unchanged} samples unchanged, because their calls failed")
         lacking = sum(self.dropped().values()) if self.transform.new_fields else 0
@@ -295,6 +331,7 @@ class TransformMaker(Maker):
         self._taken += result.taken
         self._touched += result.touched
         self._counts += Counter(result.counts)
+        self._remarks.update(result.remarks)
         self._failures = [*self._failures, *result.failures][:FAILURES_NAMED]
 
     def _workers(self, samples: int) -> Executor:
@@ -386,11 +423,11 @@ def lost_calls_named(folder: str) -> Iterator[None]:
         if not folder:
             raise
         notes = [name for name in sorted(os.listdir(folder)) if name.startswith(RUNNING_CALL)]
-        found = list(filter(None, (noted_call(f"{folder}/{name}") for name in notes)))
-        if not found:
+        calls = list(filter(None, (noted_call(f"{folder}/{name}") for name in notes)))
+        if not calls:
             raise
         raise EngineError(
-            f"{error.message} at {' or '.join(found)}",
+            f"{error.message} at {' or '.join(calls)}",
             hint="it crashed, called os._exit, or was killed for lack of memory (use a smaller -j)",
         ) from None
 
@@ -443,8 +480,8 @@ def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
 
 def payloads_of(data: memoryview, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, memoryview]]:
     """Yield the fields of one of these samples with their payloads, in the order of the sample."""
-    for at in range(batch.firsts[row], batch.firsts[row + 1]):
-        yield batch.fields[at], data[batch.offsets[at] :][: batch.sizes[at]]
+    for member in range(batch.firsts[row], batch.firsts[row + 1]):
+        yield batch.fields[member], data[batch.offsets[member] :][: batch.sizes[member]]
 
 
 class _Memory(Sink):

@@ -26,16 +26,20 @@ if TYPE_CHECKING:
 
 _FORMATS = get_args(PictureFormat)
 _MODES = ("keep_ratio", "keep_ratio_largest", "center_crop", "border")
+_NEAREST = "nearest="
 _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_MODES)}"
 
 
 @panel("Transformation")("""
-    --resize PIXELS,...  Resize pictures, also smaller ones, to PIXELS on the shorter side. A mode after a comma changes
-        this. The mode keep_ratio_largest resizes the longer side. The mode center_crop resizes the shorter side, then
-        crops to a square. The mode border resizes the longer side, then pads to a square with white. The word shrink
-        leaves smaller pictures unchanged. Example: 256,center_crop,shrink.
+    --resize PIXELS,...  Resize pictures to PIXELS on the shorter side. Smaller pictures grow. A mode after a comma
+        changes this. The mode keep_ratio_largest resizes the longer side. The mode center_crop resizes the shorter
+        side, then crops to a square. The mode border resizes the longer side, then pads to a square with white. The
+        word shrink leaves smaller pictures unchanged. The word nearest=FIELD is for a field of masks: each new pixel is
+        one of the old pixels, and the field keeps its format. Example: 256,center_crop,nearest=seg.png.
     --format FORMAT[:N]  Encode pictures in this format: jpg, png, webp. N is the quality of JPEG and WebP, from 1 to
         100 (default: 95). :N alone keeps the format. Default: pictures keep their format.
+    --only FIELD,...  Change only the pictures in these fields. Globs are allowed. Default: all pictures. If a sample
+        has several pictures, and one may be a mask (not jpg or webp), the option or nearest=FIELD is required.
     --cmd CMD  Run CMD for each sample. CMD runs in a folder that contains the sample's fields as files named
         sample.FIELD. When CMD ends, the files in this folder are the new sample. If the folder is empty, the sample
         is dropped.
@@ -58,6 +62,7 @@ class MapOptions(NamedTuple):
     batch: Positive = None
     resize: Texts = None
     format: Texts = None
+    only: Texts = None
 
     def parse(self, *, timeout: float | None, on_failure: "OnFailure") -> "Transform":
         """Return the library's transform for these options. Raises UsageError for contradicting options."""
@@ -71,7 +76,7 @@ class MapOptions(NamedTuple):
             "python": self.python,
             "resize": resizes or None,
         }
-        ways = [kind for kind, given in kinds.items() if given is not None]
+        ways = [kind for kind, option in kinds.items() if option is not None]
         if len(ways) != 1:
             what = f"--{ways[0]} and --{ways[1]} exclude each other" if ways else "no transform is given"
             hint = "give one of --cmd, --filter, --python, --resize; to select samples, use wds split"
@@ -81,6 +86,7 @@ class MapOptions(NamedTuple):
             ("--batch", self.batch, ("cmd", "python")),
             ("--format :N", "quality" in picture, ("resize",)),
             ("--resize shrink", "only_if_bigger" in picture, ("resize",)),
+            ("--only", self.only, ("resize",)),
             ("--new-fields", self.new_fields, ("cmd", "python", "resize")),
         ):
             if value and ways[0] not in goes_with:
@@ -102,21 +108,8 @@ class MapOptions(NamedTuple):
 
     def _picture(self) -> dict[str, Any]:
         """Return the transform's fields for resizing and encoding pictures. Raises UsageError."""
-        found: dict[str, Any] = {}
-        for text in self.resize or ():
-            for word in text.split(","):
-                if not (word == "shrink" or word in _MODES or word.isdecimal()):
-                    raise UsageError(
-                        f"--resize {text}: expected PIXELS, a mode, or shrink", hint=_RESIZE_HINT
-                    )
-                name = "only_if_bigger" if word == "shrink" else "mode" if word in _MODES else "size"
-                if name in ("size", "mode") and name in found:
-                    raise UsageError(
-                        f"--resize takes only one size and one mode, so {word} cannot be added",
-                        hint="--resize 256,border",
-                    )
-                found[name] = int(word) if name == "size" else name == "only_if_bigger" or word
-        if self.resize and "size" not in found:
+        picture = self._size()
+        if self.resize and "size" not in picture:
             raise UsageError("--resize needs a number of pixels", hint=_RESIZE_HINT)
         for text in self.format or ():
             form, _, quality = text.partition(":")
@@ -125,9 +118,42 @@ class MapOptions(NamedTuple):
                     f"--format {text}: no such format",
                     hint=f"{', '.join(_FORMATS)}; a quality may follow: jpg:90",
                 )
-            found |= {"format": form} if form else {}
-            found |= {"quality": int(quality)} if quality else {}
-        return found
+            picture |= {"format": form} if form else {}
+            picture |= {"quality": int(quality)} if quality else {}
+        if self.only:
+            picture["only"] = ",".join(self.only)
+        return picture
+
+    def _size(self) -> dict[str, Any]:
+        """Return the transform's fields for resizing. Raises UsageError."""
+        size: dict[str, Any] = {}
+        for text in self.resize or ():
+            for word in text.split(","):
+                name = _name_of(word)
+                if name is None:
+                    raise UsageError(
+                        f"--resize {text}: expected PIXELS, a mode, shrink, or nearest=FIELD",
+                        hint=_RESIZE_HINT,
+                    )
+                if name in ("size", "mode") and name in size:
+                    raise UsageError(
+                        f"--resize takes only one size and one mode, so {word} cannot be added",
+                        hint="--resize 256,border",
+                    )
+                if name == "nearest":
+                    size[name] = ",".join(filter(None, [size.get(name), word.removeprefix(_NEAREST)]))
+                else:
+                    size[name] = int(word) if name == "size" else name == "only_if_bigger" or word
+        return size
+
+
+def _name_of(word: str) -> str | None:
+    """Return the transform's field for a word of --resize, or None for an unknown word."""
+    if word.startswith(_NEAREST) and word != _NEAREST:
+        return "nearest"
+    return {"shrink": "only_if_bigger"}.get(word) or (
+        "mode" if word in _MODES else "size" if word.isdecimal() else None
+    )
 
 
 @panel("Errors")("""

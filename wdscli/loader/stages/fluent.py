@@ -181,7 +181,8 @@ class PerSample(Generic[Item]):
         ``"pickle"``. Without ``handler``, the dataset's ``on_error`` decides about a sample that cannot be decoded. A
         value of more than ``max_decoded`` bytes is an error. ``decode("rgb8", size=(224, 224))`` resizes all pictures
         to this height and width. ``size=256, crop=224`` resizes the shorter side to 256 and keeps the middle of 224 x
-        224, like torchvision's ``Resize`` and ``CenterCrop``. JPEGs are decoded directly to about this size."""
+        224, like torchvision's ``Resize`` and ``CenterCrop``. JPEGs are decoded directly to about this size.
+        ``"stored"`` gives the values in the file, such as uint16, float32 or palette indexes."""
         decoder = per_sample.Decoder(
             list(args),
             pre=pre,

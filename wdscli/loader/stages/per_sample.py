@@ -31,7 +31,6 @@ from wdscli.codecs.handlers import (
     Continue,
     Decode,
     Handler,
-    extension,
     inflate,
 )
 from wdscli.codecs.images import SPECS, Images, Size
@@ -496,7 +495,7 @@ class Decoder:
                 if handler is not gzfilter or key.lower().endswith(".gz"):
                     tried.append((place, handler))
                 continue
-            last = handler.find(extension(key), self._max_decoded)
+            last = handler.find(key, self._max_decoded)
             if last is not None:
                 break
         self._plans[key, first] = tried, last
