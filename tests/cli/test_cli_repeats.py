@@ -43,7 +43,7 @@ ADD_UP = {
     "shuffle": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup"},
     "sort": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup", "by"},
     "split": {"fields", "drop", "rename", "keys", "keys_from", "not_keys_from", "dedup", "by"},
-    "verify": {"require", "profile"},
+    "verify": {"require", "profile", "errors"},
 }
 """What has the values of all that are given. Where samples are selected, ``--where`` narrows."""
 
