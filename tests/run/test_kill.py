@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from shard_cases import content, leftovers, numbered, outputs, samples_of, wds, write_shards
@@ -124,3 +124,34 @@ def test_interrupted(undisturbed: Undisturbed, tmp_path: Path, jobs: str, number
         samples_of(path)
     assert main([*command, "-j", "1", "--resume"]) == 0
     assert content(folder) == undisturbed.files
+
+
+@pytest.mark.parametrize("command", ["split", "map", "create"])
+def test_ctrl_c_says_what_is_finished(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """issue 35, 35: and a run that cannot continue does not promise it."""
+    from wdscli.run import execute
+
+    (tmp_path / "files").mkdir()
+    for number in range(6):
+        (tmp_path / "files" / f"{number}.txt").write_text("x" * number)
+    assert main(["create", f"{tmp_path}/files", "-o", f"{tmp_path}/in.tar", "-q"]) == 0
+    words = {"create": [f"{tmp_path}/files"], "map": [f"{tmp_path}/in.tar", "--filter", "txt", "cat"]}
+    given = [command, *words.get(command, [f"{tmp_path}/in.tar"]), "--max-count", "2", "-j", "1"]
+    commits = []
+    original = execute.leave_receipt
+
+    def interrupted(*args: Any, **kw: Any) -> Any:
+        commits.append(1)
+        if len(commits) == 3:
+            raise KeyboardInterrupt
+        return original(*args, **kw)
+
+    monkeypatch.setattr(execute, "leave_receipt", interrupted)
+    assert main([*given, "-o", f"{tmp_path}/out-%d.tar"]) == 130
+    assert "interrupted: 2 of 3 shards are finished; continue with --resume" in capfd.readouterr().err
+    commits[:] = [1, 1]
+    assert main([*given, "-o", f"{tmp_path}/new-%d.tar"]) == 130
+    assert capfd.readouterr().err.splitlines()[-1] == "interrupted"
+    assert main([*given, "-o", f"{tmp_path}/out-%d.tar", "--resume"]) == 0

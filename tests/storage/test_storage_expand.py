@@ -155,6 +155,13 @@ class TestGlobs:
             assert expand(name) == [name]
             open_source(name).close()
 
+    def test_digits_in_brackets_are_one_character(self, here: Path) -> None:
+        for name in ("t-000000.tar", "t-000001.tar", "t-000010.tar"):
+            touch(name)
+        with pytest.raises(InputError) as caught:
+            expand("t-[0-2].tar")
+        assert caught.value.hint == "the folder has t-000000.tar to t-000010.tar"
+
     def test_a_range_with_one_end(self, here: Path) -> None:
         for wrong in ("t-{0..}.tar", "t-{..4}.tar"):
             with pytest.raises(InputError) as caught:

@@ -371,7 +371,7 @@ def _explain(error: BaseException, *, debug: bool) -> int:
         output.abandon()
         return 0
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        output.say("interrupted")
+        output.say(": ".join(filter(None, ["interrupted", *map(str, error.args)])))
         return 130
     if debug:
         import traceback

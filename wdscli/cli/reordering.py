@@ -130,7 +130,25 @@ def reorder(
             write_plan(plan, request.plan_file, force=force)
             print_stored(out, request.plan_file, len(plan.contents.shards), plan)
         else:
-            print_report(out, run_plan(plan, progress=progress))
+            written = run_plan(plan, progress=progress)
+            print_report(out, written)
+            _say_lone_shards(out, request, written)
+
+
+def _say_lone_shards(out: Out, request: Request, report: ReorderReport) -> None:
+    """For training sets of one shard, name the option that writes more. webdataset gives each worker whole shards, and
+    fails if a worker gets none."""
+    is_for_training = report.operation == "shuffle" or report.parts != ("",)
+    if not is_for_training or "%" not in request.output or any(request.cuts):
+        return
+    lone = [
+        name
+        for name, manifest in zip(report.parts, report.manifests, strict=True)
+        if len(manifest.shards) == 1 and manifest.samples > 1
+    ]
+    if lone:
+        which = f"{' and '.join(lone)}: " if any(lone) else ""
+        out.summary(f"{which}one shard; webdataset needs one for each worker: --shards N writes N shards")
 
 
 def _print_duplicates(out: Out, found: Duplicates | None, report: str | None, *, force: bool) -> None:

@@ -90,7 +90,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
         return Choice("gather", f"copies of inputs take the space that spilling needs{copies}")
     if request.strategy != "auto":
         return Choice(request.strategy, f"as --strategy asks{copies}")
-    runs = f"in runs of {human_size(run)}"
+    runs = f"{human_size(run)} at a time"
     remote = sum(not one.is_near for one in inputs)
     compressed = sum(one.is_packed for one in inputs)
     if not (remote or compressed):
@@ -122,7 +122,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
 def _choose_here(request: Request, disc: Disc | None, total: int, runs: str) -> Choice:
     """Choose for local inputs. ``disc`` is None if no reads are slow."""
     if disc is None:
-        return Choice("gather", f"all inputs can be read at any place, {runs}")
+        return Choice("gather", f"the inputs can be read in any order, {runs}")
     is_slow = disc.scattered * SLOWER < disc.in_order and _has_room(request, total)
     return Choice("spill" if is_slow else "gather", f"{disc}, {runs}")
 

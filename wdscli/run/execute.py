@@ -26,6 +26,7 @@ from wdscli.errors import WdsError
 from wdscli.executors import run_tasks, useful_together
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.cut import Outputs
+from wdscli.plan.inputs import is_ours_alone
 from wdscli.plan.orders import InputOrder, Order
 from wdscli.plan.plan import Counts, ReorderPlan, make_plan, provenance_of, sum_counts
 from wdscli.plan.planfile import ROW_BYTES, absolute_output, load_plan, shaping_mark, write_plan
@@ -189,16 +190,32 @@ def run_some(run: Run, numbers: Sequence[int], kept: Existing) -> list[ShardInfo
             amount=lambda info: info.tar_bytes,
             together=useful_together(work.executor, addresses, size),
         )
-        with closing(made):
-            for number, shard, info in zip(numbers, planned, made, strict=True):
-                run.maker.check_shard(number, info)
-                written.append(info)
-                if work.release is not None:
-                    work.release(shard)
-                how = ", copied by the store" if info.is_copy else ""
-                progress.note(f"{shown(shard.address)}: {info.samples} samples, {info.size_bytes} bytes{how}")
+        try:
+            with closing(made):
+                for number, shard, info in zip(numbers, planned, made, strict=True):
+                    run.maker.check_shard(number, info)
+                    written.append(info)
+                    if work.release is not None:
+                        work.release(shard)
+                    how = ", copied by the store" if info.is_copy else ""
+                    progress.note(
+                        f"{shown(shard.address)}: {info.samples} samples, {info.size_bytes} bytes{how}"
+                    )
+        except KeyboardInterrupt as interrupt:
+            interrupt.args = (_finished_text(run, len(kept.shards) + len(written)),)
+            raise
         progress.finish()
     return written
+
+
+def _finished_text(run: Run, finished: int) -> str:
+    """Return what an interrupted run says about its shards. The text is empty if the run cannot continue."""
+    contents = run.contents
+    is_lost = contents.outputs[0].manifest_address is None or any(map(is_ours_alone, contents.addresses))
+    if not finished or is_lost:
+        return ""
+    how = "run the plan again" if run.plan.is_stored else "continue with --resume"
+    return f"{finished} of {len(contents.shards)} shards are finished; {how}"
 
 
 def _shard_task(

@@ -259,16 +259,19 @@ def _globbed(address: str) -> list[str]:
 
 
 def _why_none(address: str) -> str | None:
-    """Return a hint for a glob without matches: a mistyped range, or a missing folder."""
-    meant = range_hint(address)
-    if meant or not is_local(address):
-        return meant
+    """Return a hint for a glob without matches: a missing folder, the shards in the folder, or a mistyped range."""
+    if not is_local(address):
+        return range_hint(address)
     path = local_path(address)
     match = _GLOB.search(path)
     folder = os.path.dirname(path[: match.start()] if match else path)
     if folder and not os.path.isdir(folder):
         return f"there is no folder {folder}"
-    return None
+    names = sorted((name for name in os.listdir(folder or ".") if _is_tar(name)), key=natural)
+    if names and "{" not in path and ".." not in path:
+        # A range in brackets is one character: [0-2] matches 0, 1 or 2.
+        return f"the folder has {names[0]}" + (f" to {names[-1]}" if len(names) > 1 else "")
+    return range_hint(address)
 
 
 def is_shard_name(name: str) -> bool:

@@ -42,8 +42,8 @@ RENAMES_SHOWN = 3
     +--key-rule first-dot|last-dot|REGEX  Where a key ends. REGEX matches the whole path and has groups key
         and field, or two groups.
     --require EXT,...  Fields that every sample must have. 'jpg;png' requires one of the two.
-    incomplete: --missing  Sample that lacks a field: fail, skip or keep it. This includes samples whose source in a
-        list or table does not exist.
+    incomplete: --missing  Sample that lacks a field, because its source file does not exist for example: fail, skip
+        or keep it.
     --label-from  Add the field cls with the folder's class number. The classes are the names of the parent
         folders, or of the top folders below SOURCE, numbered in sorted order.
     --on-duplicate  Repeated field: fail, skip, or use a new key. A field is repeated if two folders, lines
@@ -79,8 +79,8 @@ class SampleOptions(NamedTuple):
         value is a path or an address. With * as EXT, the content decides the extension. Repeatable.
     --json-rest  Write the remaining columns to the field json.
     +--json-merge  Add the remaining columns to the JSON object in the sample's field json.
-    +--rekey FORMAT  Give samples new keys: '{key}-{index:08d}', or with columns of a table '{split}/{index:08d}'. With
-        --on-duplicate rekey, only repeated keys change.
+    +--rekey FORMAT  Give samples new keys: '{key}-{index:08d}', or with columns of a table '{split}/{index:08d}'.
+        With --on-duplicate rekey, a sample keeps its key unless the key repeats.
     +--include GLOB  Take only matching files. A glob without a slash is compared with the file name. A glob with a
         slash is compared with the path below SOURCE. ** also matches slashes. FOLDER/ takes all files below a
         folder. A glob that matches nothing is an error.
@@ -178,7 +178,7 @@ Sources = Annotated[
     --append  Add shards to an existing set. The existing shards stay unchanged.
     """)
 @panel("Errors")("""
-    --on-error  Unreadable source: fail, or leave its field out.
+    --on-error  A source file cannot be read: fail, or write the sample without it.
     +--report FILE  For each source that cannot be read, write a line of JSON to FILE.
     """)
 class SetOptions(NamedTuple):
