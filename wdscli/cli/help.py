@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 from typer.core import TyperCommand
 
+from wdscli.cli import MORE
 from wdscli.cli.output import stdout, takes_colour
 
-MORE = "+"
-"""The first character in the heading of an option that only ``--help-all`` shows."""
 _PLAIN_PANELS = {"argument": "Arguments", "option": "Options"}
 _SENTENCE = re.compile(r"(?<=\.) +(?=[A-Z-])")
 _LAST = ("Errors", "Network", "General")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 
 import typer
 
-from wdscli.cli.help import MORE
+from wdscli.cli import MORE
 from wdscli.errors import UsageError
 from wdscli.units import parse_size, parse_time
 

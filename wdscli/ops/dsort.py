@@ -31,8 +31,6 @@ from wdscli.plan.split import KeyMap, PartsOrder, SplitOptions, arranged, named_
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable
 from wdscli.plan.values import Extract, GrowingValues, Packed, Values
-from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import ReorderReport, reorder
 from wdscli.samples import split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.expressions import Expression
@@ -68,11 +66,12 @@ class Meant(NamedTuple):
             )
 
 
-def dsort(job: Job, request: Request, *, progress: Progress = QUIET) -> ReorderReport:
-    """Carry out a job. ``request`` has the options that a job cannot contain. Raises UsageError, InputError, DataError,
-    OutputError.
+def dsort_order(job: Job, request: Request) -> Meant:
+    """Return the request and the order of a job. ``request`` has the options that a job cannot contain. Raises
+    UsageError, InputError.
 
     >>> from wdscli.ops.dsort_job import parse_job
+    >>> from wdscli.run.execute import reorder
     >>> from wdscli.shards import ShardWriter
     >>> folder = str(getfixture("tmp_path"))
     >>> with ShardWriter(f"{folder}/samples-%02d.tar", max_count=2) as writer:
@@ -80,16 +79,11 @@ def dsort(job: Job, request: Request, *, progress: Progress = QUIET) -> ReorderR
     ...         writer.write(f"n{number}", {"cls": b"0"})
     >>> job = parse_job({"bck": {"name": "images"}, "input_format": "samples-{00..02}", "output_shard_size": "1MB",
     ...                  "output_format": "shuffled-%d", "algorithm": {"kind": "shuffle"}}, {"images": folder})
-    >>> report = dsort(job, Request((), ""))
+    >>> meant = dsort_order(job, Request((), ""))
+    >>> report = reorder(meant.request, meant.order, planned=meant.check)
     >>> report.samples, report.shards
     (5, 1)
     """
-    meant = dsort_order(job, request)
-    return reorder(meant.request, meant.order, progress=progress, planned=meant.check)
-
-
-def dsort_order(job: Job, request: Request) -> Meant:
-    """Return the request and the order of a job. Raises UsageError, InputError."""
     request = request._replace(
         inputs=[_inputs(job)], on_duplicate="skip" if job.leaves_out("duplicated_records") else "error"
     )
