@@ -42,8 +42,8 @@ RENAMES_SHOWN = 3
     +--key-rule first-dot|last-dot|REGEX  Where a key ends. REGEX matches the whole path and has groups key
         and field, or two groups.
     --require EXT,...  Fields that every sample must have. 'jpg;png' requires one of the two.
-    incomplete: --missing  Sample that lacks a field, because its source file does not exist for example: fail, skip
-        or keep it.
+    incomplete: --missing  Sample that lacks a field: fail, skip or keep it. For lists and tables, this also decides
+        about source files that do not exist.
     --label-from  Add the field cls with the folder's class number. The classes are the names of the parent
         folders, or of the top folders below SOURCE, numbered in sorted order.
     --on-duplicate  Repeated field: fail, skip, or use a new key. A field is repeated if two folders, lines
@@ -178,7 +178,7 @@ Sources = Annotated[
     --append  Add shards to an existing set. The existing shards stay unchanged.
     """)
 @panel("Errors")("""
-    --on-error  A source file cannot be read: fail, or write the sample without it.
+    --on-error  A source file cannot be read: fail, or leave it out.
     +--report FILE  For each source that cannot be read, write a line of JSON to FILE.
     """)
 class SetOptions(NamedTuple):
