@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from wdscli.codecs.headers import array_shape, picture_size, seconds
+from wdscli.codecs.containers import check_container, seconds
+from wdscli.codecs.headers import array_shape, picture_size
 
 SIDES = st.integers(1, 300)
 
@@ -133,6 +134,18 @@ def test_damaged_headers_raise_value_errors_only():
         (seconds, flac(8000, 9)),
         (seconds, page(0, 1, b"\x01vorbis" + bytes(30), 2) + page(5, 1, b"x")),
         (seconds, mp3(b"Xing", 4)),
+        (check_container, sound(9)),
+        (check_container, flac(8000, 9) + b"\xff\xf8" * 9),
+        (check_container, page(0, 1, b"\x01vorbis" + bytes(30), 2) + page(5, 1, b"x")),
+        (check_container, b"ID3\4\0\0\0\0\1\2" + bytes(130) + mp3(b"Xing", 4)),
+        (check_container, b"RIFF" + struct.pack("<I", 30) + b"AVI LIST\4\0\0\0hdrl" + bytes(30)),
+        (check_container, struct.pack(">I4s4sI4sI4s", 12, b"ftyp", b"isom", 8, b"moov", 8, b"mdat")),
+        (check_container, b"\x1aE\xdf\xa3\x81\0\x18S\x80g\x83abc"),
+        (
+            check_container,
+            bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c1800000000000000")
+            + bytes.fromhex("3626b2758e66cf11a6d900aa0062ce6c1800000000000000"),
+        ),
         (array_shape, out.getvalue()),
     ]
     for read, data in seeds:

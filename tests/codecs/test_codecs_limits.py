@@ -196,10 +196,10 @@ def test_verify_decodes_what_the_loader_does(tmp_path: Path) -> None:
 def test_a_field_whose_package_is_missing_is_unchecked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wdscli.verify import shard
+    from wdscli.verify import decoding
 
     monkeypatch.setattr(
-        shard, "find_spec", lambda name: None if name in ("torch", "cbor2", "cbor") else object()
+        decoding, "find_spec", lambda name: None if name in ("torch", "cbor2", "cbor") else object()
     )
     for field in ("pth", "cbor", "pth.gz"):
         report = verify([shard_of(tmp_path, field, b"?")], decode=True, jobs=1)

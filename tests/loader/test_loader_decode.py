@@ -506,6 +506,20 @@ def test_sound() -> None:
         make_decoder("audio")({"wav": b"RIFF"})
 
 
+def test_sound_that_was_cut_off(tmp_path: Path) -> None:
+    """Issue 35, point 5: libsndfile gives what is there."""
+    soundfile = pytest.importorskip("soundfile")
+    data = saved(lambda stream: soundfile.write(stream, numpy.zeros(16000), 16000, format="WAV"))
+    with ShardWriter(f"{tmp_path}/x-%d.tar") as writer:
+        writer.write({"__key__": "whole", "wav": data})
+        writer.write({"__key__": "cut", "wav": data[:1000]})
+    samples = iter(WebDataset(f"{tmp_path}/x-0.tar").decode("audio"))
+    assert next(samples)["wav"][0].shape == (1, 16000)
+    with pytest.raises(DataError, match="it is cut off: the sound has 32000 bytes") as caught:
+        next(samples)
+    assert "cut.wav" in str(caught.value)
+
+
 def film(container: str, frames: int, sound: bool) -> bytes:
     import av
 

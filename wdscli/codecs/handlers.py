@@ -189,3 +189,13 @@ def check_zip(data: bytes, limit: int) -> None:
         return
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         check_size(sum(entry.file_size for entry in archive.infolist()), max(limit, len(data)))
+
+
+def whole_header(read: Callable[[bytes], Any], data: bytes) -> Any:
+    """Call ``read`` with the data. Raises ValueError if a header in the data ends too early."""
+    from struct import error
+
+    try:
+        return read(data)
+    except (error, IndexError):
+        raise ValueError("its header is truncated") from None

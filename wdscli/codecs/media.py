@@ -11,19 +11,23 @@
   video.
 
 Payloads are decoded in memory, and no file is written. The field's extension decides the container. If FFmpeg guessed
-the container, a playlist in a payload could make FFmpeg open other files and addresses. This module does not know
-samples.
+the container, a playlist in a payload could make FFmpeg open other files and addresses. Both packages decode what is
+there of a payload that was cut off, so the containers are checked first (:mod:`~wdscli.codecs.containers`).
+:func:`check_media` checks a payload without keeping what it decodes. This module does not know samples.
 """
 
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
 from wdscli.arrays import numpy
+from wdscli.codecs.containers import check_container, wave_of
 from wdscli.codecs.handlers import ByExtension, Decode, check_size, needed
 from wdscli.codecs.kinds import KINDS, names_of
 from wdscli.errors import DataError
@@ -31,17 +35,35 @@ from wdscli.errors import DataError
 SOUNDFILE = frozenset(name for name in names_of("audio") if not KINDS[name].container)
 AV_SOUND = {name: KINDS[name].container for name in names_of("audio") - SOUNDFILE}
 FILM = {name: KINDS[name].container or name for name in names_of("video")}
+_BLOCK_FRAMES = 1 << 16
 
 
 def _by_soundfile(data: bytes, torch: bool, limit: int) -> tuple[Any, int]:
     soundfile = needed("soundfile", "audio", "soundfile")
+    _check_known(data)
     with soundfile.SoundFile(io.BytesIO(data)) as sound:
         check_size(sound.frames * sound.channels * 4, limit)
         samples, rate = sound.read(dtype="float32", always_2d=True), sound.samplerate
+        _check_frames(sound, len(samples))
     return _finished(samples.T, torch), int(rate)
 
 
+def _check_known(data: bytes) -> bool:
+    """Return whether the container of a sound or film is known. Raises DataError if it is damaged or cut off."""
+    try:
+        return check_container(data)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+
+
+def _check_frames(sound: Any, decoded: int) -> None:
+    """Raise DataError if a FLAC has fewer samples than its header states. Other formats estimate their length."""
+    if sound.format == "FLAC" and decoded < sound.frames:
+        raise DataError(f"only {decoded} of its {sound.frames} samples can be decoded")
+
+
 def _by_av(data: bytes, container: str, torch: bool, limit: int) -> tuple[Any, int]:
+    _check_known(data)
     samples, rate = _sound(needed("av", "audio", "av"), container, data, limit)
     if rate is None:
         raise DataError("it has no sound")
@@ -50,6 +72,7 @@ def _by_av(data: bytes, container: str, torch: bool, limit: int) -> tuple[Any, i
 
 def _film(data: bytes, container: str, torch: bool, limit: int) -> tuple[Any, Any, dict[str, float]]:
     av = needed("av", "video", "av")
+    _check_known(data)
     frames, fps = _pictures(av, container, data, limit)
     sound, rate = _sound(av, container, data, limit)
     info: dict[str, float] = {"video_fps": fps}
@@ -118,3 +141,33 @@ MEDIA = {
     "torch_video": torch_video,
     "video": _video(torch=False),
 }
+
+
+def check_media(data: bytes, name: str) -> str:
+    """Decode a payload of the type ``name`` (sound or film), and keep nothing. Return an empty text, or the name of the
+    missing package, if only headers and the lengths in them were checked. Raises DataError, and the package's errors,
+    if the payload cannot be decoded."""
+    is_known = _check_known(data)
+    package = "soundfile" if name in SOUNDFILE else "av"
+    if find_spec(package) is not None:
+        _decode_all(data, name)
+        return ""
+    if not is_known:
+        raise DataError("it does not begin like a sound or film of a known format")
+    wave = wave_of(data)
+    return "" if wave is not None and not wave.needs_decoder else package
+
+
+def _decode_all(data: bytes, name: str) -> None:
+    if name in SOUNDFILE:
+        soundfile = needed("soundfile", "audio", "soundfile")
+        with soundfile.SoundFile(io.BytesIO(data)) as sound:
+            _check_frames(sound, sum(map(len, sound.blocks(_BLOCK_FRAMES, dtype="float32"))))
+        return
+    av = needed("av", "audio and video", "av")
+    kind = "audio" if name in AV_SOUND else "video"
+    with av.open(io.BytesIO(data), format=AV_SOUND.get(name) or FILM[name]) as film:
+        streams = [stream for stream in film.streams if stream.type in ("audio", "video")]
+        frames = Counter(packet.stream.type for packet in film.demux(streams) for _ in packet.decode())
+    if not frames[kind]:
+        raise DataError("it has no sound" if kind == "audio" else "it contains no pictures")

@@ -21,7 +21,7 @@ from wdscli.report.looking import CAPTIONS, CLASSES, Card, Looked, field_type
 from wdscli.selection.named import class_name
 from wdscli.storage.addresses import natural
 from wdscli.units import human_size
-from wdscli.verify.findings import FindingKind, by_kind
+from wdscli.verify.findings import FindingKind, by_kind, undecoded_text
 from wdscli.verify.set import VerifyReport
 
 if TYPE_CHECKING:
@@ -436,6 +436,8 @@ def _verdicts(found: Found, mixed: Mixed | None, shards: Shards) -> list[Verdict
         text = ", ".join(f"{count:,} {word}{'s' * (count != 1)}" for count, word in counts if count)
         tone = _BAD if checked.errors else _FAIR if checked.warnings else _GOOD
         verdicts.append(Verdict(tone, text or "nothing wrong", "findings"))
+        if checked.undecoded:
+            verdicts.append(Verdict(_FAIR, f"not decoded: {undecoded_text(checked.undecoded)}", "findings"))
     if losses := lost_samples(summary):
         verdicts.append(Verdict(_BAD, losses, "findings"))
     if summary.report.missing:

@@ -238,7 +238,7 @@ class _Scope:
 
     def measure(self, function: str, field: str) -> Any:
         """The number of lines of a text, or the value in the header of a payload."""
-        from wdscli.codecs import headers
+        from wdscli.codecs import containers, headers
 
         if function == "lines":
             text = self.text(field)
@@ -248,7 +248,7 @@ class _Scope:
             if function == "shape":
                 return headers.array_shape(data)
             return (
-                headers.seconds(data)
+                containers.seconds(data)
                 if function == "seconds"
                 else getattr(headers.picture_size(data), function)
             )

@@ -2,7 +2,8 @@
 
     findings    the table of all kinds of findings; the ledger, which collects a limited number of findings
     set         all shards of a set: one task per shard, then the checks of the whole set
-    shard       one shard, from its first byte to its last: the pass over headers, and decoded payloads
+    shard       one shard, from its first byte to its last: the pass over headers
+    decoding    payloads, decoded, and what was not decoded
     keys        repeated keys in a shard and over all shards, and keys that must be absent
     profiles    requirements on names, fields and values: of any reader, and of four of them
     beside      manifests, indexes and checksums, compared with the shards

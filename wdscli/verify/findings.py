@@ -137,8 +137,8 @@ _OF_SIDE_FILES = _table("""
         -> run the same command again with --resume
     checksum-mismatch: a shard's bytes do not match the checksum in the manifest (--checksums)
         -> copy the shard again
-    unchecked (warning): there is no checksum to compare with (--checksums), a payload is larger than
-        WDSCLI_MAX_DECODED, or the package that decodes a field is not installed (--decode)
+    unchecked (warning): there is no checksum to compare with (--checksums), or payloads were not decoded (--decode):
+        they are pickles or larger than WDSCLI_MAX_DECODED, or need a package that is not installed
         -> write checksums with `wds index`
     """)
 KINDS: dict[str, Kind] = {**_OF_ARCHIVES, **_OF_SAMPLES, **_OF_MEMBERS, **_OF_SIDE_FILES}
@@ -189,6 +189,18 @@ DEMANDS = _table("""
 
 WARNINGS = sorted(code for code, kind in {**KINDS, **DEMANDS}.items() if kind.severity == "warning")
 """Kinds that are warnings unless a user makes them errors."""
+
+
+def undecoded_text(undecoded: Mapping[str, str]) -> str:
+    """Return the fields that were not decoded, and why, as text.
+
+    >>> undecoded_text({"mp4": "av is not installed", "mov": "av is not installed"})
+    'mov, mp4 (av is not installed)'
+    """
+    fields: dict[str, list[str]] = {}
+    for field, why in sorted(undecoded.items()):
+        fields.setdefault(why, []).append(field)
+    return ", ".join(f"{', '.join(names)} ({why})" for why, names in fields.items())
 
 
 def kind_of(code: str) -> Kind:
@@ -250,6 +262,8 @@ class Ledger:
         self.limit = limit
         self.findings: list[Finding] = []
         self.counts: Counter[str] = Counter()
+        self.undecoded: dict[str, str] = {}
+        """The fields with payloads that ``--decode`` did not decode, and why."""
         self._reported: Counter[str] = Counter()
 
     def add(
@@ -283,6 +297,7 @@ class Ledger:
     def add_all(self, ledger: Ledger) -> None:
         """Add the findings of one shard's ledger."""
         self.counts.update(ledger.counts)
+        self.undecoded.update(ledger.undecoded)
         for finding in ledger.findings:
             if self.room(finding.code):
                 self._report(finding)

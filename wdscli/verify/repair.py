@@ -62,7 +62,8 @@ _EVERY = 1 << 62
 @dataclass(frozen=True, slots=True)
 class RepairReport:
     """The result of a repair. ``left_out`` has the first losses of each kind, and ``counts`` counts all losses.
-    ``written`` are the new shards; a dry run has none. ``samples`` counts the saved samples."""
+    ``written`` are the new shards; a dry run has none. ``samples`` counts the saved samples. ``undecoded`` has the
+    fields that were saved without being decoded, and why."""
 
     shards: int
     samples: int
@@ -70,6 +71,7 @@ class RepairReport:
     manifest: str | None
     left_out: tuple[Finding, ...]
     counts: dict[str, int]
+    undecoded: dict[str, str]
 
 
 class Payload(NamedTuple):
@@ -242,9 +244,10 @@ class Plan:
         """Members of later stretches that are joined to a first one."""
         self._decoder = None
         if max_decoded is not None:
-            from wdscli.verify.shard import Decoder
+            from wdscli.verify.decoding import Decoder
 
-            self._decoder = Decoder(ledger, max_decoded)
+            self._decoder = Decoder(remarks := Ledger(limit=0), max_decoded)
+            remarks.undecoded = ledger.undecoded  # these payloads are saved, so they are no losses
         self._links = links_of(source)
         hit, lost = dict[int, bytes](), dict[int, bytes]()
         for stretch in read_stretches(source, self._links, ledger):
@@ -415,7 +418,13 @@ def repair(
     samples = samples if dry_run else sum(info.samples for info in infos)
     manifest = None if dry_run else target.manifest_address
     return RepairReport(
-        len(addresses), samples, tuple(infos), manifest, tuple(lost.findings), dict(lost.counts)
+        len(addresses),
+        samples,
+        tuple(infos),
+        manifest,
+        tuple(lost.findings),
+        dict(lost.counts),
+        lost.undecoded,
     )
 
 

@@ -86,6 +86,8 @@ class VerifyReport:
     absent_keys: int = 0
     error_codes: frozenset[str] = frozenset()
     """Kinds of warnings that count as errors."""
+    undecoded: Mapping[str, str] = field(default_factory=dict)
+    """The fields with payloads that were not decoded, and why."""
 
     @property
     def errors(self) -> int:
@@ -333,6 +335,7 @@ def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardRes
         findings=tuple(sorted(ledger.findings, key=place)),
         counts=dict(sorted(ledger.counts.items(), key=lambda item: codes.get(item[0], last))),
         ignored=dict(sorted(ignored.items())),
+        undecoded=dict(sorted(ledger.undecoded.items())),
         searched=tuple(
             Searched(shown(address), result.size_bytes, result.samples, result.keys_digest)
             for address, result in zip(addresses, results)

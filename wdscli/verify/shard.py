@@ -8,26 +8,20 @@ the scan. Every error becomes a finding, so that one damaged shard does not hide
 the same fields. It tests single members only if such a test fails. So checking an intact shard takes only slightly
 longer than listing it.
 
-With ``--decode``, :class:`Decoder` checks that payloads can be decoded. It uses the loader's own decoders
-(:mod:`wdscli.codecs`), so that it accepts exactly what training can decode. Nothing is unpickled.
+With ``--decode``, a :class:`~wdscli.verify.decoding.Decoder` checks that payloads can be decoded.
 
 This module does not know about other shards.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from wdscli.codecs.handlers import held_extension, inflate
-from wdscli.errors import DataError, StorageError, UsageError
+from wdscli.errors import DataError, StorageError
 from wdscli.executors import tick_of_task
-from wdscli.model import to_text
 from wdscli.samples import (
     Grouper,
     SampleBatch,
@@ -61,6 +55,7 @@ from wdscli.verify.beside import (
     checksum_digest,
     load_index,
 )
+from wdscli.verify.decoding import Decoder
 from wdscli.verify.findings import STRUCTURAL, Ledger
 from wdscli.verify.foreign import Foreign, check_foreign
 from wdscli.verify.keys import (
@@ -75,9 +70,6 @@ from wdscli.verify.keys import (
 )
 from wdscli.verify.profiles import Fields, Judge, Problem, Type, judge_fields
 
-if TYPE_CHECKING:
-    from wdscli.codecs.handlers import Decode
-
 _KEY_CHUNK_BYTES = 1 << 12
 _REPEATS = (
     (INTERLEAVED, "interleaved-key", "the key comes back with other fields; it is first at byte {}"),
@@ -91,9 +83,6 @@ MAX_SHAPES = 1 << 12
 kept."""
 MAX_NAMES = 1 << 17
 """How many names these lists may have together."""
-MAX_DECODERS = 1 << 12
-"""How many decoders are remembered."""
-_OBJECT = re.compile(r" ?<[^>]* object at 0x[0-9a-f]+>")
 
 _KIND_MESSAGES = {
     "link": "the member is a link; samples consist of regular files",
@@ -534,103 +523,3 @@ def _located(task: LocateTask) -> Iterator[tuple[bytes, int]]:
 
 def _places(batch: SampleBatch) -> Iterator[tuple[bytes, int]]:
     return ((key, batch.start(row)) for row, key in enumerate(batch.keys))
-
-
-class Decoder:
-    """Decodes payloads. The last part of a field's name chooses the decoder; a ``.gz`` at the end is removed first.
-    Pickles, and fields without a decoder, are skipped. Payloads that would need more than ``max_decoded`` bytes are
-    reported as unchecked. Raises UsageError at the first image if Pillow is not installed."""
-
-    def __init__(self, ledger: Ledger, max_decoded: int) -> None:
-        self._ledger = ledger
-        self._limit = max_decoded
-        self._known: dict[bytes, Decode | None] = {}
-
-    def check(self, window: Window) -> None:
-        """Report every payload of a window that cannot be decoded."""
-        columns = window.columns
-        for row, name in enumerate(columns.names):
-            parts = split_name(name) if columns.flags[row] & KIND_MASK == REGULAR else None
-            if parts is not None:
-                offset = columns.starts[row]
-                read = partial(window.payload, row)
-                reason = self.why_not(parts[1], columns.sizes[row], read, offset, name)
-                if reason is not None:
-                    message = f"cannot be decoded: {reason}"
-                    self._ledger.add("undecodable", message, offset=offset, member=name)
-
-    def why_not(
-        self, field: bytes, size: int, read: Callable[[], bytes], offset: int, member: bytes
-    ) -> str | None:
-        """Return the reason why one payload cannot be decoded. Return None if it can be decoded, if its type has no
-        decoder, or if it is too large. A payload that is too large is reported at ``offset``."""
-        decode = self._decoder(field)
-        if decode is None:
-            return None
-        if size <= self._limit:
-            return _why_undecodable(decode, read())
-        self._ledger.add(
-            "unchecked",
-            f"not decoded: {size} bytes, and WDSCLI_MAX_DECODED is {self._limit}",
-            offset=offset,
-            member=member,
-            hint="decode larger payloads with WDSCLI_MAX_DECODED=SIZE",
-        )
-        return None
-
-    def _decoder(self, field: bytes) -> Decode | None:
-        """Return the loader's decoder for a field, or None if there is no decoder or its package is missing."""
-        if field not in self._known:
-            if len(self._known) >= MAX_DECODERS:
-                self._known.clear()
-            self._known[field] = self._find(to_text(field))
-        return self._known[field]
-
-    def _find(self, field: str) -> Decode | None:
-        from wdscli.codecs.images import open_image
-        from wdscli.codecs.kinds import find
-        from wdscli.codecs.values import basichandlers
-
-        # The field name "gz" does not show the type of the contents.
-        last, is_packed = ("", True) if field.lower() == "gz" else held_extension(field)
-        kind = find(last)
-        if kind.form == "image":
-            if find_spec("PIL") is None:
-                raise UsageError("--decode needs Pillow for images", hint="pip install 'wdscli[images]'")
-            decode: Decode | None = partial(open_image, limit=self._limit)
-        else:
-            decode = None if kind.form == "pickle" else basichandlers.find(last, self._limit)
-        packages = kind.packages.split()
-        if packages and not any(map(find_spec, packages)):
-            self._ledger.add(
-                "unchecked",
-                f'fields "{field}" are not decoded: {packages[0]} is not installed',
-                hint=f"pip install {packages[0]}",
-            )
-            return None
-        return partial(_inflated, decode, self._limit) if is_packed else decode
-
-
-def _inflated(inner: Decode | None, limit: int, payload: bytes) -> object:
-    """Decompress a gzip payload and decode it with ``inner``, if given."""
-    data = inflate(payload, limit)
-    return None if inner is None else inner(data)
-
-
-def _why_undecodable(decode: Decode, payload: bytes) -> str | None:
-    """Return a short reason why a payload cannot be decoded, or None if it can."""
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            # Pillow warns about large pictures. Below the limit, they are no error.
-            warnings.simplefilter("ignore")
-            decode(payload)
-    except (MemoryError, RecursionError) as error:
-        return type(error).__name__
-    except Exception as error:
-        # Decoders raise many kinds of errors for broken data: struct.error, SyntaxError (Pillow), zlib.error, KeyError
-        # ...
-        text = " ".join(_OBJECT.sub("", str(error)).split())
-        return text[:120] or type(error).__name__
-    return None

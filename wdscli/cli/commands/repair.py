@@ -6,7 +6,7 @@ from wdscli.cli.commands.verify import CheckOptions, check, print_lines
 from wdscli.cli.options import GeneralOptions, OutputOptions, Shards, grouped
 from wdscli.cli.output import Out, plural
 from wdscli.shown import shown
-from wdscli.verify.findings import by_kind
+from wdscli.verify.findings import by_kind, undecoded_text
 
 if TYPE_CHECKING:
     from wdscli.verify.repair import RepairReport
@@ -59,6 +59,7 @@ def _print(out: Out, report: "RepairReport", *, dry_run: bool) -> None:
                 "manifest": report.manifest and shown(report.manifest),
                 "dry_run": dry_run,
                 "left_out": report.counts,
+                "undecoded": report.undecoded,
             }
         )
     else:
@@ -67,4 +68,5 @@ def _print(out: Out, report: "RepairReport", *, dry_run: bool) -> None:
             print_lines(out, kind)
             out.line("")
     would = "would save" if dry_run else "saved"
-    out.summary(f"{would} {plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}")
+    undecoded = f"; not decoded: {undecoded_text(report.undecoded)}" if report.undecoded else ""
+    out.summary(f"{would} {plural(report.samples, 'sample')}; left out: {left_out or 'nothing'}{undecoded}")

@@ -16,14 +16,14 @@ from wdscli.cli.options import (
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.units import human_size
-from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind
+from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind, undecoded_text
 from wdscli.verify.keys import PRESENT
 from wdscli.verify.set import VerifyReport
 from wdscli.verify.set import verify as run
 
 
 @panel("Checks")("""
-    --decode  Decode all payloads that the loader can decode: json, cls, txt, npy, npz, msgpack, images and others.
+    --decode  Decode all payloads that the loader can decode: json, cls, txt, npy, images, sound, film and others.
     --checksums  Compare every byte with the checksums of the manifest.
     --require EXT,...  Fields that every sample must have. If every sample has a field according to the manifest, the
         field is always required.
@@ -132,24 +132,24 @@ def _print_report(out: Out, report: VerifyReport, checks: CheckOptions, *, hints
         result += "" if report.is_search_complete else " (the search is not complete)"
     total = f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}"
     out.done(
-        f"{total}, {human_size(report.size_bytes)}: {result}; checked {_compared(checks)}", report.size_bytes
+        f"{total}, {human_size(report.size_bytes)}: {result}; checked {_compared(checks, report)}",
+        report.size_bytes,
     )
 
 
-def _compared(checks: CheckOptions) -> str:
-    """Return what a check compared, and the option that compares more."""
-    if checks.checksums:
-        return "all bytes"
-    return (
-        "headers, structure and values" if checks.decode else "headers and structure (bytes with --checksums)"
-    )
+def _compared(checks: CheckOptions, report: VerifyReport) -> str:
+    """Return what a check compared, and what it did not, or the option that compares more."""
+    text = "all bytes" if checks.checksums else "headers and structure (bytes with --checksums)"
+    if checks.decode and not checks.checksums:
+        text = "headers, structure and values"
+    return text + (f", not decoded: {undecoded_text(report.undecoded)}" if report.undecoded else "")
 
 
 def _print_json(out: Out, report: VerifyReport) -> None:
     """Print an object for each finding, and then an object with the totals."""
     for finding in report.findings:
         out.object(finding._asdict())
-    totals = "shards samples members bytes=size_bytes errors warnings counts untold ignored"
+    totals = "shards samples members bytes=size_bytes errors warnings counts untold ignored undecoded"
     out.object({"summary": True, **facts(report, totals)})
 
 
