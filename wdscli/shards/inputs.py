@@ -154,7 +154,7 @@ def open_set(
                 loose.append(address)
     if addresses.count(STREAM) > 1:
         raise UsageError("standard input is named twice", hint="it can be read once")
-    lists_stores = missing in ("skip", "list")
+    lists_stores = missing == "skip"
     lost = [] if missing == "accept" else _lost(addresses, manifests, listings, lists_stores=lists_stores)
     if lost:
         addresses = _with(lost, addresses) if missing == "keep" else _without(lost, addresses, missing, warn)
