@@ -818,6 +818,29 @@ class TestMasks:
         assert ran.code == 3
         assert f"no sample has sge.png for {said}" in ran.err
 
+    def test_a_renamed_field_has_its_new_name(
+        self, run: Command, good: Command, masks: list[str], tmp_path: Path
+    ) -> None:
+        options = [*masks, "-o", tmp_path / "out-%06d.tar", "--resize", 9, "--rename", "photo.jpg=jpg"]
+        assert 'no sample has a field "jpg"' in run(*options, "--only", "jpg").err
+        good(*options, "--only", "photo.jpg", "--force")
+        assert self.values(outputs(tmp_path)[0])["a.photo.jpg"][2] == (9, 9)
+
+    def test_a_plan_has_the_options(self, good: Command, masks: list[str], tmp_path: Path) -> None:
+        options = ["--resize", "32,nearest=lab.png", "--only", "lab.png,seg.png", "--format", "webp"]
+        good(*masks, "-o", tmp_path / "out-%06d.tar", *options)
+        plan = tmp_path / "map.wdsplan"
+        good(*masks, "-o", tmp_path / "planned-%06d.tar", *options, "--plan", plan)
+        ran = wds("run", plan)
+        assert ran.code == 0
+        assert "field seg.png: 1 picture changed from a palette to RGB" in ran.err
+        one, two = (
+            json.loads((tmp_path / f"{name}-manifest.json").read_bytes()) for name in ("out", "planned")
+        )
+        assert one["wdscli"]["fingerprint"] == two["wdscli"]["fingerprint"]
+        assert one["wdscli"]["made"]["options"]["only"] == "lab.png,seg.png"
+        assert one["wdscli"]["made"]["options"]["nearest"] == "lab.png"
+
     @pytest.mark.parametrize("orientation", [3, 6, 8])
     def test_pictures_of_a_sample_are_turned_together_or_not_at_all(
         self, good: Command, tmp_path: Path, orientation: int

@@ -376,6 +376,14 @@ def test_decode(field: bytes, wds: Any, tmp_path: Path) -> None:
     assert " at 0x" not in ran.findings[0]["message"]
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "P", "I;16", "I", "F"])
+def test_decode_accepts_pictures_whose_values_are_not_brightness(wds: Any, tmp_path: Path, mode: str) -> None:
+    """The loader's decode("rgb8") refuses some of them (issue 35)."""
+    picture = io.BytesIO()
+    Image.new(mode, (8, 8), 1).save(picture, "TIFF")
+    assert wds(write(tmp_path, tar_bytes((b"a.depth.tif", picture.getvalue()))), "--decode").code == 0
+
+
 def test_decode_reads_streams_and_large_payloads(wds: Any, tmp_path: Path) -> None:
     members = [(b"%d.txt" % n, b"x" * 100_000 + (b"\xff" if n == 7 else b"")) for n in range(30)]
     address = write(tmp_path, tar_bytes(*members))

@@ -85,6 +85,11 @@ def test_faint_masks_are_stretched_and_small_pictures_keep_every_pixel() -> None
     deep = Image.new("I;16", (8, 8), 40_000)
     deep.putpixel((0, 0), 100)
     assert shown(part("png", encoded(deep))).getextrema() == (0, 255)
+    heights = Image.new("F", (8, 8), 40_000)
+    heights.putpixel((0, 0), 100)
+    for gap in (float("nan"), float("inf")):
+        heights.putpixel((7, 7), gap)
+        assert shown(part("dem.tif", encoded(heights, "TIFF"))).getextrema() == (0, 255)
     whole = part("png", picture(3))
     assert whole.is_tiny
     assert shown(whole).tobytes() == Image.open(io.BytesIO(picture(3))).tobytes()

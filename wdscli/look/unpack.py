@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from wdscli.arrays import numpy
 from wdscli.codecs import headers
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension, held_extension, inflate
 from wdscli.codecs.kinds import Kind, find
@@ -389,12 +390,12 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
 
 
 def visible(image: Any) -> Any:
-    """Convert a Pillow image to a mode that can be shown: L, RGB or RGBA. Faint grey levels are stretched."""
+    """Convert a Pillow image to a mode that can be shown: L, RGB or RGBA. Faint gray levels are stretched."""
     if image.mode in ("1", "RGB", "RGBA"):
         return image.convert("L") if image.mode == "1" else image
     if image.mode == "L" or image.mode.startswith(("I", "F")):
         if image.mode != "L":
-            image = image.convert("F")
+            image = _finite(image.convert("F"))
         low, high = image.getextrema()
         if image.mode == "L" and high - low >= _FAINT_LEVELS:
             return image
@@ -402,3 +403,15 @@ def visible(image: Any) -> Any:
         return image.point(lambda value: value * scale - low * scale).convert("L")
     has_alpha = "A" in image.mode or "transparency" in image.info
     return image.convert("RGBA" if has_alpha else "RGB")
+
+
+def _finite(image: Any) -> Any:
+    """Return a Pillow image of floats, with its smallest number instead of NaN and infinity."""
+    from PIL import Image
+
+    values = numpy.array(image)
+    is_finite = numpy.isfinite(values)
+    if is_finite.all():
+        return image
+    values[~is_finite] = values[is_finite].min() if is_finite.any() else 0
+    return Image.fromarray(values)

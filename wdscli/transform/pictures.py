@@ -39,7 +39,6 @@ from wdscli.codecs.images import (
 from wdscli.codecs.kinds import find
 from wdscli.errors import DataError, UsageError, shard_words
 from wdscli.model import to_bytes, to_text
-from wdscli.selection.named import is_there
 from wdscli.transform.transform import (
     Call,
     CallError,
@@ -48,6 +47,7 @@ from wdscli.transform.transform import (
     Remark,
     Transform,
     checked,
+    is_listed,
     of_field,
 )
 
@@ -119,11 +119,6 @@ def chosen_pictures(transform: Transform, sample: InputSample, fields: Sequence[
         f"{', '.join(pictures)}",
         hint=f"name the pictures to change: --only {','.join(photos or unclear[:1])}{by_nearest}",
     )
-
-
-def is_listed(field: str, names: str) -> bool:
-    """Return whether a field is one of some names or globs with commas between them."""
-    return any(is_there(name, [field]) for name in names.split(",") if name)
 
 
 class OpenedPicture:

@@ -29,7 +29,7 @@ from wdscli.copy.copier import Copier, GatherTask
 from wdscli.copy.maker import Maker, ShardTasks
 from wdscli.errors import DataError, EngineError, WdsError, failing, printable, shard_words
 from wdscli.executors import LostWorkerError, default_jobs, make_executor, run_tasks, separate_executor
-from wdscli.model import PendingCommit, ShardInfo, to_bytes, to_text
+from wdscli.model import PendingCommit, ShardInfo, to_text
 from wdscli.plan.inputs import Inputs, is_of_this_process
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
@@ -81,8 +81,8 @@ class SliceTask(NamedTuple):
 
 class SliceResult(NamedTuple):
     """The result of a slice: the new samples in order, and the errors of the first failed calls. ``counts`` counts
-    omitted and kept samples by reason. ``touched`` counts samples with the field of a filter; it is 0 for other
-    transforms. ``remarks`` counts the pictures of each remark."""
+    omitted and kept samples by reason. ``touched`` counts samples with a field that an option names. ``remarks`` counts
+    the pictures of each remark."""
 
     shard: int
     samples: list[OutputSample]
@@ -154,14 +154,13 @@ def transform_slice(task: SliceTask) -> SliceResult:
                 )
             new += outputs
     touched = 0
-    if transform.kind == "filter":
-        filtered = to_bytes(transform.field)
-        touched = sum(any(field == filtered for field, _ in sample.fields) for sample in samples)
+    if transform.named_fields:
+        touched = sum(
+            any(transform.is_named(to_text(field)) for field, _ in sample.fields) for sample in samples
+        )
+    first_failures, kept_remarks = failures[:FAILURES_NAMED], dict(remarks.most_common(REMARKS_KEPT))
     seconds = time.perf_counter() - began
-    return SliceResult(
-        *(task.shard, new, len(samples), +counts, failures[:FAILURES_NAMED], touched, seconds),
-        dict(remarks.most_common(REMARKS_KEPT)),
-    )
+    return SliceResult(task.shard, new, len(samples), +counts, first_failures, touched, seconds, kept_remarks)
 
 
 @contextmanager
@@ -346,11 +345,11 @@ class TransformMaker(Maker):
         """Accept any shard: its contents are unknown before they are made."""
 
     def check_set(self, written: Sequence[ShardInfo], *, has_made_all: bool) -> None:
-        """Raise DataError for a filter of a field that no sample has, and for a key that two shards have."""
+        """Raise DataError for a named field that no sample has, and for a key that two shards have."""
         transform, shards = self.transform, self.contents.shards
-        if transform.kind == "filter" and has_made_all and self._taken and not self._touched:
+        if transform.named_fields and has_made_all and self._taken and not self._touched:
             raise DataError(
-                f'no sample has a field "{transform.field}"',
+                f'no sample has a field "{transform.named_fields}"',
                 code="missing-field",
                 hint="`wds ls --summary SHARDS` lists the fields",
             )

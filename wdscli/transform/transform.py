@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from wdscli.codecs.kinds import PictureFormat
 from wdscli.errors import UsageError, WdsError
 from wdscli.samples import check_name
+from wdscli.selection.named import is_there
 
 Kind = Literal["cmd", "filter", "python", "resize"]
 ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]
@@ -88,6 +89,15 @@ class Transform(NamedTuple):
         return (self.multi or self.kind == "python") and not self.new_fields
 
     @property
+    def named_fields(self) -> str:
+        """The fields that the transform changes, as typed. It is empty if no option names them."""
+        return self.field or self.only
+
+    def is_named(self, field: str) -> bool:
+        """Return whether an option names this field to be changed."""
+        return field == self.field or is_listed(field, self.only)
+
+    @property
     def is_slow(self) -> bool:
         """Whether each call starts a process."""
         return self.kind in ("cmd", "filter")
@@ -138,6 +148,15 @@ def of_field(name: str) -> Iterator[None]:
         raise CallError(error.message, field=name, hint=error.hint) from None
     except Exception as error:
         raise CallError(f"{type(error).__name__}: {error}", field=name) from error
+
+
+def is_listed(field: str, names: str) -> bool:
+    """Return whether a field is one of some names or globs with commas between them.
+
+    >>> is_listed("seg.png", "jpg,seg.*"), is_listed("seg.png", "png"), is_listed("jpg", "")
+    (True, False, False)
+    """
+    return any(is_there(name, [field]) for name in names.split(",") if name)
 
 
 def checked(key: bytes, fields: list[tuple[bytes, bytes]]) -> OutputSample:
