@@ -274,6 +274,41 @@ def test_a_page_is_no_payload(
             assert "not the requested range (status 200)" in result.err, context
 
 
+LISTING = """<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>faults</Name>
+<Prefix></Prefix><KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated><Contents><Key>a-0.tar</Key>
+<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;0cc175b9c0f1b6a831c399e269772661&quot;</ETag>
+<Size>SIZE</Size><StorageClass>STANDARD</StorageClass></Contents></ListBucketResult>"""
+
+
+@pytest.mark.parametrize("size", ["99999999999999999999", "9223372036854775808", "9223372036854775807", "-5"])
+@pytest.mark.parametrize("store", ["fsspec", "obstore"])
+def test_a_size_that_is_none(
+    s3: Store, run: Command, monkeypatch: pytest.MonkeyPatch, store: str, size: str
+) -> None:
+    """issue 35, 17: nothing is planned for a size without end."""
+    if store == "obstore":
+        pytest.importorskip("obstore")
+    monkeypatch.setenv("WDSCLI_STORE", store)
+    s3.put(OLD)
+    for operation in (lambda: run("ls", "s3://faults/"), lambda: run("verify", "s3://faults/", "-j", "1")):
+        forget_s3()
+        listing = LISTING.replace("SIZE", size).encode()
+        headers = {"Content-Type": "application/xml"}
+        s3.proxy.clear(
+            Fault("status", inf, where=r"GET \S+list-type", status=200, headers=headers, body=listing)
+        )
+        ran = operation()
+        assert "Traceback" not in ran.err
+        if size == str(2**63 - 1):
+            # The first answer has the real size.
+            assert ran.code == 0 or "replaced or changed" in ran.err, ran.err
+        else:
+            assert ran.code == 4, ran.err
+            assert f"cannot list s3://faults/: the store reports {size} bytes for faults/a-0.tar" in ran.err
+    s3.proxy.clear()
+    forget_s3()
+
+
 def check(store: Store, name: str, case: Case, result: Result, right: list[Any], folder: Path) -> str:
     """The word for one cell."""
     context = f"{store.kind}, {name}: exit {result.code}\n{result.err}\n{store.proxy.lines}"

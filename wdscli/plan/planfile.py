@@ -37,6 +37,7 @@ from wdscli.storage import Sink, Source, base_name, is_local, is_stream, local_p
 from wdscli.storage.addresses import listed_address
 from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
+from wdscli.tar.header import MTIMES
 
 MAGIC = b"WDSPLAN\x01"
 VERSION = 2
@@ -63,7 +64,7 @@ HEADER: dict[str, Any] = {
     "plan": dict.fromkeys(PlanMark._fields, str),
     "parts": [str, ...],
     "settings": {
-        "form": [int, ("pax", "gnu")],
+        "form": [MTIMES, ("pax", "gnu")],
         "checksum": str,
         **dict.fromkeys(("with_index", "force", "fsync"), bool),
         "witness": None,
@@ -279,6 +280,7 @@ class PlanFile:
             raise self.broken(f"it has version {version}, but this wdscli reads version {VERSION}")
         try:
             check(header, HEADER)
+            FieldRule.from_plain(header["fields"])
         except ValueError as error:
             raise self.broken(f"{error} in its header") from None
         found: dict[str, Any] = header

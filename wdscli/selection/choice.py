@@ -411,9 +411,13 @@ class FieldRule:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any] | None) -> FieldRule | None:
-        """Make a rule from the result of :meth:`plain`. None stays None."""
+        """Make a rule from the result of :meth:`plain`. None stays None. Raises ValueError for a new name that is no
+        name of a field."""
         if plain is None:
             return None
+        for new, _ in plain["rename"]:
+            if not new or "/" in new or "\0" in new:
+                raise ValueError(f"a field is renamed to {new!r}, which is no name of a field")
         renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
         return cls(None if plain["keep"] is None else tuple(plain["keep"]), tuple(plain["drop"]), renames)
 

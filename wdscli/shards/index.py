@@ -33,6 +33,7 @@ from wdscli.selection.values import Numbers, pack_numbers, unpack_numbers
 from wdscli.shards.locks import FOLDER, SUFFIX
 from wdscli.storage import base_name, sibling
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, padded
+from wdscli.tar.header import MTIMES
 from wdscli.tar.writer import Places
 
 
@@ -330,7 +331,7 @@ _FIELDS = {
     "version": (VERSION,),
     "shard": str,
     **dict.fromkeys(("size", "samples", "members"), _COUNT),
-    "mtime": range(8**11),
+    "mtime": MTIMES,
     "long_names": ("pax", "gnu"),
     "ignored": {...: _COUNT},
     "etag?": str,

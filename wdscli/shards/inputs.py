@@ -26,10 +26,10 @@ from wdscli.storage import (
     is_local,
     known_sizes,
     list_folder,
-    read_all,
     scheme,
 )
 from wdscli.storage.addresses import STREAM, is_web, natural, shard_address, view_of
+from wdscli.storage.opening import read_noted
 
 if TYPE_CHECKING:
     from wdscli.model import ShardInfo
@@ -237,7 +237,7 @@ def read_manifest(address: str) -> Manifest:
     # This import is here because most calls have no manifest.
     from wdscli.shards.manifest import parse_manifest
 
-    return parse_manifest(read_all(address), address)
+    return parse_manifest(read_noted(address)[0], address)
 
 
 def shard_addresses(manifest_address: str, manifest: Manifest, *, trust_addresses: bool = False) -> list[str]:

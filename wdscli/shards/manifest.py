@@ -26,6 +26,8 @@ from wdscli.shards.view import View, from_json, to_json
 from wdscli.shown import shown
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
 from wdscli.storage.addresses import local_path
+from wdscli.storage.opening import COMPRESSED_SUFFIX
+from wdscli.tar.header import BLOCK, MTIMES
 
 KIND = "wids-shard-index-v1"
 VIEW_KIND = "wdscli-view-v1: a set without payloads, for wdscli alone"
@@ -51,7 +53,7 @@ _OF_VIEW_SHARD = {name.removesuffix("?") for name in _VIEW_SHARD}
 _MANIFEST = {
     "bases?": [_SHARD, ...],
     "view?": {
-        "mtime": int,
+        "mtime": MTIMES,
         "long_names": ("pax", "gnu"),
         "rule": dict,
         "ancestors?": [{"name": str, "fingerprint": (str, None), "parents": [range(1 << 32), ...]}, ...],
@@ -226,12 +228,14 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
     and ContradictoryManifestError if the totals differ from the sums over the shards."""
     import json
 
+    is_view = False
     try:
         if isinstance(text, bytes):
             # A view of 100,000 shards has 60 MB of text, so keep only one copy in memory.
             text = text.decode(json.detect_encoding(text), "surrogatepass")
         document = json.loads(text, object_hook=_pack)
         del text
+        is_view = isinstance(document, dict) and "view" in document
         check(document, _MANIFEST)
         ours = document.get("wdscli") or {}
         has_index = bool(ours.get("index"))
@@ -245,7 +249,7 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         contradiction = _contradiction(ours, manifest)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{address} is not a manifest: {error}",
+            f"{address} is not a {'view' if is_view else 'manifest'}: {error}",
             code="manifest-mismatch",
             hint="a manifest is a JSON file with a shardlist, as `wds create` and `wds index` write it",
         ) from None
@@ -297,10 +301,14 @@ def parse_shard(entry: Any, has_index: bool) -> ShardInfo:
 
 
 def _shard(has_index: bool, entry: Mapping[str, Any]) -> ShardInfo:
-    if not entry["url"]:
-        raise ValueError("a shard has no name")
+    name = entry["url"]
+    if not name or "\0" in name:
+        raise ValueError("the name of a shard has a zero byte" if name else "a shard has no name")
+    size, members = entry.get("filesize", -1), max(entry["nsamples"], entry.get("members", -1))
+    if 0 <= size < members * BLOCK and COMPRESSED_SUFFIX.search(name) is None:
+        raise ValueError(f"{name} has {members} members in {size} bytes")
     return ShardInfo(
-        name=entry["url"],
+        name=name,
         samples=entry["nsamples"],
         members=entry.get("members", -1),
         size_bytes=entry.get("filesize", -1),

@@ -9,6 +9,7 @@ know how bytes are read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, edges, numpy, spread
@@ -32,6 +33,8 @@ _RULE = {
     "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
 }
 """See :mod:`wdscli.schema` for the form of this table. Each part is again an object of this form."""
+_DEEPEST_RULE = 200
+"""The most levels of a rule. Python limits the depth of calls."""
 
 
 class Run(NamedTuple):
@@ -100,10 +103,15 @@ class Rule(NamedTuple):
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Rule:
-        """Parse a rule; this is the inverse of :meth:`plain`. Raises ValueError."""
+    def from_plain(cls, plain: Mapping[str, Any], depth: int = 0) -> Rule:
+        """Parse a rule; this is the inverse of :meth:`plain`. Raises ValueError. A view of a view of a view has a rule
+        with a ``depth`` of 2."""
         check(plain, _RULE)
-        parts = tuple(None if part is None else cls.from_plain(part) for part in plain["parts"])
+        if depth > _DEEPEST_RULE:
+            raise ValueError(f"its rule has more than {_DEEPEST_RULE} levels")
+        if len(plain["parts"]) != len(plain["policies"]):
+            raise ValueError("its rule has another number of policies than parts")
+        parts = tuple(None if part is None else cls.from_plain(part, depth + 1) for part in plain["parts"])
         return cls(parts, tuple(plain["policies"]), FieldRule.from_plain(plain["fields"]))
 
 
@@ -199,12 +207,18 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
     rule = Rule.from_plain(document["rule"])
     if len(document["shards"]) != len(shards):
         raise ValueError("the view describes another number of shards")
-    found, counts = Records(document["shards"], _shard_of), [base.samples for base in bases]
-    for shard, info in zip(found, shards):
-        if (shard.runs is None) == (shard.rows is None) or len(shard.runs or [0] * rule.sets) != rule.sets:
+    view_shards, counts = Records(document["shards"], _shard_of), [base.samples for base in bases]
+    for shard, info in zip(view_shards, shards):
+        sets = rule.sets if shard.runs is None else len(shard.runs)
+        if (shard.runs is None) == (shard.rows is None) or sets != rule.sets:
             raise ValueError(f"{info.name} has samples of another number of sets")
-        for some in shard.runs or ():
-            _check_runs(some, counts, info)
+        # Each sample has four bytes for its base and four for its place.
+        if shard.rows is not None and shard.rows.length != 8 * sets * info.samples:
+            raise ValueError(f"{info.name} has another number of rows than samples")
+        for runs in shard.runs or ():
+            _check_runs(runs, counts, info)
+        if shard.runs is not None and has_gap(shard.runs):
+            raise ValueError(f"{info.name} has a sample that all sets lack")
     ancestors = tuple(
         Ancestor(one["name"], one["fingerprint"], tuple(one["parents"]))
         for one in document.get("ancestors", ())
@@ -215,14 +229,16 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
     ):
         raise ValueError("a set comes before the sets that it was made from")
     form = Form(document["mtime"], document["long_names"])
-    return View(bases, found, rule, form, ancestors, parents)
+    return View(bases, view_shards, rule, form, ancestors, parents)
 
 
 def _shard_of(plain: Mapping[str, Any]) -> ViewShard:
     runs = plain.get("runs")
     stored = {name: Stored(*plain[name]) for name in ("rows", "keys") if name in plain}
     return ViewShard(
-        plain["digest"], runs and tuple(tuple(Run(*run) for run in some) for some in runs), **stored
+        plain["digest"],
+        None if runs is None else tuple(tuple(Run(*run) for run in set_runs) for set_runs in runs),
+        **stored,
     )
 
 
@@ -233,6 +249,26 @@ def _check_runs(runs: Sequence[Run], counts: Sequence[int], info: ShardInfo) -> 
             raise ValueError(f"{info.name} takes samples that no base has")
     if sum(run.samples for run in runs) != info.samples:
         raise ValueError(f"{info.name} takes another number of samples than it has")
+
+
+def has_gap(set_runs: Sequence[Sequence[Run]]) -> bool:
+    """Return whether all sets lack the same sample. ``set_runs`` has the runs of each set.
+
+    >>> has_gap([[Run(MISSING, 0, 2), Run(0, 0, 3)], [Run(0, 0, 2), Run(MISSING, 0, 3)]])
+    False
+    >>> has_gap([[Run(MISSING, 0, 3), Run(0, 0, 2)], [Run(0, 0, 2), Run(MISSING, 0, 3)]])
+    True
+    """
+    lacking_sets: dict[int, int] = {}
+    for runs in set_runs:
+        if all(run.base != MISSING for run in runs):
+            return False
+        ends = accumulate(run.samples for run in runs)
+        for run, end in zip(runs, ends):
+            if run.base == MISSING and run.samples:
+                lacking_sets[end - run.samples] = lacking_sets.get(end - run.samples, 0) + 1
+                lacking_sets[end] = lacking_sets.get(end, 0) - 1
+    return len(set_runs) in accumulate(change for _, change in sorted(lacking_sets.items()))
 
 
 def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:

@@ -21,8 +21,9 @@ from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import Manifest, parse_manifest
 from wdscli.shards.proof import checking, current_check, find_index, scanned_index
 from wdscli.shards.view import MISSING, Stored, samples_of
-from wdscli.storage import Source, is_local, local_path, open_source, read_all
-from wdscli.storage.addresses import HELD, TRUSTED, shard_address, view_of
+from wdscli.storage import Source, is_local, local_path, open_source
+from wdscli.storage.addresses import HELD, TRUSTED, is_web, shard_address, view_of
+from wdscli.storage.opening import read_noted, refuse_device
 from wdscli.threads import Recent
 
 ROWS_SUFFIX = ".rows"
@@ -40,7 +41,7 @@ class OpenView:
 
     def __init__(self, address: str, trusted: bool, manifest: Manifest | None = None) -> None:
         self.address = address
-        self.manifest = manifest or parse_manifest(read_all(address), address)
+        self.manifest = manifest or parse_manifest(read_noted(address)[0], address)
         view = self.manifest.view
         if view is None:
             raise InputError(
@@ -50,6 +51,13 @@ class OpenView:
         self.view = view
         self.places = {shard.name: number for number, shard in enumerate(self.manifest.shards)}
         self.bases = [shard_address(address, base.name, trusted=trusted) for base in view.bases]
+        for base in filter(view_of, self.bases):
+            # A view of a view refers to the bases of the other view. Otherwise a view could be its own base.
+            raise DataError(
+                f"{address} is not a view: its base {base} is a shard of a view",
+                code="manifest-mismatch",
+                hint="make the view again",
+            )
         self._layouts: Recent[tuple[int, Check], Layout] = Recent(
             LAYOUT_CACHE_BYTES, lambda layout: layout.memory_bytes
         )
@@ -76,6 +84,9 @@ class OpenView:
 
     def _new_layout(self, number: int, check: Check) -> Layout:
         rule, info = self.view.rule, self.manifest.shards[number]
+        for base in {run.base for runs in self.view.shards[number].runs or () for run in runs} - {MISSING}:
+            # Runs may be longer than memory. The index shows how many samples a base has.
+            self.index(base, check)
         layers = [
             self._layer(base, numpy.flatnonzero(bases == base), places, of_set, check)
             for of_set, (bases, places) in enumerate(self.samples_of(number))
@@ -111,6 +122,8 @@ class OpenView:
             is_there = bases != MISSING
             if (bases >= len(self.view.bases)).any() or (places >= counts[bases])[is_there].any():
                 raise self._broken()
+        if numpy.logical_and.reduce([bases == MISSING for bases, _ in pairs]).any():
+            raise self._broken()
         return pairs
 
     def new_keys(self, number: int) -> dict[int, bytes]:
@@ -131,15 +144,26 @@ class OpenView:
     def _stored(self, place: Stored) -> bytes:
         from xxhash import xxh3_64_hexdigest
 
+        address, data = rows_address(self.address), b""
         try:
-            with open_source(rows_address(self.address), decompress=False) as source:
-                data = source.read_at(place.start, place.length)
+            refuse_device(address)
+            with open_source(address, decompress=False) as source:
+                if source.size is None:
+                    raise self._needs_ranges(address)
+                if place.start + place.length <= source.size:
+                    data = source.read_at(place.start, place.length)
         except InputNotFoundError as error:
             error.hint = _COPY_BOTH
             raise
         if len(data) != place.length or xxh3_64_hexdigest(data) != place.seal:
             raise self._broken()
         return data
+
+    def _needs_ranges(self, address: str) -> InputError:
+        return InputError(
+            f"cannot read {address} for the view {self.address}: its server does not support ranges",
+            hint="copy the files to a folder or to a server with ranges",
+        )
 
     def _broken(self) -> DataError:
         return DataError(
@@ -183,6 +207,7 @@ class OpenView:
         """Open the bytes of a base. Raises DataError if it has another size than in the view."""
         base = self.view.bases[number]
         try:
+            refuse_device(self.bases[number])
             source = open_source(self.bases[number])
         except InputNotFoundError as error:
             error.hint = (
@@ -191,6 +216,8 @@ class OpenView:
             raise
         if source.size != base.size_bytes:
             with source:
+                if source.size is None and is_web(self.bases[number]):
+                    raise self._needs_ranges(self.bases[number])
                 raise self.changed(
                     number, f"it has {source.size} bytes instead of the {base.size_bytes} bytes in the view"
                 )

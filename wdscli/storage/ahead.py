@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from weakref import WeakSet
 
-from wdscli.storage.ends import LARGE_BYTES, Source
-from wdscli.storage.retry import ReceivedBytes
+from wdscli.storage.ends import LARGE_BYTES, ReceivedBytes, Source
 from wdscli.threads import holding
 
 REQUEST_BYTES = LARGE_BYTES
@@ -39,6 +38,9 @@ LEAST_SHARE_BYTES = 1 << 20
 FIRST_GAP_BYTES = 1 << 20
 """The longest gap that is read while the speed of the line is unknown."""
 LEAST_GAP_BYTES, MOST_GAP_BYTES = 1 << 16, REQUEST_BYTES
+MOST_BLOCKS = 1 << 20
+"""The most requests that are planned for one object, because the size in a listing may be wrong. Bytes after them are
+not read ahead."""
 _USUAL_LATENCY_SECONDS = 0.02
 _AT_ONCE = READ_AHEAD_BYTES // REQUEST_BYTES
 """The most requests in flight at the same time."""
@@ -230,7 +232,8 @@ class Ahead:
         # ranges.
         self._step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
         longest = REQUEST_BYTES if is_chosen else self._step
-        self._blocks = list(_requests(joined(ranges, gap_bytes, most), longest, sorted(known)))
+        requests = _requests(joined(ranges, gap_bytes, most), longest, sorted(known))
+        self._blocks = list(islice(requests, MOST_BLOCKS))
         if is_chosen:
             self._step = max((end - begin for begin, end in self._blocks), default=longest)
         wanted = set(self._blocks)

@@ -423,8 +423,15 @@ class Store:
         )
         etag = str(about.get("ETag") or about.get("etag") or "")
         is_folder = about.get("type") == "directory"
-        size = None if about.get("size") is None else int(about["size"])
+        size = None if about.get("size") is None else checked_size(int(about["size"]), about["name"])
         return Entry(about["name"], size, is_folder, version, etag, about.get(self.kind.pin))
+
+
+def checked_size(size: int, path: str) -> int:
+    """Return the size of an object, as its store reports it. Raises OSError for a size that no object has."""
+    if not 0 <= size < 1 << 63:
+        raise OSError(f"the store reports {size} bytes for {path}")
+    return size
 
 
 def is_file_name(path: str) -> bool:

@@ -8,6 +8,7 @@ needs them.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -330,6 +331,12 @@ def is_device(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
+def refuse_device(address: str) -> None:
+    """Raise InputError for a named pipe or a device in the place of a file, because its reader might wait forever."""
+    if is_local(address) and is_device(local_path(address)):
+        raise InputError(f"cannot read {address}: it is a pipe or a device, not a file")
+
+
 def check_place(address: str) -> None:
     """Raise OutputError if an address cannot be written, because its bucket does not exist or because it is a local
     folder. The first write finds other problems."""
@@ -525,25 +532,33 @@ def remove(address: str) -> None:
 
 
 def read_all(address: str) -> bytes:
-    """Return all stored bytes at ``address``, for small files. Raises InputError."""
-    return read_noted(address)[0]
+    """Return all stored bytes at ``address``, for small files that a user names. Raises InputError."""
+    with open_source(address, decompress=False, whole=True) as source:
+        return _all_bytes(source, math.inf if is_local(address) else MAX_READ_WHOLE_BYTES)
 
 
 def read_noted(address: str) -> tuple[bytes, str]:
-    """Return the same as :func:`read_all`, and the note stored with the bytes."""
+    """Return all bytes of a manifest or an index, and the note stored with the bytes. Raises InputError."""
+    refuse_device(address)
     with open_source(address, decompress=False, whole=True) as source:
-        if source.size is not None:
-            return source.read_at(0, source.size), source.note
-        parts, have = [], 0
-        for data in source.pieces():
-            parts.append(data)
-            have += len(data)
-            if have > MAX_READ_WHOLE_BYTES:
-                raise InputError(
-                    f"cannot read all of {address}: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
-                    hint="copy a list, manifest or table of this size to a local file",
-                )
-        return b"".join(parts), ""
+        return _all_bytes(source, MAX_READ_WHOLE_BYTES), source.note
+
+
+def _all_bytes(source: Source, size_limit: float) -> bytes:
+    if source.size is not None and source.size <= size_limit:
+        return source.read_at(0, source.size)
+    parts, have = list[bytes](), source.size or 0
+    for data in source.pieces() if source.size is None else ():
+        parts.append(data)
+        have += len(data)
+        if have > MAX_READ_WHOLE_BYTES:
+            break
+    if have > MAX_READ_WHOLE_BYTES:
+        raise InputError(
+            f"cannot read all of {source.name}: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
+            hint="copy a list or table of this size to a local file",
+        )
+    return b"".join(parts)
 
 
 def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:

@@ -31,11 +31,9 @@ import os
 import re
 import time
 import warnings
-from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from itertools import accumulate
 from operator import add
 from threading import TIMEOUT_MAX, Timer
 from typing import Any, NamedTuple, TypeVar
@@ -43,6 +41,7 @@ from typing import Any, NamedTuple, TypeVar
 from wdscli.errors import UsageError
 from wdscli.shown import shown
 from wdscli.storage.addresses import TRUSTED
+from wdscli.storage.ends import ReceivedBytes
 from wdscli.storage.kinds import NOTE, PASSING
 from wdscli.threads import ForkLock, holding
 from wdscli.units import parse_size, whole_number
@@ -413,52 +412,6 @@ async def noticed(work: Awaitable[Answer], attempts: Attempts) -> Answer:
         return await task
     finally:
         task.cancel()
-
-
-class ReceivedBytes:
-    """Received bytes, kept in the pieces in which they arrived, without copying. A slice returns bytes, and
-    :meth:`copy` copies into a buffer.
-
-    >>> came = ReceivedBytes([memoryview(b"abc"), memoryview(b"defg")])
-    >>> len(came), came[1:5], came[:2], bytes(came)
-    (7, b'bcde', b'ab', b'abcdefg')
-    """
-
-    __slots__ = ("_ends", "_pieces")
-
-    def __init__(self, pieces: list[memoryview]) -> None:
-        self._pieces = pieces
-        self._ends = list(accumulate(map(len, pieces)))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def __bytes__(self) -> bytes:
-        return b"".join(self._pieces)
-
-    def __eq__(self, other: object) -> bool:
-        return bytes(self) == other
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __getitem__(self, part: slice) -> bytes:
-        begin, end, _ = part.indices(len(self))
-        return b"".join(self._between(begin, end))
-
-    def copy(self, begin: int, view: memoryview) -> None:
-        """Fill ``view`` with the bytes from ``begin``."""
-        at = 0
-        for piece in self._between(begin, begin + len(view)):
-            view[at : at + len(piece)] = piece
-            at += len(piece)
-
-    def _between(self, begin: int, end: int) -> Iterator[memoryview]:
-        number = bisect_right(self._ends, begin)
-        while begin < end:
-            piece, stop = self._pieces[number], self._ends[number]
-            start = stop - len(piece)
-            yield piece[begin - start : end - start]
-            begin, number = stop, number + 1
 
 
 async def fetched(

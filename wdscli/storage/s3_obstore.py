@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.storage.ends import PIECE_BYTES
-from wdscli.storage.kinds import KINDS, NOTE, Entry, Store, container_of, is_file_name, kind_of
+from wdscli.storage.kinds import KINDS, NOTE, Entry, Store, checked_size, container_of, is_file_name, kind_of
 from wdscli.storage.retry import (
     CONNECT_SECONDS,
     RangeAnswer,
@@ -610,7 +610,8 @@ async def _list(client: Any, bucket: str, key: str) -> list[Entry]:
 def _entry(bucket: str, meta: Mapping[str, Any]) -> Entry:
     etag = meta["e_tag"] or ""
     version = f"etag:{etag}" if etag else ""
-    return Entry(f"{bucket}/{meta['path']}", meta["size"], version=version, etag=etag, pin=etag)
+    path = f"{bucket}/{meta['path']}"
+    return Entry(path, checked_size(meta["size"], path), version=version, etag=etag, pin=etag)
 
 
 def _says(error: Exception, code: str) -> bool:

@@ -64,6 +64,8 @@ class Form(NamedTuple):
 
 
 CANONICAL = Form()
+MTIMES = range(8**11)
+"""The times that fit into the field of a header."""
 
 
 def make_form(mtime: int | None = None, long_names: Literal["pax", "gnu"] = "pax") -> Form:
