@@ -24,6 +24,7 @@ BOTH = [
     TESTS / "loader" / "test_loader_errors.py",
     TESTS / "loader" / "test_loader_filters.py",
     TESTS / "loader" / "test_loader_indexed.py",
+    TESTS / "loader" / "test_loader_renamed.py",
     TESTS / "loader" / "test_loader_streams.py",
 ]
 

@@ -28,7 +28,9 @@ from wdscli.loader.place.ranks import Share, Tail, in_worker
 from wdscli.loader.read.catalog import Catalog, only_streams
 from wdscli.loader.read.failures import Failed, OnError, Policy, StopEpoch, samples_of_stream
 from wdscli.loader.read.fetch import METER, Raw
+from wdscli.loader.read.renamed import Renaming, regrouped
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, through_buffer
+from wdscli.model import Sample
 from wdscli.ordering import mix
 from wdscli.shown import shown
 from wdscli.storage.opening import COMPRESSED_SUFFIX
@@ -142,7 +144,7 @@ class ShardStream(Stream):
     """Reads the samples of shards from beginning to end. Shuffled shards have a new order in each epoch. ``fields`` are
     the fields to keep, or None for all fields. ``splitters`` are the user's functions that choose the shards of a
     worker. A function gets an iterator of ``{"url": ...}`` and yields some of its items. With splitters, the stream has
-    no exact place."""
+    no exact place. ``renaming`` renames members before they are grouped."""
 
     def __init__(
         self,
@@ -151,9 +153,10 @@ class ShardStream(Stream):
         shuffle: Shuffle,
         fields: Sequence[str] | None,
         splitters: Sequence[Splitter] = (),
+        renaming: Renaming | None = None,
     ) -> None:
         super().__init__(seed, shuffle != "none")
-        self.splitters = tuple(splitters)
+        self.splitters, self._renaming = tuple(splitters), renaming
         if splitters:
             self.facts = f"{len(catalog.addresses):,} shards split by functions, without an exact place"
         self._open, self.addresses, self._spelled = catalog.open, catalog.addresses, catalog.spelled
@@ -241,12 +244,15 @@ class ShardStream(Stream):
         have: set[str] = set()
         try:
             with self._open(address) as source:
-                for number, sample in enumerate(samples_of_stream(source, address, policy), 1):
-                    if not self._is_checked:
-                        have.update(sample.fields)
-                        if number == LOOKED_AT:
-                            self._check_fields(have, address)
-                    yield self._raw(address, sample.key, sample.fields)
+                samples = self._wanted(samples_of_stream(source, address, policy), have, address)
+                if self._renaming is not None:
+                    members = (
+                        (f"{key}.{field}", fields[field]) for key, fields in samples for field in fields
+                    )
+                    samples = regrouped(members, self._renaming, address)
+                for key, fields in samples:
+                    METER.add(sum(map(len, fields.values())))
+                    yield {"__key__": key, "__url__": address, **fields}
             if not self._is_checked:
                 self._check_fields(have, address)
         except (DataError, StorageError) as error:
@@ -258,10 +264,16 @@ class ShardStream(Stream):
         warn_of_missing(sorted(self._fields or ()), have, f" of {shown(address)} so far")
         self._is_checked = bool(have)
 
-    def _raw(self, address: str, name: str, payloads: dict[str, bytes]) -> Raw:
-        fields = fields_of(payloads, self._spelled, self._fields)
-        METER.add(sum(map(len, fields.values())))
-        return {"__key__": name, "__url__": address, **fields}
+    def _wanted(
+        self, samples: Iterator[Sample], have: set[str], address: str
+    ) -> Iterator[tuple[str, dict[str, bytes]]]:
+        """Yield the key and the wanted fields of each sample. Add the fields of the first samples to ``have``."""
+        for number, sample in enumerate(samples, 1):
+            if not self._is_checked:
+                have.update(sample.fields)
+                if number == LOOKED_AT:
+                    self._check_fields(have, address)
+            yield sample.key, fields_of(sample.fields, self._spelled, self._fields)
 
 
 def fields_of(

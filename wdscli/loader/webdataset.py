@@ -22,6 +22,7 @@ from wdscli.loader.place.ranks import EXACT, Split, Tail, name_of, split_by_node
 from wdscli.loader.read.catalog import Access
 from wdscli.loader.read.failures import Handler, OnError, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, IndexedSource
+from wdscli.loader.read.renamed import RenamedCatalog, Renaming, renamed
 from wdscli.loader.read.selected import Wanted, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.per_sample import Files
@@ -63,7 +64,8 @@ class WebDataset(PositionDataset[Item]):
                          dataset, other samples do not exist
         sample           a random subset of these samples, a number or a share: 1000, "10%"; with a seed: ("10%", 7)
         select_files, rename_files
-                         functions of a member's name, as in webdataset
+                         functions of a member's name, as in webdataset. If the new names make other samples, the
+                         loader reads the indexes of all shards when it opens the set
         values           a table with a column ``key`` (CSV, TSV, JSON Lines or Parquet). It has the numbers for
                          :meth:`packed` and ``batched(bucket=)``, if the indexes of the set do not have them
         trust_addresses  with True, downloaded manifests and lists may name any address except commands; by default
@@ -180,6 +182,7 @@ class WebDataset(PositionDataset[Item]):
         def unbatched(self) -> WebDataset[tuple[Any, ...]]: ...
         def unbatched(self) -> Any: ...
 
+    _renaming: Renaming | None = None
     _shards: tuple[IndexedSource, Shuffle, Sequence[str] | None] | None = None
     """The set, its order and its fields, or None. A generator as the next stage reads whole shards if this value is
     set."""
@@ -242,6 +245,9 @@ class WebDataset(PositionDataset[Item]):
             salvage=on_error != "raise" or handler is not reraise_exception,
             spelled=select_files is not None or rename_files is not None,
         )
+        renaming = None if rename_files is None else Renaming(rename_files, select_files, handler)
+        if renaming is not None and catalog.is_indexed and not splitters:
+            catalog = renamed(catalog, renaming)
         losses = catalog.losses if catalog.is_indexed else {}  # a stream counts losses when it reads them
         fields = wanted_fields(fields, catalog.fields)
         source: PositionSource
@@ -249,7 +255,7 @@ class WebDataset(PositionDataset[Item]):
             source = IndexedSource(catalog, seed=seed or 0, shuffle=order, window=window, fields=fields)
         else:
             check_stream(catalog, order, tail, on_error)
-            source = ShardStream(catalog, seed or 0, order, fields, splitters)
+            source = ShardStream(catalog, seed or 0, order, fields, splitters, renaming)
         # A generator written for webdataset may join neighbouring samples, because in webdataset it gets whole shards.
         ours = (shuffle, tail, rank, where, keys, keys_from)
         is_theirs = ours == (None,) * len(ours) and on_error != "substitute" and not losses
@@ -269,7 +275,9 @@ class WebDataset(PositionDataset[Item]):
         self._policy.count_opened(losses, catalog.undecodable)
         self._split, self._empty_check = split, empty_check
         self._cuts = (Epochs(None, None),) if resampled or repeat else ()
-        if catalog.spelled:
+        self._renaming = renaming
+        is_grouped = isinstance(catalog, RenamedCatalog) or (renaming is not None and source.is_stream)
+        if catalog.spelled and not is_grouped:
             files = Files(select_files, rename_files)
             self.pipeline = self._guarded("select_files", files, handler).pipeline
 
@@ -281,9 +289,13 @@ class WebDataset(PositionDataset[Item]):
         if self.pipeline.batch is not None or self.pipeline.generators:
             return self
         source, shuffle, fields = self._shards
-        stream = ShardStream(source.catalog, source.seed, shuffle, fields)
+        stream = ShardStream(source.catalog, source.seed, shuffle, fields, renaming=self._renaming)
         stream.facts = f"{len(stream.addresses):,} shards, from front to back"
-        return self._with(source=stream)
+        new = self._with(source=stream)
+        if self._renaming is not None:  # the stream renames before it groups
+            before = (stage for stage in self.pipeline.before if not isinstance(stage, Files))
+            new.pipeline = self.pipeline._replace(before=tuple(before))
+        return new
 
 
 def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Wanted, rank: int | None) -> None:

@@ -38,10 +38,11 @@ from wdscli.loader.read.failures import (
     each,
     reraise_exception,
 )
+from wdscli.loader.read.renamed import Renaming, regrouped
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.per_sample import Files
 from wdscli.loader.streams import fields_of
-from wdscli.model import Sample, to_bytes, to_text
+from wdscli.model import to_bytes, to_text
 from wdscli.samples import Grouper, iter_samples, split_name
 from wdscli.storage import Source, is_local, local_path, open_source, scheme
 from wdscli.storage.compressed import decompressed
@@ -448,7 +449,8 @@ class _Samples:
         how: dict[str, Any] = {"select_files": select_files, "rename_files": rename_files}
         self._by_steps = handler, how
         self._files: Files | None = None
-        if select_files is not None or rename_files is not None:
+        self._renaming = None if rename_files is None else Renaming(rename_files, select_files, handler)
+        if select_files is not None and rename_files is None:
             self._files = Files(select_files, rename_files)
             self._files.guard = Guard("select_files", handler, counts)
 
@@ -473,18 +475,22 @@ class _Samples:
                 return
 
     def _of_shard(self, shard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        spelled = self._files is not None or self._renaming is not None
         with _opened(shard) as source:
-            for sample in iter_samples(source):
-                raw = self._raw(sample, shard)
+            samples: Iterator[Any] = (
+                (sample.key, fields_of(sample.fields, spelled)) for sample in iter_samples(source)
+            )
+            if self._renaming is not None:
+                members = ((f"{key}.{field}", fields[field]) for key, fields in samples for field in fields)
+                samples = regrouped(members, self._renaming, shard["url"])
+            for key, fields in samples:
+                raw: dict[str, Any] = {"__key__": key, "__url__": shard["url"]}
+                if shard.get("local_path") is not None:
+                    raw["__local_path__"] = shard["local_path"]
+                raw |= fields
+                raw = raw if self._files is None else self._files(raw)
                 if raw is not DROPPED:
                     yield raw
-
-    def _raw(self, sample: Sample, shard: dict[str, Any]) -> Any:
-        raw: dict[str, Any] = {"__key__": sample.key, "__url__": shard["url"]}
-        if shard.get("local_path") is not None:
-            raw["__local_path__"] = shard["local_path"]
-        raw |= fields_of(sample.fields, self._files is not None)
-        return raw if self._files is None else self._files(raw)
 
 
 def _opened(shard: dict[str, Any]) -> Source:

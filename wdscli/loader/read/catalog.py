@@ -108,7 +108,10 @@ USUAL = Access()
 
 class ShardTable:
     """A table that says where the samples of one shard are. The table has the numpy columns of the shard's index, and
-    the field names as text. Field names are in lower case unless ``spelled`` is set."""
+    the field names as text. Field names are in lower case unless ``spelled`` is set. With ``are_members``, each sample
+    is one member of the shard."""
+
+    are_members = False
 
     def __init__(
         self,
@@ -214,6 +217,8 @@ class Catalog:
 
     _listed_as: str | None = None
     """The fingerprint in the manifest."""
+    check_table: Callable[[ShardTable], None] | None = None
+    """A function that raises DataError for the table of a shard that the loader cannot use."""
 
     def __init__(
         self,
@@ -515,7 +520,10 @@ class Catalog:
         self.forget(number)
 
     def _table(self, number: int, index: Index, proven: ProvenIndex) -> ShardTable:
-        return ShardTable(self.addresses[number], index, proven.version, proven.proof, spelled=self.spelled)
+        table = ShardTable(self.addresses[number], index, proven.version, proven.proof, spelled=self.spelled)
+        if self.check_table is not None:
+            self.check_table(table)
+        return table
 
     def forget(self, number: int) -> None:
         """Drop the table of shard ``number``."""

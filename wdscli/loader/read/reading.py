@@ -34,7 +34,8 @@ from wdscli.loader.order.order import CAP, LANES, ORDERS, EpochOrder, Shuffle, g
 from wdscli.loader.order.source import EpochReader, Fact, PositionSource
 from wdscli.loader.read.catalog import ORDER_BLOCK_BYTES, Catalog
 from wdscli.loader.read.failures import Failed, read_each
-from wdscli.loader.read.fetch import METER, Pool, Raw
+from wdscli.loader.read.fetch import METER, Raw
+from wdscli.loader.read.renamed import pool_of
 from wdscli.storage import is_local
 from wdscli.storage.retry import network, take_traffic
 from wdscli.threads import PATIENCE_SECONDS, end
@@ -406,7 +407,7 @@ class _EpochReader(EpochReader):
         in_blocks = source.shuffle == "blocks"
         self._is_announced = self.waits or source.is_shuffled
         self.jumps = self.waits and source.is_shuffled and not in_blocks
-        self._pool = Pool(self._catalog, source.fields, reads_gaps=not in_blocks, reads_all=True)
+        self._pool = pool_of(self._catalog, source.fields, reads_gaps=not in_blocks, reads_all=True)
         self._is_closed = False
 
     def read(self, positions: I64) -> list[Raw | Failed]:

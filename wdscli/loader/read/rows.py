@@ -125,7 +125,8 @@ def read_samples(
 def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> list[Part]:
     """Return the shards to read: ``source`` itself, or, if it is a shard of a view, the base shards that have wanted
     fields."""
-    if not isinstance(source, ViewSource) or source.fd is not None or not source.layout.is_plain:
+    is_view = isinstance(source, ViewSource) and source.fd is None and source.layout.is_plain
+    if not isinstance(source, ViewSource) or not is_view or table.are_members:
         return [Part(table, source, names, places)]
     layout, found = source.layout, list[Part]()
     for number, layer in enumerate(layout.layers):
