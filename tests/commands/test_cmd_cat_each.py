@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packages import NEEDS_ZSTANDARD
 from shard_cases import assert_true_set, content, foreign_tar, numbered, outputs, tar_of, wds, write_shards
 
 from wdscli.storage import open_source
@@ -28,7 +29,7 @@ def each(folder: Path, output: object, *options: object) -> Any:
     return wds("cat", folder, "-o", output, *options)
 
 
-@pytest.mark.parametrize("end", [".tar.zst", ".tgz", ".tar"])
+@pytest.mark.parametrize("end", [pytest.param(".tar.zst", marks=NEEDS_ZSTANDARD), ".tgz", ".tar"])
 def test_names_stay(folder: Path, end: str, tmp_path: Path) -> None:
     done = each(folder, f"{tmp_path}/out/{{name}}{end}")
     assert (done.code, done.err.startswith("wrote 21 samples in 3 shards")) == (0, True)
@@ -128,6 +129,7 @@ def test_what_is_there_is_not_replaced_unasked(folder: Path, tmp_path: Path) -> 
     assert each(folder, f"{folder}/{{name}}.tar", "--force").code == 2
 
 
+@NEEDS_ZSTANDARD
 def test_headers_are_kept_when_asked(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     tar = foreign_tar([member for members in numbered(3) for member in members])

@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import numpy
 import pytest
+from packages import ZST
 from PIL import Image
 from terminals import on_terminal
 from verify_cases import GOOD, flipped, good_tar, sparse_tar, tar_bytes, tar_member, typed_tar, write
@@ -445,7 +446,7 @@ def test_compressed_shards(wds: Any, tmp_path: Path) -> None:
     assert (ran.codes, ran.code) == ({"corrupt"}, 1)
 
 
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
+@pytest.mark.parametrize("suffix", ["gz", ZST])
 def test_a_broken_block_of_a_compressed_shard_hides_no_other(
     suffix: str, wds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

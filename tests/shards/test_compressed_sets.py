@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packages import LZ4, NEEDS_ZSTANDARD, ZST
 from shard_cases import content, members_of, numbered, outputs, wds, write_shards
 
 from wdscli.errors import WdsError
@@ -14,8 +15,8 @@ from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.shards import find_index
 from wdscli.storage import open_source
 
-ENDS = ["gz", "bz2", "xz", "zst", "lz4"]
-JUMPS = ["gz", "zst"]
+ENDS = ["gz", "bz2", "xz", ZST, LZ4]
+JUMPS = ["gz", ZST]
 
 
 @pytest.fixture
@@ -154,6 +155,7 @@ def test_formats_without_blocks_have_no_index_and_are_streamed(plain: str, end: 
         IndexedDataset(f"{folder}/out-manifest.json")[3]
 
 
+@NEEDS_ZSTANDARD
 def test_create(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     for number in range(30):

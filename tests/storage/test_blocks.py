@@ -18,13 +18,13 @@ from typing import Any
 
 import lz4.frame
 import pytest
-import zstandard
 
 from wdscli.errors import DataError, UsageError
 from wdscli.storage import blocks, open_source
 from wdscli.storage.blocks import kind_of_name, packer_for
 from wdscli.tar import build_header, padded
 
+zstandard = pytest.importorskip("zstandard")
 RND = random.Random(12)
 ENDS = {"gzip": "gz", "bzip2": "bz2", "xz": "xz", "zstd": "zst", "lz4": "lz4"}
 UNPACK: dict[str, Callable[[bytes], bytes]] = {

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import lz4.frame
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from left_open import leaves_nothing
@@ -26,6 +25,7 @@ from wdscli.errors import DataError, InputError
 from wdscli.storage import open_source
 from wdscli.storage.compressed import FrameWalker, identify
 
+zstandard = pytest.importorskip("zstandard")
 RND = random.Random(11)
 DATA = b"".join(RND.randbytes(RND.randrange(3000)) + bytes(RND.randrange(30_000)) for _ in range(40))
 PACK: dict[str, Callable[[bytes], bytes]] = {
