@@ -69,7 +69,7 @@ MOST_BILINEAR = 2
 """The largest factor of reduction at which a bilinear filter of four pixels still uses every pixel."""
 NEAREST_MODES = ("1", "P", "PA")
 """Pillow's modes in which a mean of two values is no value between them: bits and palette indexes."""
-_SIXTEEN_BITS = ("PNG", "PPM")
+SIXTEEN_BIT_FORMATS = ("PNG", "PPM")
 """Formats with gray of 16 bits that some versions of Pillow return as 32-bit numbers below 65536."""
 _MODE_WORDS = {
     "1": "1 bit",
@@ -360,7 +360,7 @@ def mode_words(image: Any) -> str:
     >>> mode_words(Image.new("P", (1, 1))), mode_words(Image.new("I;16B", (1, 1))), mode_words(Image.new("RGB", (1, 1)))
     ('a palette', 'gray of 16 bits', 'RGB')
     """
-    is_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS)
+    is_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BIT_FORMATS)
     return "gray of 16 bits" if is_16_bits else _MODE_WORDS.get(image.mode, image.mode)
 
 
@@ -390,7 +390,7 @@ def _unscaled(image: Any) -> Any:
     from PIL import Image
 
     maximum = _maximum(image)
-    if image.mode == "I" and image.format in _SIXTEEN_BITS:
+    if image.mode == "I" and image.format in SIXTEEN_BIT_FORMATS:
         values = numpy.asarray(image) * ((maximum or 65535) / 65535)
         return Image.fromarray(numpy.rint(values).astype(numpy.uint16))
     if maximum not in (None, 255):

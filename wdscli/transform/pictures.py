@@ -7,8 +7,8 @@ at least twice the target, and a Lanczos filter does the rest.
 A picture may be a mask or a depth map, whose numbers are values and not brightness:
 
 - A mean of two values would be a value that the picture does not have. So palette indexes, bits, gray of 16 bits and
-  floats are resized by the nearest pixel and keep their mode. A mask in gray of 8 bits looks like a photo, so the user
-  has to name its field in ``nearest``. Such a field also keeps its format.
+  floats are resized by the nearest pixel and keep their mode, unless they become a JPEG. A mask in gray of 8 bits looks
+  like a photo, so the user has to name its field in ``nearest``. Such a field also keeps its format.
 - If a sample has several pictures, a picture in a format without loss may be such a mask. So the user has to choose the
   fields, by ``only`` or ``nearest``. (A JPEG or WebP is taken for a photo.)
 - Pictures of a sample belong together, pixel by pixel. So they are turned upright by their EXIF orientation only if all
@@ -31,6 +31,7 @@ from wdscli.codecs.handlers import INSTALL_IMAGES, MAX_DECODED_BYTES, extension,
 from wdscli.codecs.images import (
     HELD_MODES,
     NEAREST_MODES,
+    SIXTEEN_BIT_FORMATS,
     has_16_bit_colours,
     has_wide_values,
     mode_words,
@@ -136,7 +137,8 @@ class OpenedPicture:
         self.new_field = field[: len(field) - len(kind)] + new_kind if is_new_format else field
         # Pillow may decode the picture to find its orientation, and then no longer knows its bits.
         self.words = mode_words(self.image) + " of 16 bits" * has_16_bit_colours(self.image)
-        self.by_nearest = is_named or self.image.mode in NEAREST_MODES or has_wide_values(self.image)
+        has_values = self.image.mode in NEAREST_MODES or has_wide_values(self.image)
+        self.by_nearest = is_named or (has_values and self.format != "JPEG")
         self.target = self._target(*self.image.size)
         self.keeps_bytes = transform.only_if_bigger and self.target is None and not is_new_format
         self.orientation = self.image.getexif().get(_ORIENTATION, _UPRIGHT)
@@ -163,14 +165,14 @@ class OpenedPicture:
         if target is not None and not self.by_nearest:
             # The decoder reduces the picture to at least twice the size, and the Lanczos filter does the rest.
             image.draft(None, (2 * target[0], 2 * target[1]))
-        image = _resizable(ImageOps.exif_transpose(image) if is_turned else image, image.format)
+        old_format = image.format
+        image = _held(ImageOps.exif_transpose(image) if is_turned else image, old_format, self.format)
+        if mode_words(image) != self.words:
+            remark(f"changed from {self.words} to {mode_words(image)}")
         if target is not None:
             is_sideways = is_turned and self.orientation in _SIDEWAYS
             resampling = Resampling.NEAREST if self.by_nearest else Resampling.LANCZOS
             image = self._square(image.resize(target[::-1] if is_sideways else target, resampling))
-        image = _held(image, self.format)
-        if mode_words(image) != self.words:
-            remark(f"changed from {self.words} to {mode_words(image)}")
         options = self._options()
         if not is_turned and self.orientation != _UPRIGHT and self.format in _EXIF_FORMATS:
             exif = options["exif"] = Exif()
@@ -205,35 +207,30 @@ class OpenedPicture:
         return image
 
 
-def _resizable(image: Any, form: str) -> Any:
-    """Convert an image to a mode that Pillow can resize and that :func:`_held` knows. ``form`` is its format."""
-    if image.mode == "I" and form in ("PNG", "PPM"):
-        return image.convert("I;16")
-    if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA") or has_wide_values(image):
-        return image
-    return image.convert("RGBA" if _is_transparent(image) else "RGB")
-
-
-def _held(image: Any, form: str) -> Any:
-    """Convert an image to a mode that the format ``form`` can hold. Raises DataError for values above 255."""
+def _held(image: Any, old_format: str, new_format: str) -> Any:
+    """Convert an image to a mode that its new format can hold. Raises DataError for values above 255."""
     from PIL import Image
 
-    held = HELD_MODES[form]
+    held = HELD_MODES[new_format]
+    if image.mode == "I" and old_format in SIXTEEN_BIT_FORMATS:
+        image = image.convert("I;16")
     if image.mode in held:
         return image
     if has_wide_values(image):
         raise DataError(
-            f"{form} cannot hold {mode_words(image)}",
+            f"{new_format} cannot hold {mode_words(image)}",
             hint="leave the field unchanged (--only names the fields to change), or scale it to 8 bits with --python",
         )
     if image.mode == "1" and "L" in held:
         return image.convert("L")
-    if not _is_transparent(image) or "RGBA" in held:
-        return image.convert("RGBA" if _is_transparent(image) else "RGB" if "RGB" in held else "P")
-    image = image.convert("RGBA")
-    canvas = Image.new("RGB", image.size, _WHITE)
-    canvas.paste(image, mask=image.getchannel("A"))
-    return canvas if "RGB" in held else canvas.convert("P")
+    if _is_transparent(image):
+        image = image.convert("RGBA")
+        if "RGBA" in held:
+            return image
+        canvas = Image.new("RGB", image.size, _WHITE)
+        canvas.paste(image, mask=image.getchannel("A"))
+        image = canvas
+    return image.convert("RGB") if "RGB" in held else image.convert("RGB").quantize()
 
 
 def _is_transparent(image: Any) -> bool:

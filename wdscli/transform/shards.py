@@ -288,7 +288,7 @@ class TransformMaker(Maker):
             self._workers(samples) as executor,
             make_executor(1) as main_process,
         ):
-            is_here = any(map(is_of_this_process, [request.tmp or "", *contents.addresses]))
+            is_local_only = any(map(is_of_this_process, [request.tmp or "", *contents.addresses]))
             slices, tasks = Slices(self.transform, folder), dict[int, GatherTask]()
             progress.start("mapping", samples, "samples")
 
@@ -296,7 +296,7 @@ class TransformMaker(Maker):
                 for number in numbers:
                     tasks[number] = self.gather_task(number)
                     for slice_task in slices.of(number, tasks[number]):
-                        yield slice_task.held() if is_here else slice_task
+                        yield slice_task.held() if is_local_only else slice_task
 
             def results() -> Iterator[SliceResult]:
                 for result in run_tasks(executor, transform_slice, all_slices()):
@@ -314,6 +314,10 @@ class TransformMaker(Maker):
                 ),
                 None,
             )
+        self._warn(progress)
+
+    def _warn(self, progress: Progress) -> None:
+        """Warn of failed calls, of changes that the user may not expect, and of missing samples."""
         for failure in self._failures:
             progress.warn(failure)
         for remark, count in self._remarks.most_common(REMARKS_KEPT):

@@ -69,12 +69,22 @@ class MapOptions(NamedTuple):
         from wdscli.transform.transform import Transform
 
         picture = self._picture()
-        resizes = "size" in picture or "format" in picture
+        kind = self._kind(picture)
+        field, command = self.filter or ("", self.cmd or self.python or "")
+        common = Transform(kind, command, field, self.batch or 1, self.multi, on_failure, timeout)
+        common = common._replace(new_fields=self.new_fields)
+        if kind == "resize" and "size" not in picture:
+            picture["mode"] = "no"
+        return common._replace(**picture).checked()
+
+    def _kind(self, picture: dict[str, Any]) -> "Kind":
+        """Return the kind of the transform. ``picture`` has its fields for pictures. Raises UsageError for no kind, for
+        several kinds, and for an option of another kind."""
         kinds: dict[Kind, object] = {
             "cmd": self.cmd,
             "filter": self.filter,
             "python": self.python,
-            "resize": resizes or None,
+            "resize": True if "size" in picture or "format" in picture else None,
         }
         ways = [kind for kind, option in kinds.items() if option is not None]
         if len(ways) != 1:
@@ -91,20 +101,7 @@ class MapOptions(NamedTuple):
         ):
             if value and ways[0] not in goes_with:
                 raise UsageError(f"{option} needs {' or '.join(f'--{way}' for way in goes_with)}")
-        field, command = self.filter or ("", self.cmd or self.python or "")
-        common = Transform(
-            ways[0],
-            command,
-            field,
-            self.batch or 1,
-            self.multi,
-            on_failure,
-            timeout,
-            new_fields=self.new_fields,
-        )
-        if resizes and "size" not in picture:
-            picture["mode"] = "no"
-        return common._replace(**picture).checked()
+        return ways[0]
 
     def _picture(self) -> dict[str, Any]:
         """Return the transform's fields for resizing and encoding pictures. Raises UsageError."""
