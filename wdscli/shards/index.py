@@ -147,8 +147,8 @@ class Index:
         end = first + len(samples.counts)
         low, high = ((int(self.member_ends[row - 1]) if row else 0) for row in (first, end))
         begin, key_ends = int(self.key_ends[first - 1]) if first else 0, self.key_ends.view("i8")[first:end]
-        known = {field: number for number, field in enumerate(self.fields)}
-        codes: I64 = numpy.array([known.get(field, -1) for field in samples.fields], dtype=numpy.int64)
+        numbers = {field: number for number, field in enumerate(self.fields)}
+        codes: I64 = numpy.array([numbers.get(field, -1) for field in samples.fields], dtype=numpy.int64)
         return (
             samples.keys == self.keys[begin : int(key_ends[-1])]
             and numpy.array_equal(samples.key_lengths, numpy.diff(key_ends, prepend=begin))
@@ -159,10 +159,10 @@ class Index:
 
     def renamed(self, shard: str) -> Index:
         """Return the same index for a shard with this name and an unknown version."""
-        found = copy(self)
-        found.name = found.shard = shard
-        found.version = found.noted = found.checksum = ""
-        return found
+        renamed = copy(self)
+        renamed.name = renamed.shard = shard
+        renamed.version = renamed.noted = renamed.checksum = ""
+        return renamed
 
     def without_values(self) -> Index:
         """Return the same index without stored values."""
@@ -172,20 +172,22 @@ class Index:
 
     def part(self, rows: I64) -> Index:
         """Return an index of only some samples, without digest."""
-        found = copy(self)
+        part = copy(self)
         counts = steps(self.member_ends)[rows]
         members = spread(self.member_ends.view("i8")[rows] - counts, counts)
         ends: I64 = self.key_ends.view("i8")[rows]
         begins: I64 = numpy.append(0, self.key_ends.view("i8"))[rows]
-        found._columns = {
+        part._columns = {
             name: column[members if name in _PER_MEMBER else rows] for name, column in self._columns.items()
         }
-        found._columns["key_ends"] = (ends - begins).cumsum().view("u8")
-        found._columns["member_ends"] = counts.cumsum().view("u8")
-        found.keys = joined_keys([self.keys], numpy.zeros_like(ends), begins, ends)
-        found.samples, found.members, found.digest = len(rows), len(members), ""
-        found.numbers = {name: Numbers(one.array[rows], one.exact) for name, one in self.numbers.items()}
-        return found
+        part._columns["key_ends"] = (ends - begins).cumsum().view("u8")
+        part._columns["member_ends"] = counts.cumsum().view("u8")
+        part.keys = joined_keys([self.keys], numpy.zeros_like(ends), begins, ends)
+        part.samples, part.members, part.digest = len(rows), len(members), ""
+        part.numbers = {
+            name: Numbers(column.array[rows], column.exact) for name, column in self.numbers.items()
+        }
+        return part
 
     @property
     def memory_bytes(self) -> int:
@@ -219,28 +221,28 @@ class Index:
         begin, ends = int(self.key_ends[first - 1]) if first else 0, self.key_ends.view("i8")[first:end]
         count, width = end - first, int(ends[0]) - begin if end > first else 0
         if width and numpy.array_equal(ends, begin + width * numpy.arange(1, count + 1)):
-            found: list[bytes] = numpy.frombuffer(self.keys, f"V{width}", count, begin).tolist()
-            return found
+            equally_long: list[bytes] = numpy.frombuffer(self.keys, f"V{width}", count, begin).tolist()
+            return equally_long
         keys = self.keys
-        return [keys[a:b] for a, b in pairwise([begin, *ends.tolist()])]
+        return [keys[key_start:key_end] for key_start, key_end in pairwise([begin, *ends.tolist()])]
 
     def gaps(self) -> tuple[U64, U64]:
         """Return (begins, ends) of the ranges that belong to no sample: before the first sample, between two samples,
         and after the last sample. The end of the archive alone is not such a range."""
         begins: U64 = numpy.append(numpy.uint64(0), self.starts + self.lengths)
         ends: U64 = numpy.append(self.starts, numpy.uint64(self.size))
-        some = ends > begins
-        some[-1] = self.size - int(begins[-1]) > len(END_OF_ARCHIVE)
-        return begins[some], ends[some]
+        is_gap = ends > begins
+        is_gap[-1] = self.size - int(begins[-1]) > len(END_OF_ARCHIVE)
+        return begins[is_gap], ends[is_gap]
 
     def totals(self) -> dict[str, FieldTotals]:
         """Return count and bytes of every field."""
         counts = numpy.bincount(self.member_fields, minlength=len(self.fields))
-        found = {}
+        totals = {}
         for number, field in enumerate(self.fields):
             size = int(self.member_sizes[self.member_fields == number].sum())
-            found[to_text(field)] = FieldTotals(int(counts[number]), size)
-        return found
+            totals[to_text(field)] = FieldTotals(int(counts[number]), size)
+        return totals
 
 
 def parse_index(data: bytes, name: str) -> Index:
@@ -270,20 +272,20 @@ def _check_columns(index: Index) -> None:
     Samples must follow each other in the shard, members must be inside their sample, and keys and members must be in
     order.
     """
-    n, m, columns = index.samples, index.members, index._columns
-    if any(len(columns[name]) != (m if name in _PER_MEMBER else n) for name in COLUMNS):
+    samples, members, columns = index.samples, index.members, index._columns
+    if any(len(columns[name]) != (members if name in _PER_MEMBER else samples) for name in COLUMNS):
         raise ValueError("its columns have different lengths")
     if any(len(column) and int(column.max()) >= 1 << 62 for column in columns.values()):
         raise ValueError("it has an impossible number")
-    if not n:
-        if m or index.keys:
+    if not samples:
+        if members or index.keys:
             raise ValueError("it has members without a sample")
         return
     ends, member_ends = index.key_ends.view("i8"), index.member_ends.view("i8")
     starts, lengths = index.starts.view("i8"), index.lengths.view("i8")
     offsets, sizes = index.member_offsets.view("i8"), index.member_sizes.view("i8")
     counts = steps(member_ends)
-    if counts.min() < 1 or member_ends[-1] != m:
+    if counts.min() < 1 or member_ends[-1] != members:
         raise ValueError("its members are not in order")
     if steps(ends).min() < 0 or ends[-1] != len(index.keys):
         raise ValueError("its keys are not in order")
@@ -482,7 +484,7 @@ class IndexBuilder:
         columns["keys"].frombytes(b"".join(keys))
         columns["starts"].fromlist(begins)
         columns["lengths"].fromlist(
-            [(at + size + 511 & -512) - begin for at, size, begin in zip(tails, last_sizes, begins)]
+            [(offset + size + 511 & -512) - begin for offset, size, begin in zip(tails, last_sizes, begins)]
         )
         columns["member_ends"].fromlist([end + members_before for end in firsts[1:]])
         columns["marks"].fromlist(batch.marks)
@@ -509,21 +511,21 @@ class IndexBuilder:
                 self._counts[number] += count
                 self._bytes[number] += sum(sizes[place::width])
             return
-        known, counts, totals = self._field_ids, self._counts, self._bytes
+        field_ids, counts, totals = self._field_ids, self._counts, self._bytes
         for field, size in zip(fields, sizes):
-            number = known[field] if field in known else self._field_id(field)
+            number = field_ids[field] if field in field_ids else self._field_id(field)
             column.append(number)
             counts[number] += 1
             totals[number] += size
 
     def _field_id(self, field: bytes) -> int:
         """Return the number of a field. A new field gets the next number."""
-        known = self._field_ids.get(field)
-        if known is None:
-            known = self._field_ids[field] = len(self._field_ids)
+        field_id = self._field_ids.get(field)
+        if field_id is None:
+            field_id = self._field_ids[field] = len(self._field_ids)
             self._counts.append(0)
             self._bytes.append(0)
-        return known
+        return field_id
 
     def totals(self) -> dict[str, FieldTotals]:
         """Return count and bytes of every field, in the order of their first members."""
@@ -549,9 +551,9 @@ class IndexBuilder:
         """Return the index of the shard at ``address`` without making a file. Add no samples after this. Raises
         DataError."""
         raw = {**self._head(base_name(address), size, form, ignored), **self.columns()}
-        found = Index({**raw, "keys": bytes(raw["keys"])}, address)
-        found.numbers = self.values
-        return found
+        index = Index({**raw, "keys": bytes(raw["keys"])}, address)
+        index.numbers = self.values
+        return index
 
     def to_bytes(self, **about: Any) -> bytes:
         """Return the whole index file; see :meth:`pieces`."""

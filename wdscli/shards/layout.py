@@ -41,15 +41,15 @@ Renamed: TypeAlias = "Mapping[int, bytes]"
 
 
 class Layer:
-    """The samples of one base shard in a layout. ``index`` has only these samples. ``at`` has their numbers in the
-    layout, in rising order; None means all samples of the layout. ``of_set`` is the number of the base's set, from 0.
+    """The samples of one base shard in a layout. ``index`` has only these samples. ``subset`` has their numbers in
+    the layout, in rising order; None means all samples of the layout. ``set_number`` counts the sets of bases from 0.
     ``codes`` are the numbers of its fields in the layout's index, or -1 if no sample of the layout has the field."""
 
-    def __init__(self, base: int, index: Index, at: I64 | None, of_set: int = 0) -> None:
+    def __init__(self, base: int, index: Index, subset: I64 | None, set_number: int = 0) -> None:
         self.base = base
         self.index = index
-        self.at = at
-        self.of_set = of_set
+        self.subset = subset
+        self.set_number = set_number
         self.codes: list[int] = []
         self.members: Any = slice(None)
         """The numbers of this layer's members among the members of all layers. If all samples have equally many
@@ -57,23 +57,23 @@ class Layer:
         self.table: Any = None
         """The data that a reader of samples has computed from ``index``."""
 
-    def is_like(self, other: Layer) -> bool:
+    def is_like(self, layer: Layer) -> bool:
         """Return whether both layers have all samples of the layout, and the same keys."""
-        one, its = self.index, other.index
-        is_all = self.at is None and other.at is None and one.keys == its.keys
-        return is_all and numpy.array_equal(one.key_ends, its.key_ends)
+        index, layer_index = self.index, layer.index
+        is_all = self.subset is None and layer.subset is None and index.keys == layer_index.keys
+        return is_all and numpy.array_equal(index.key_ends, layer_index.key_ends)
 
     @cached_property
     def samples(self) -> I64:
         """The numbers of this layer's samples in the layout."""
-        found: I64 = numpy.arange(self.index.samples) if self.at is None else self.at
-        return found
+        numbers: I64 = numpy.arange(self.index.samples) if self.subset is None else self.subset
+        return numbers
 
 
 class Runs(NamedTuple):
     """Ranges of bases. A run is one range of a base: adjacent members in canonical form, or one payload. ``begins`` and
-    ``ends`` are offsets in the shard; adding ``shifts`` gives the offsets in the base. ``made`` are the members with
-    made headers. The headers go from ``made_begins`` to ``made_ends``, and the payloads end at ``made_stops``.
+    ``ends`` are offsets in the shard; adding ``shifts`` gives the offsets in the base. ``made_members`` have made
+    headers. The headers go from ``made_begins`` to ``made_ends``, and the payloads end at ``made_stops``.
     ``made_of`` are the numbers of these members among the members of all layers."""
 
     begins: I64
@@ -82,7 +82,7 @@ class Runs(NamedTuple):
     shifts: I64
     made_begins: I64
     made_ends: I64
-    made: I64
+    made_members: I64
     made_stops: I64
     made_of: I64
 
@@ -122,28 +122,28 @@ class Layout:
         is_next: Mask = is_whole[1:] & is_whole[:-1] & (bases[1:] == bases[:-1]) & (shifts[1:] == shifts[:-1])
         bounds = edges(~is_next, len(offsets))
         firsts, lasts = bounds[:-1], bounds[1:] - 1
-        made: I64 = numpy.flatnonzero(~is_whole)
+        made_members: I64 = numpy.flatnonzero(~is_whole)
         return Runs(
             heads[firsts],
             stops[lasts],
             bases[firsts],
             shifts[firsts],
-            begins[made],
-            offsets[made],
-            made,
-            stops[made],
-            numbers()[made] if len(made) else made,
+            begins[made_members],
+            offsets[made_members],
+            made_members,
+            stops[made_members],
+            numbers()[made_members] if len(made_members) else made_members,
         )
 
     @cached_property
     def rows(self) -> list[tuple[list[int], list[int]]]:
         """Return, for each set, the layer number of each sample, or -1, and the sample's row in the layer's index."""
-        total, sets = self.index.samples, 1 + max((layer.of_set for layer in self.layers), default=-1)
-        found: I64 = numpy.full((sets, 2, total), -1, dtype=numpy.int64)
+        total, sets = self.index.samples, 1 + max((layer.set_number for layer in self.layers), default=-1)
+        rows_by_set: I64 = numpy.full((sets, 2, total), -1, dtype=numpy.int64)
         for number, layer in enumerate(self.layers):
-            found[layer.of_set, 0, layer.samples] = number
-            found[layer.of_set, 1, layer.samples] = numpy.arange(len(layer.samples))
-        return [(numbers, rows) for numbers, rows in found.tolist()]
+            rows_by_set[layer.set_number, 0, layer.samples] = number
+            rows_by_set[layer.set_number, 1, layer.samples] = numpy.arange(len(layer.samples))
+        return [(numbers, rows) for numbers, rows in rows_by_set.tolist()]
 
     @property
     def memory_bytes(self) -> int:
@@ -185,7 +185,7 @@ def laid_out(
     changed."""
     keys = keys or {}
     is_plain = arrange is None and not keys
-    if is_plain and len(layers) == 1 and layers[0].at is None and _is_base(layers[0].index):
+    if is_plain and len(layers) == 1 and layers[0].subset is None and _is_base(layers[0].index):
         index = layers[0].index.renamed(name)
         layers[0].codes = list(range(len(index.fields)))
         return Layout(index, layers, lambda: _origins(layers, keys), is_plain=True, is_base=True)
@@ -198,7 +198,9 @@ def laid_out(
     size = _column(layers, lambda layer: layer.index.member_sizes)
     origins = partial(_origins, layers, keys)
     if arrange is not None:
-        chosen, codes = _arranged(sample, code, _column(layers, lambda layer: layer.of_set), fields, arrange)
+        chosen, codes = _arranged(
+            sample, code, _column(layers, lambda layer: layer.set_number), fields, arrange
+        )
         origins = partial(_origins, layers, keys, chosen, codes == code[chosen])
         sample, size, code = sample[chosen], size[chosen], codes
     texts, code = _by_appearance(list(fields), code, layers)
@@ -208,10 +210,10 @@ def laid_out(
     if lengths.max(initial=0) + 1 + widths.max() > NAME_BYTES:
         longs |= lengths[sample] + 1 + widths[code] > NAME_BYTES
     key_ends = numpy.cumsum(lengths)
-    for at in numpy.flatnonzero(longs).tolist():
-        row = int(sample[at])
+    for member in numpy.flatnonzero(longs).tolist():
+        row = int(sample[member])
         key = names[int(key_ends[row] - lengths[row]) : int(key_ends[row])]
-        header[at] = len(build_header(key + b"." + texts[int(code[at])], int(size[at]), form))
+        header[member] = len(build_header(key + b"." + texts[int(code[member])], int(size[member]), form))
     blocks = header + (size + 511 & -512)
     ends = numpy.cumsum(blocks)
     member_ends = numpy.bincount(sample, minlength=total).cumsum()
@@ -236,56 +238,60 @@ def laid_out(
 def _values(layers: Sequence[Layer], total: int) -> dict[str, Numbers]:
     """Return the stored values of the samples. From each set come the values that all its layers have, if these layers
     have all samples, and if no other set has a field of the value."""
-    found: dict[str, Numbers] = {}
-    for number in {layer.of_set for layer in layers}:
-        some = [layer for layer in layers if layer.of_set == number]
-        others = {field for layer in layers if layer.of_set != number for field in layer.index.fields}
-        samples: I64 = numpy.arange(total)[some[0].samples]
-        if len(some) > 1:
-            samples = numpy.concatenate([numpy.arange(total)[layer.samples] for layer in some])
+    values: dict[str, Numbers] = {}
+    for number in {layer.set_number for layer in layers}:
+        set_layers = [layer for layer in layers if layer.set_number == number]
+        other_fields = {
+            field for layer in layers if layer.set_number != number for field in layer.index.fields
+        }
+        samples: I64 = numpy.arange(total)[set_layers[0].samples]
+        if len(set_layers) > 1:
+            samples = numpy.concatenate([numpy.arange(total)[layer.samples] for layer in set_layers])
         if len(samples) != total:
             continue
-        for name in set[str].intersection(*(set(layer.index.numbers) for layer in some)):
-            if not others.isdisjoint(fields_of(name)):
+        for name in set[str].intersection(*(set(layer.index.numbers) for layer in set_layers)):
+            if not other_fields.isdisjoint(fields_of(name)):
                 continue
-            numbers = joined([layer.index.numbers[name] for layer in some])
+            numbers = joined([layer.index.numbers[name] for layer in set_layers])
             array = numpy.empty_like(numbers.array)
             array[samples] = numbers.array
-            found[name] = Numbers(array, numbers.exact)
-    return found
+            values[name] = Numbers(array, numbers.exact)
+    return values
 
 
 def _place_members(layers: Sequence[Layer], total: int) -> I64:
     """Return the sample number of each member, and store the numbers of its members in each layer."""
-    counts_of: list[I64] = [steps(layer.index.member_ends) for layer in layers]
+    widths_of: list[I64] = [steps(layer.index.member_ends) for layer in layers]
     counts: I64 = numpy.zeros(total, dtype=numpy.int64)
-    for layer, some in zip(layers, counts_of):
-        counts[layer.samples] += some
-    if total and all(one.at is None and some.min() == some.max() for one, some in zip(layers, counts_of)):
+    for layer, widths in zip(layers, widths_of):
+        counts[layer.samples] += widths
+    if total and all(
+        layer.subset is None and widths.min() == widths.max() for layer, widths in zip(layers, widths_of)
+    ):
         # All samples have the same number of members.
-        for layer, some, end in zip(layers, counts_of, accumulate(int(some[0]) for some in counts_of)):
-            layer.members = numpy.s_[:, end - int(some[0]) : end]
+        for layer, widths, end in zip(layers, widths_of, accumulate(int(widths[0]) for widths in widths_of)):
+            layer.members = numpy.s_[:, end - int(widths[0]) : end]
         return numpy.arange(total).repeat(int(counts[0]))
     place = numpy.cumsum(counts) - counts
-    for layer, some in zip(layers, counts_of):
+    for layer, widths in zip(layers, widths_of):
         if len(layers) > 1:
             first = place[layer.samples]
-            layer.members = spread(first, some)
-            place[layer.samples] = first + some
+            layer.members = spread(first, widths)
+            place[layer.samples] = first + widths
     return numpy.arange(total).repeat(counts)
 
 
 def _column(layers: Sequence[Layer], values: Callable[[Layer], Any]) -> I64:
     """Return one number for each member of all layers."""
-    found: I64 = numpy.empty(sum(layer.index.members for layer in layers), dtype=numpy.int64)
+    column: I64 = numpy.empty(sum(layer.index.members for layer in layers), dtype=numpy.int64)
     for layer in layers:
-        some = values(layer)
+        layer_values = values(layer)
         if isinstance(layer.members, tuple):
-            part = found.reshape(layer.index.samples, -1)[layer.members]
-            part[...] = some if isinstance(some, int) else some.reshape(part.shape)
+            part = column.reshape(layer.index.samples, -1)[layer.members]
+            part[...] = layer_values if isinstance(layer_values, int) else layer_values.reshape(part.shape)
         else:
-            found[layer.members] = some
-    return found
+            column[layer.members] = layer_values
+    return column
 
 
 def _origins(
@@ -296,13 +302,13 @@ def _origins(
     def is_canonical(layer: Layer) -> Any:
         if not (renamed or layer.index.marks.any()):
             return 1
-        found: Mask = (layer.index.marks == 0) & ~numpy.isin(layer.samples, list(renamed))
-        return found.repeat(steps(layer.index.member_ends))
+        canonical: Mask = (layer.index.marks == 0) & ~numpy.isin(layer.samples, list(renamed))
+        return canonical.repeat(steps(layer.index.member_ends))
 
     bases = _column(layers, lambda layer: layer.base)
     sources = _column(layers, lambda layer: layer.index.member_offsets)
     firsts = dict(zip(map(id, layers), accumulate((layer.index.members for layer in layers), initial=0)))
-    numbers = partial(_column, layers, lambda one: firsts[id(one)] + numpy.arange(one.index.members))
+    numbers = partial(_column, layers, lambda layer: firsts[id(layer)] + numpy.arange(layer.index.members))
     is_whole: Mask = _column(layers, is_canonical).astype(bool)
     if chosen is None:
         return bases, sources, numbers, is_whole
@@ -322,9 +328,9 @@ def _by_appearance(fields: list[bytes], code: I64, layers: Sequence[Layer]) -> t
     order."""
     firsts: I64 = numpy.full(len(fields), -1, dtype=numpy.int64)
     # Usually all fields are in the first samples. If numbers repeat, the last assignment counts.
-    for some in (code[:FEW_MEMBERS], code):
+    for looked_at in (code[:FEW_MEMBERS], code):
         if (firsts < 0).any():
-            firsts[some[::-1]] = numpy.arange(len(some))[::-1]
+            firsts[looked_at[::-1]] = numpy.arange(len(looked_at))[::-1]
     order: list[int] = [number for number in numpy.argsort(firsts).tolist() if firsts[number] >= 0]
     table: I64 = numpy.full(len(fields) + 1, -1, dtype=numpy.int64)
     table[order] = numpy.arange(len(order))
@@ -351,8 +357,10 @@ def _names(layers: Sequence[Layer], total: int, renamed: Renamed) -> tuple[bytes
     names, lengths = _joined(layers, keys), keys[2] - keys[1]
     if renamed:
         bounds = [0, *numpy.cumsum(lengths).tolist()]
-        found = [renamed.get(at, names[low:high]) for at, (low, high) in enumerate(pairwise(bounds))]
-        names, lengths = b"".join(found), numpy.fromiter(map(len, found), dtype=numpy.int64, count=total)
+        old_names = (names[low:high] for low, high in pairwise(bounds))
+        all_names = [renamed.get(sample, name) for sample, name in enumerate(old_names)]
+        lengths = numpy.fromiter(map(len, all_names), dtype=numpy.int64, count=total)
+        names = b"".join(all_names)
     return names, lengths
 
 
@@ -360,9 +368,9 @@ def _joined(layers: Sequence[Layer], keys: I64) -> bytes:
     return joined_keys([layer.index.keys for layer in layers], *keys)
 
 
-def _are_equal(layers: Sequence[Layer], one: I64, other: I64) -> bool:
-    is_long = numpy.array_equal(one[2] - one[1], other[2] - other[1])
-    return is_long and _joined(layers, one) == _joined(layers, other)
+def _are_equal(layers: Sequence[Layer], mine: I64, theirs: I64) -> bool:
+    is_long = numpy.array_equal(mine[2] - mine[1], theirs[2] - theirs[1])
+    return is_long and _joined(layers, mine) == _joined(layers, theirs)
 
 
 def _other_key(layers: Sequence[Layer], mine: I64, theirs: I64) -> DataError:
@@ -384,27 +392,27 @@ def _arranged(
     sample: I64, code: I64, of_set: I64, fields: dict[bytes, int], arrange: Arrange
 ) -> tuple[I64, I64]:
     """Return the members of each sample that ``arrange`` chooses, in order, and the numbers of their new fields."""
-    names, known = list(fields), dict[bytes, tuple[list[int], list[int]]]()
+    names, members_by_shape = list(fields), dict[bytes, tuple[list[int], list[int]]]()
     both = numpy.stack((of_set, code), axis=1)
     taken: list[int] = []
     codes: list[int] = []
     for low, high in pairwise(edges(sample[1:] != sample[:-1], len(sample)).tolist()):
         shape = both[low:high].tobytes()
-        if shape not in known:
+        if shape not in members_by_shape:
             parts: dict[int, list[bytes]] = {}
             firsts: dict[int, int] = {}
-            for at in range(low, high):
-                part = int(of_set[at])
-                firsts.setdefault(part, at - low)
-                parts.setdefault(part, []).append(names[int(code[at])])
-            slots = arrange({part: tuple(some) for part, some in parts.items()})
-            known[shape] = (
+            for member in range(low, high):
+                part = int(of_set[member])
+                firsts.setdefault(part, member - low)
+                parts.setdefault(part, []).append(names[int(code[member])])
+            slots = arrange({part: tuple(field_names) for part, field_names in parts.items()})
+            members_by_shape[shape] = (
                 [firsts[part] + member for _, part, member in slots],
                 [fields.setdefault(field, len(fields)) for field, _, _ in slots],
             )
-        places, new = known[shape]
+        places, new_codes = members_by_shape[shape]
         taken += [low + place for place in places]
-        codes += new
+        codes += new_codes
     return numpy.array(taken, dtype=numpy.int64), numpy.array(codes, dtype=numpy.int64)
 
 
@@ -452,7 +460,7 @@ class ViewSource(Source):
         return (
             not self.is_remote
             and len(bases) <= BASES_OPEN
-            and all(self.base(one).fd is not None for one in bases)
+            and all(self.base(base).fd is not None for base in bases)
         )
 
     def base(self, number: int) -> Source:
@@ -488,10 +496,10 @@ class ViewSource(Source):
     def scatter(self, offsets: I64, ends: I64, places: I64, view: memoryview) -> None:
         """Put the bytes of some ranges of the shard at ``places`` in a buffer. The end of the archive is left out.
         Raises DataError, InputError."""
-        made = zip(offsets.tolist(), ends.tolist(), places.tolist()) if len(self.layout.runs.made) else ()
-        for offset, end, place in made:
-            view[place : place + end - offset] = bytes(end - offset)
-            self._make_headers(view[place:], offset, end)
+        if len(self.layout.runs.made_members):
+            for offset, end, place in zip(offsets.tolist(), ends.tolist(), places.tolist()):
+                view[place : place + end - offset] = bytes(end - offset)
+                self._make_headers(view[place:], offset, end)
         columns = (offsets, ends, places), self.layout.runs[:4]
         if core.CORE is not None and core.CORE.scatter(view, *columns, self._descriptors):
             return
@@ -505,26 +513,26 @@ class ViewSource(Source):
         """Put made headers into a buffer, which begins with the byte ``offset``. Before that, compare the members'
         headers in the bases with the index. Raises DataError."""
         layout, runs = self.layout, self.layout.runs
-        for at in self._made(offset, end):
-            self._confirm(layout, at)
-        some = slice(runs.made_ends.searchsorted(offset, "right"), runs.made_begins.searchsorted(end))
-        for begin, stop, member in zip(*(column[some].tolist() for column in runs[4:7])):
+        for made_number in self._made(offset, end):
+            self._confirm(layout, made_number)
+        headers = slice(runs.made_ends.searchsorted(offset, "right"), runs.made_begins.searchsorted(end))
+        for begin, stop, member in zip(*(column[headers].tolist() for column in runs[4:7])):
             low, high = max(begin, offset), min(stop, end)
             view[low - offset : high - offset] = layout.header(member)[low - begin : high - begin]
 
-    def _confirm(self, layout: Layout, at: int) -> None:
+    def _confirm(self, layout: Layout, made_number: int) -> None:
         """Compare the headers that a member with a made header has in its base with the index. Raises DataError."""
         made_of = layout.runs.made_of
         if not self._confirmed:
             self._confirmed = bytearray(len(made_of))
-        if self._confirmed[at]:
+        if self._confirmed[made_number]:
             return
-        base, expected = layout.expected(int(made_of[at]))
+        base, expected = layout.expected(int(made_of[made_number]))
         source = self.base(base)
         data = source.read_at(expected.first, expected.offset - expected.first)
         if not expected.is_confirmed(source, data):
             raise self._changed(base, "its headers differ")
-        self._confirmed[at] = 1
+        self._confirmed[made_number] = 1
 
     def _made(self, offset: int, end: int) -> range:
         """Return the members with made headers that have payload bytes in this range."""
@@ -542,11 +550,11 @@ class ViewSource(Source):
         row = int(numpy.searchsorted(index.member_ends, first, "right"))
         skipped = first - (int(index.member_ends[row - 1]) if row else 0)
         last = int(numpy.searchsorted(index.member_ends, end))
-        known = index.batch(row, last + 1).columns().part(skipped, skipped + end - first)
-        if (known.names, known.offsets, known.sizes) != (columns.names, columns.offsets, columns.sizes):
-            pairs = zip(known.names, columns.names)
-            same = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
-            member = min(first + same, index.members - 1)
+        listed = index.batch(row, last + 1).columns().part(skipped, skipped + end - first)
+        if (listed.names, listed.offsets, listed.sizes) != (columns.names, columns.offsets, columns.sizes):
+            pairs = zip(listed.names, columns.names)
+            differing = (row for row, (indexed, scanned) in enumerate(pairs) if indexed != scanned)
+            member = min(first + next(differing, 0), index.members - 1)
             raise self._changed(self.layout.base_of(member), "its headers differ")
 
     def check_arrays(self, first: int, samples: SampleArrays) -> None:
@@ -565,10 +573,10 @@ class ViewSource(Source):
         firsts = runs.ends.searchsorted(offsets, "right")
         counts = runs.begins.searchsorted(ends) - firsts
         rows = numpy.arange(len(offsets)).repeat(counts)
-        some = spread(firsts, counts)
-        lows = numpy.maximum(runs.begins[some], offsets[rows])
-        highs = numpy.minimum(runs.ends[some], ends[rows])
-        starts, bases = lows + runs.shifts[some], runs.bases[some]
+        run_numbers = spread(firsts, counts)
+        lows = numpy.maximum(runs.begins[run_numbers], offsets[rows])
+        highs = numpy.minimum(runs.ends[run_numbers], ends[rows])
+        starts, bases = lows + runs.shifts[run_numbers], runs.bases[run_numbers]
         order = numpy.lexsort((starts, bases))
         bases, starts, lengths = bases[order], starts[order], (highs - lows)[order]
         lows = (lows + (places - offsets)[rows])[order]
@@ -605,13 +613,13 @@ class ViewSource(Source):
         for _, _, base, start, total in self._ranges(begins, ends, begins)[1]:
             wanted.setdefault(base, []).append((start, start + total))
         for begin, end in zip(begins.tolist(), ends.tolist()):
-            for at in self._made(begin, end):
-                base, expected = self.layout.expected(int(self.layout.runs.made_of[at]))
+            for made_number in self._made(begin, end):
+                base, expected = self.layout.expected(int(self.layout.runs.made_of[made_number]))
                 wanted.setdefault(base, []).append((expected.first, expected.offset))
-        for base, some in wanted.items():
+        for base, base_ranges in wanted.items():
             source = self.base(base)
             if source.fd is None:
-                source.expect(some, gap_bytes=gap_bytes, keep=keep)
+                source.expect(base_ranges, gap_bytes=gap_bytes, keep=keep)
 
     def confirm(self) -> None:
         for source in self._open.values():

@@ -43,14 +43,14 @@ def find_original(address: str, output: str, settings: ShardSettings) -> Origina
     address = address if base is None else base[0]
     if is_local(address) != is_local(output) or (is_local(output) and not settings.links):
         return None
-    if any(is_stream(one) or kind_of_name(one) is not None for one in (address, output)):
+    if any(is_stream(place) or kind_of_name(place) is not None for place in (address, output)):
         return None
-    known = None if base is None else base[1].checksum
-    found = _local(address, known, settings) if is_local(address) else _remote(address, settings)
-    if found is None or not _is_canonical(found.index, settings):
+    checksum = None if base is None else base[1].checksum
+    original = _local(address, checksum, settings) if is_local(address) else _remote(address, settings)
+    if original is None or not _is_canonical(original.index, settings):
         return None
-    is_same = base is None or (found.index.digest, found.index.size) == (base[1].headers, base[1].size_bytes)
-    return found if is_same else None
+    headers, size = original.index.digest, original.index.size
+    return original if base is None or (headers, size) == (base[1].headers, base[1].size_bytes) else None
 
 
 def _remote(address: str, settings: ShardSettings) -> Original | None:
@@ -62,17 +62,17 @@ def _remote(address: str, settings: ShardSettings) -> Original | None:
     return Original(address, pinned.index.noted, pinned.index, checksum) if is_known else None
 
 
-def _local(address: str, known: str | None, settings: ShardSettings) -> Original | None:
+def _local(address: str, checksum: str | None, settings: ShardSettings) -> Original | None:
     """Return the original for a local shard. Its checksum is ``known``, unless the shard may have other payloads
     now."""
     with suppress(WdsError), open_source(address) as source:
         proven = ProvenIndex() if source.fd is None else prove_index(address, source)
         if proven.index is None:
             return None
-        is_known = known is not None and known.partition(":")[0] == settings.checksum
+        is_known = checksum is not None and checksum.partition(":")[0] == settings.checksum
         if not (is_known and proven.proof is Proof.PAYLOADS):
-            known = checksum_of(source, settings.checksum)
-        return Original(address, proven.version, proven.index, known)
+            checksum = checksum_of(source, settings.checksum)
+        return Original(address, proven.version, proven.index, checksum)
     return None
 
 

@@ -172,13 +172,13 @@ def values_of(
 
     name = value_name(expression, table)
     by_key = None if table is None else NumbersByKey(table, name)
-    found, remarks, read = list[Numbers](), list[str](), 0
+    columns, remarks, read = list[Numbers](), list[str](), 0
     for number, address in enumerate(addresses):
         index = index_of(number) if index_of is not None else _index_of(address, open_shard)
         if by_key is not None:
-            found.append(by_key.of(key for batch in index_batches(index) for key in batch.keys))
+            columns.append(by_key.of(key for batch in index_batches(index) for key in batch.keys))
         elif name in index.numbers:
-            found.append(index.numbers[name])
+            columns.append(index.numbers[name])
         else:
             if not read:
                 hint = f"`wds index --values '{name}'` stores the numbers in the indexes"
@@ -188,8 +188,8 @@ def values_of(
             with open_shard(address) as source:
                 _read_all(source, index, numbers)
             remarks += numbers.remarks()
-            found += numbers.numbers().values()
-    whole = joined(found)
+            columns += numbers.numbers().values()
+    whole = joined(columns)
     missing = int(whole.missing.sum())
     if missing and missing == len(whole.array):
         where = "" if table is None else f" in {table}"

@@ -81,7 +81,7 @@ def column_of_field(field: bytes) -> str:
 def field_of_column(column: str) -> bytes:
     """Return the field of a column of payloads."""
     name = column.removeprefix("field.") if re.fullmatch(r"(field\.)+key", column) else column
-    return to_bytes(re.sub(r"\\u(005c|dc[89a-f][0-9a-f])", lambda found: chr(int(found[1], 16)), name))
+    return to_bytes(re.sub(r"\\u(005c|dc[89a-f][0-9a-f])", lambda match: chr(int(match[1], 16)), name))
 
 
 KEY = Column(0, "key")
@@ -179,9 +179,9 @@ def _escape(values: list[Any]) -> None:
     try:
         "".join([value for value in values if type(value) is str]).encode()
     except UnicodeEncodeError:
-        for at, value in enumerate(values):
+        for row, value in enumerate(values):
             if type(value) is str and not _is_utf8(value):
-                values[at] = (json_text(value),)
+                values[row] = (json_text(value),)
 
 
 def _is_utf8(text: str) -> bool:
@@ -229,8 +229,8 @@ class Spool:
         """Return all columns in order, and their types."""
         schema = {}
         for column in sorted(self._seen, key=lambda column: column.group):
-            seen = self._seen[column]
-            schema[column] = seen.kind(column.text) if seen.types else self._defaults.get(column, "string")
+            types = self._seen[column]
+            schema[column] = types.kind(column.text) if types.types else self._defaults.get(column, "string")
         return schema
 
     def chunks(self) -> Iterator[Chunk]:

@@ -88,22 +88,22 @@ class OpenView:
             # Runs may be longer than memory. The index shows how many samples a base has.
             self.index(base, check)
         layers = [
-            self._layer(base, numpy.flatnonzero(bases == base), places, of_set, check)
-            for of_set, (bases, places) in enumerate(self.samples_of(number))
+            self._layer(base, numpy.flatnonzero(bases == base), places, set_number, check)
+            for set_number, (bases, places) in enumerate(self.samples_of(number))
             # numpy.unique() is avoided: it imports numpy.ma, which takes as long as reading some hundred samples.
             for base in numpy.flatnonzero(numpy.bincount(bases[bases != MISSING])).tolist()
         ]
         arrange = None if rule.is_plain else rule.slots
-        found = laid_out(info.name, info.samples, layers, self.view.form, arrange, self.new_keys(number))
-        self._check(found, number)
-        return self._layouts.keep((number, check), found)
+        layout = laid_out(info.name, info.samples, layers, self.view.form, arrange, self.new_keys(number))
+        self._check(layout, number)
+        return self._layouts.keep((number, check), layout)
 
-    def _layer(self, base: int, at: I64, places: I64, of_set: int, check: Check) -> Layer:
+    def _layer(self, base: int, samples: I64, places: I64, set_number: int, check: Check) -> Layer:
         """Return the layer for the samples ``at`` of a shard. They are at ``places`` in a base."""
-        index, rows = self.index(base, check), places[at]
+        index, rows = self.index(base, check), places[samples]
         if not numpy.array_equal(rows, numpy.arange(index.samples)):
             index = index.part(rows)
-        return Layer(base, index, None if len(at) == len(places) else at, of_set)
+        return Layer(base, index, None if len(samples) == len(places) else samples, set_number)
 
     def samples_of(self, number: int) -> list[tuple[I64, I64]]:
         """Return, for each set, the base and the place of each sample of a shard. A missing part is :data:`MISSING`."""
@@ -116,7 +116,7 @@ class OpenView:
         samples = self.manifest.shards[number].samples
         if len(columns) != 2 * self.view.rule.sets * samples:
             raise self._broken()
-        counts: I64 = numpy.array([*(one.samples for one in self.view.bases), 0], dtype=numpy.int64)
+        counts: I64 = numpy.array([*(base.samples for base in self.view.bases), 0], dtype=numpy.int64)
         pairs = [(bases, places) for bases, places in columns.reshape(-1, 2, samples)]
         for bases, places in pairs:
             is_there = bases != MISSING
@@ -256,10 +256,10 @@ def opened(address: str, *, trusted: bool | None = None, manifest: Manifest | No
     if trusted is not None:
         (TRUSTED.add if trusted else TRUSTED.discard)(address)
     version = (address in TRUSTED, _state_of(address))
-    kept = _VIEWS.used(address)
-    if kept is None or kept[0] != version or (trusted is not None and not is_local(address)):
-        kept = _VIEWS.keep(address, (version, OpenView(address, address in TRUSTED, manifest)))
-    return kept[1]
+    kept_view = _VIEWS.used(address)
+    if kept_view is None or kept_view[0] != version or (trusted is not None and not is_local(address)):
+        kept_view = _VIEWS.keep(address, (version, OpenView(address, address in TRUSTED, manifest)))
+    return kept_view[1]
 
 
 def _state_of(address: str) -> object:
@@ -285,20 +285,20 @@ def _find(address: str) -> tuple[OpenView, int] | None:
 def shard_of(address: str) -> tuple[OpenView, int]:
     """Return the view and the number of the shard at ``VIEW.json/NAME``. Raises InputError for a name that the view
     does not have."""
-    found = _find(address)
-    if found is None:
+    shard = _find(address)
+    if shard is None:
         view, name = view_of(address) or (address, "")
         raise InputError(f"cannot read {address}: the view has no shard {name}", hint=f"wds ls {view}")
-    return found
+    return shard
 
 
 def whole_base(address: str) -> tuple[str, ShardInfo] | None:
     """If the shard at ``VIEW.json/NAME`` is an unchanged base, return the base's address and its entry in the view.
     Otherwise return None."""
-    found = _find(address)
-    if found is None:
+    place = _find(address)
+    if place is None:
         return None
-    view, number = found
+    view, number = place
     shard, info = view.view.shards[number], view.manifest.shards[number]
     runs = shard.runs or ()
     if not view.view.rule.is_plain or shard.keys or len(runs) != 1 or len(runs[0]) != 1 or not info.headers:
@@ -321,8 +321,8 @@ def open_view_shard(address: str) -> Source:
 def check_bases(address: str) -> None:
     """Raise DataError if a base of the shard at ``VIEW.json/NAME`` has other headers than in the view. Do nothing for
     other addresses."""
-    if (found := _find(address)) is not None:
-        view, number = found
+    if (shard := _find(address)) is not None:
+        view, number = shard
         with checking(Check.ALL):
             view.renew(number)
             view.layout(number)
@@ -339,8 +339,8 @@ def check_view(address: str, fingerprint: str) -> None:
 
 def size_of(address: str) -> int | None:
     """Return the size of a view's shard in bytes. Only the view is read. Return None if the view has no such shard."""
-    found = _find(address)
-    return None if found is None else found[0].manifest.shards[found[1]].size_bytes
+    shard = _find(address)
+    return None if shard is None else shard[0].manifest.shards[shard[1]].size_bytes
 
 
 def forget() -> None:

@@ -40,61 +40,63 @@ class Listing(NamedTuple):
 
 def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], list[Ledger]]:
     """Return the manifest entry of each listed shard, and findings about the set."""
-    found: dict[str, Listing] = {}
+    listings: dict[str, Listing] = {}
     ledgers: list[Ledger] = []
     if shards.manifest is not None:
-        where = shards.manifest_address or ""
+        manifest_address = shards.manifest_address or ""
         required = tuple(map(to_bytes, shards.manifest.common_fields))
         for address, shard in zip(shards.addresses, shards.manifest.shards):
-            found[address] = Listing(where, shard, required)
-        return found, ledgers
+            listings[address] = Listing(manifest_address, shard, required)
+        return listings, ledgers
     folders: dict[str, list[str]] = {}
     for address in shards.addresses:
         if not is_stream(address):
             folders.setdefault(folder_of(address), []).append(address)
     for folder, addresses in folders.items():
-        there = set(names_in(folder, shards.listings))
-        manifests = _manifests_of(folder, there, {base_name(one) for one in addresses}, ledgers, limit)
+        names = set(names_in(folder, shards.listings))
+        manifests = _manifests_of(
+            folder, names, {base_name(address) for address in addresses}, ledgers, limit
+        )
         if shards.listings is not None:
             shards.listings.manifests.update(manifests)
-        for where, manifest in manifests.items():
+        for manifest_address, manifest in manifests.items():
             required = tuple(map(to_bytes, manifest.common_fields))
             by_name = {shard.name: shard for shard in manifest.shards}
             for address in addresses:
                 if (listed := by_name.get(base_name(address))) is not None:
-                    found[address] = Listing(where, listed, required)
-        ledgers += _strays(addresses, found, limit)
-    return found, ledgers
+                    listings[address] = Listing(manifest_address, listed, required)
+        ledgers += _strays(addresses, listings, limit)
+    return listings, ledgers
 
 
 def _manifests_of(
-    folder: str, there: set[str], names: set[str], ledgers: list[Ledger], limit: int
+    folder: str, folder_names: set[str], shard_names: set[str], ledgers: list[Ledger], limit: int
 ) -> dict[str, Manifest]:
     """Return the manifests of a folder that list one of the shards ``names``, by address. Report missing shards and
     unreadable manifests."""
-    found = {}
-    for name in sorted(there):
-        if not name.endswith(MANIFEST_SUFFIX):
+    manifests = {}
+    for file_name in sorted(folder_names):
+        if not file_name.endswith(MANIFEST_SUFFIX):
             continue
-        ledger = Ledger(folder + name, limit)
+        ledger = Ledger(folder + file_name, limit)
         ledgers.append(ledger)
         try:
-            manifest = _manifest(folder + name, ledger)
+            manifest = _manifest(folder + file_name, ledger)
         except DataError as error:
             # Other tools use the name manifest.json too, so report only a file that may belong to these shards.
-            prefix = name.removesuffix(MANIFEST_SUFFIX)
-            is_listed = any(one.startswith(prefix) for one in names)
-            if is_listed if prefix else b'"shardlist"' in read_all(folder + name):
+            prefix = file_name.removesuffix(MANIFEST_SUFFIX)
+            is_listed = any(name.startswith(prefix) for name in shard_names)
+            if is_listed if prefix else b'"shardlist"' in read_all(folder + file_name):
                 ledger.add("manifest-mismatch", error.message)
         except WdsError as error:
             ledger.add("unreadable", error.message)
         else:
-            if any(shard.name in names for shard in manifest.shards):
-                found[folder + name] = manifest
+            if any(shard.name in shard_names for shard in manifest.shards):
+                manifests[folder + file_name] = manifest
                 for shard in manifest.shards:
-                    if "/" not in shard.name and shard.name not in there:
+                    if "/" not in shard.name and shard.name not in folder_names:
                         ledger.add("manifest-mismatch", f"it lists {shard.name}, which does not exist")
-    return found
+    return manifests
 
 
 def _manifest(address: str, ledger: Ledger) -> Manifest:
@@ -163,9 +165,11 @@ def check_listed(listing: Listing, samples: int, builder: IndexBuilder | None, l
     counts = [("samples", listed.samples, samples)]
     if builder is not None and listed.members >= 0:
         counts.append(("members", listed.members, builder.members))
-    for what, told, found in counts:
-        if told != found:
-            ledger.add("manifest-mismatch", f"{where} says {told} {what}, the shard has {found}")
+    for unit, listed_count, shard_count in counts:
+        if listed_count != shard_count:
+            ledger.add(
+                "manifest-mismatch", f"{where} says {listed_count} {unit}, the shard has {shard_count}"
+            )
     if builder is None or not listed.headers:
         return
     if listed.headers != builder.digest():

@@ -173,11 +173,12 @@ class ShardTable:
         _, keys, fields, key_ends, starts, ends, offsets, sizes, ids = self.packed
         first, begin = (ends[place - 1], key_ends[place - 1]) if place else (0, 0)
         prefix, head = keys[begin : key_ends[place]] + b".", starts[place]
-        found = []
-        for at in range(first, ends[place]):
-            found.append((ids[at], Expected(head, offsets[at], prefix + fields[ids[at]], sizes[at])))
-            head = offsets[at] + padded(sizes[at])
-        return found
+        members = []
+        for number in range(first, ends[place]):
+            field, offset, size = ids[number], offsets[number], sizes[number]
+            members.append((field, Expected(head, offset, prefix + fields[field], size)))
+            head = offset + padded(size)
+        return members
 
     @property
     def bytes(self) -> int:
@@ -288,8 +289,8 @@ class Catalog:
         if name in self._read_values or first is None or name in self.index(first).numbers:
             return
         whole = self._values_of(range(len(self.addresses)), name, table)
-        found = self._read_values[name] = numpy.split(whole, numpy.cumsum(self._held)[:-1])
-        for shard, numbers in enumerate(found if table and numpy.isnan(whole).any() else ()):
+        numbers_by_shard = self._read_values[name] = numpy.split(whole, numpy.cumsum(self._held)[:-1])
+        for shard, numbers in enumerate(numbers_by_shard if table and numpy.isnan(whole).any() else ()):
             places, missing = self.kept(shard), numpy.isnan(numbers)
             lacking = missing.nonzero()[0] if places is None else places[missing[places]]
             if len(lacking):
@@ -307,8 +308,10 @@ class Catalog:
         name = self._value_name(expression)
         if name in self._read_values:
             return self._read_values[name][number]
-        found = self._values.used((number, name))
-        return self._values.keep((number, name), self._values_of([number], name)) if found is None else found
+        values = self._values.used((number, name))
+        if values is None:
+            values = self._values.keep((number, name), self._values_of([number], name))
+        return values
 
     def _value_name(self, expression: str) -> str:
         """Return the name that the value ``expression`` has in indexes or in the table of values. Raises UsageError."""
@@ -319,18 +322,18 @@ class Catalog:
     def _values_of(self, numbers: Sequence[int], name: str, table: str | None = None) -> F64:
         from wdscli.shards.reading import values_of
 
-        found = Numbers(
+        numbers_read = Numbers(
             values_of(
                 [self.addresses[number] for number in numbers],
                 name,
                 table=table,
-                index_of=lambda at: self.index(numbers[at]),
+                index_of=lambda row: self.index(numbers[row]),
                 open_shard=self.open,
                 warn=partial(warn, stacklevel=2) if table is None else lambda text: None,
             ),
             False,
         )
-        whole: F64 = found.as_float().array
+        whole: F64 = numbers_read.as_float().array
         return whole
 
     @property
@@ -351,11 +354,13 @@ class Catalog:
         assert self._held is not None
         if self.manifest is not None and self.fields is not None:
             totals = [shard.fields.values() for shard in self.manifest.shards]
-            found = [sum(MEMBER_BYTES * one.count + one.size_bytes for one in each) for each in totals]
+            shard_sizes = [
+                sum(MEMBER_BYTES * field.count + field.size_bytes for field in fields) for fields in totals
+            ]
         else:
             tables = self.each(self.table)
-            found = [MEMBER_BYTES * len(one.sizes) + int(one.sizes.sum()) for one in tables]
-        sizes: I64 = numpy.array(found, dtype=numpy.int64)
+            shard_sizes = [MEMBER_BYTES * len(table.sizes) + int(table.sizes.sum()) for table in tables]
+        sizes: I64 = numpy.array(shard_sizes, dtype=numpy.int64)
         return numpy.maximum(1, -(-ORDER_BLOCK_BYTES * self._held // numpy.maximum(1, sizes)))
 
     def each(self, function: Callable[[int], Result]) -> Iterator[Result]:
@@ -545,10 +550,10 @@ class Catalog:
         if guess >= 0 and (place := self._place_of(raw, shards[guess])) is not None:
             return shards[guess], place
         for first in range(0, len(shards), SHARDS_SOUGHT):
-            some = shards[first : first + SHARDS_SOUGHT]
-            addresses = [self.addresses[shard] for shard in some]
-            found = at_once(partial(self._place_of, raw), addresses, some)
-            for shard, place in zip(some, found):
+            group = shards[first : first + SHARDS_SOUGHT]
+            addresses = [self.addresses[shard] for shard in group]
+            places = at_once(partial(self._place_of, raw), addresses, group)
+            for shard, place in zip(group, places):
                 if place is not None:
                     return shard, place
         return None
@@ -560,7 +565,7 @@ class Catalog:
             return None
         begins: I64 = numpy.append(0, table.key_ends[:-1])
         alike = (table.key_ends - begins == len(key)).nonzero()[0].tolist()
-        return next((at for at in alike if table.keys[begins[at] : table.key_ends[at]] == key), None)
+        return next((row for row in alike if table.keys[begins[row] : table.key_ends[row]] == key), None)
 
     def place(self, shard: int, sample: int) -> int:
         """Return the place of one sample in its shard, like :meth:`places`."""

@@ -134,8 +134,8 @@ def parts_of(table: ShardTable, source: Source, names: list[str | None], places:
         if all(name is None for name in wanted):
             continue
         rows, at = places, None
-        if layer.at is not None:
-            numbers, all_rows = layout.rows[layer.of_set]
+        if layer.subset is not None:
+            numbers, all_rows = layout.rows[layer.set_number]
             at = [row for row, place in enumerate(places) if numbers[place] == number]
             rows = [all_rows[places[row]] for row in at]
         if rows:
