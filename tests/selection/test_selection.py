@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.samples import iter_batches
-from wdscli.selection import Selection, SelectionState, iter_selected
+from wdscli.samples import SampleBatch, iter_batches
+from wdscli.selection import Selection, SelectionState, Walk
+from wdscli.selection.reading import Payloads
 from wdscli.selection.where import FUNCTIONS, TEXT_METHODS
-from wdscli.storage import open_source
+from wdscli.storage import Source, open_source
 from wdscli.tar import TarWriter
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -49,6 +51,12 @@ def shard(tmp_path: Path) -> str:
     path = tmp_path / "a.tar"
     path.write_bytes(tar_of(SAMPLES))
     return str(path)
+
+
+def iter_selected(
+    source: Source, selection: Selection, state: SelectionState, indexed: list[SampleBatch] | None = None
+) -> Iterator[tuple[SampleBatch, list[int]]]:
+    return Walk(selection, state, Payloads(source, selection.payload_fields)).chosen(indexed)
 
 
 def choose(shard: str, state: SelectionState | None = None, **options: Any) -> list[str]:
@@ -545,7 +553,7 @@ def test_batches_from_elsewhere_are_used(shard: str) -> None:
     assert sum(len(batch.keys) for batch in known) == 5
     selection = Selection.parse(where="json.width == 600")
     with open_source(shard) as source:
-        found = list(iter_selected(source, selection, selection.new_state(), batches=known))
+        found = list(iter_selected(source, selection, selection.new_state(), known))
     assert [batch.keys[row] for batch, rows in found for row in rows] == [b"n01/b"]
 
 

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, new_batch
-from wdscli.samples.grouping import Salvager, SampleAt
-from wdscli.selection import Selection, iter_selected
+from wdscli.samples.grouping import SampleAt
+from wdscli.selection import Selection
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import MissingName
-from wdscli.selection.reading import Payloads, expecting
+from wdscli.selection.reading import Payloads
+from wdscli.selection.walk import Salvage, Walk
 from wdscli.shards.inputs import (
     Missing,
     ShardSet,
@@ -41,7 +42,7 @@ from wdscli.shards.inputs import (
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request, listed_version
-from wdscli.tar import CANONICAL, Columns, Form, Window, padded, scan
+from wdscli.tar import CANONICAL, Columns, Form, padded, scan
 
 if TYPE_CHECKING:
     from wdscli.shards.proof import StoredIndex
@@ -192,8 +193,7 @@ class SetReader:
 
     def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
         """Return the samples of a shard from its index, or None if the index is not used. For a local shard that is not
-        a view's shard, the index is used only if its stored values can replace payloads. Payloads for ``--where`` are
-        requested in groups."""
+        a view's shard, the index is used only if its stored values can replace payloads."""
         is_near = is_local(source.name) and view_of(source.name) is None
         if not source.seekable or source.name in self._unindexed or (is_near and not payloads.fields):
             return None
@@ -206,15 +206,15 @@ class SetReader:
         if index is None or (is_near and not index.exact):
             return None
         payloads.by_index = True
-        batches = index_batches(index, self._ignored)
-        selection = self.selection.using(frozenset(index.exact))
-        return expecting(source, batches, selection, payloads, selection.payload_fields)
+        return index_batches(index, self._ignored)
 
-    def _sound(self, source: Source, see: Callable[[Window], None] | None = None) -> Iterator[SampleBatch]:
-        """Yield the undamaged samples, and count the damaged samples."""
-        form, known = self._form or CANONICAL, self._known.get(source.name, -1)
-        salvager = Salvager(source, self._trouble, self._damaged, form=form, ignored=self._ignored, see=see)
-        return salvager.batches(known)
+    def _walk(self, payloads: Payloads) -> Walk:
+        """Return the walk through the shard that ``payloads`` reads."""
+        salvage = None
+        if self.skips:
+            salvage = Salvage(self._trouble, self._damaged, self._known.get(payloads.source.name, -1))
+        form = self._form or CANONICAL
+        return Walk(self.selection, self.state, payloads, form, self._ignored, salvage)
 
 
 class Listing(SetReader):
@@ -351,26 +351,15 @@ class Listing(SetReader):
         payloads_of: frozenset[bytes],
         with_values: Callable[[frozenset[str]], frozenset[bytes]] | None = None,
     ) -> Iterator[tuple[SampleBatch, list[int], Payloads]]:
-        wanted = self.selection.payload_fields | payloads_of
-        payloads = Payloads(source, wanted)
-        batches = self._indexed(source, payloads) if self._by_index else None
-        # A stream cannot be read twice: once to find damage, and once for payloads.
-        if batches is None and self.skips and (source.seekable or not wanted):
-            batches = self._sound(source)
-        found = iter_selected(
-            source,
-            self.selection,
-            self.state,
-            lenient=True,
-            ignored=self._ignored,
-            batches=batches,
-            payloads=payloads,
-        )
+        payloads = Payloads(source, self.selection.payload_fields | payloads_of)
+        indexed = self._indexed(source, payloads) if self._by_index else None
+        walk = self._walk(payloads)
+        walk.lenient = True
         try:
-            for batch, rows in found:
+            for batch, rows in walk.chosen(indexed):
                 if payloads.by_index and payloads_of:
                     fields = payloads_of if with_values is None else with_values(frozenset(batch.values))
-                    source.expect(payloads.ranges(rows, fields))
+                    payloads.request(fields, rows)
                 yield batch, rows, payloads
         except DataError as error:
             if not self.skips:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wdscli.arrays import Piece
 from wdscli.arrays import Scratch as ScratchFile
@@ -25,22 +25,19 @@ from wdscli.errors import UsageError
 from wdscli.look.listing import SetReader, settled
 from wdscli.plan.duplicates import DUPLICATE, Dedup, members_of
 from wdscli.plan.inputs import Input, pieces_of
-from wdscli.plan.names import check_empty, check_named, check_names, keep_safe
+from wdscli.plan.names import check_empty, check_named
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import Grouper, SampleBatch
-from wdscli.samples.grouping import group_windows
+from wdscli.samples import SampleBatch
 from wdscli.samples.keys import KeySet
-from wdscli.selection import iter_selected
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
 from wdscli.shards.inputs import ShardStage, open_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.opening import is_one_request, open_in_turn
-from wdscli.tar import CANONICAL, Window, padded
-from wdscli.tar.reader import new_scanner, walk
+from wdscli.tar import Window, padded
 from wdscli.tar.scan import cut
 
 HELD_BYTES = 1 << 22
@@ -237,31 +234,17 @@ class SampleReader(SetReader):
         return self.selection.is_trivial and (self._part is None or self._part.key is None)
 
     def _picked(self, source: Source, begin: tuple[int, int] = (0, 0)) -> Iterator[Page]:
-        scan: dict[str, Any] = {"form": self._form, "ignored": self._ignored}
-        payloads = Payloads(source, self.selection.payload_fields)
-        batches = self._indexed(source, payloads) if self._pays_index(source.name, source.size) else None
-        held = None
-        if batches is None:
+        payloads, held = Payloads(source, self.selection.payload_fields), None
+        indexed = self._indexed(source, payloads) if self._pays_index(source.name, source.size) else None
+        if indexed is None:
             if not source.seekable:
                 payloads = held = _StreamPayloads(source)
             elif source.size and self._takes_all_bytes:
                 source.expect([(begin[0], source.size)])
-            see = None if held is None else held.see
-            if self.skips:
-                batches = self._sound(source, see)
-                batches = keep_safe(batches, self._damaged) if self._writes_names else batches
-            elif see is not None or begin[0]:
-                scanner = new_scanner(source, self._form or CANONICAL)
-                scanner.position = begin[0]
-                windows = walk(source, scanner, payloads=see is not None)
-                grouper = Grouper(source.name, index=begin[1], ignored=self._ignored)
-                batches = group_windows(grouper, windows, see)
+        walk = self._walk(payloads)
+        walk.checks_names, walk.begin = self._writes_names, begin
         by_index = payloads.by_index
-        for batch, rows in iter_selected(
-            source, self.selection, self.state, batches=batches, payloads=payloads, **scan
-        ):
-            if self._writes_names:
-                check_names(batch, source.name)
+        for batch, rows in walk.chosen(indexed):
             if by_index and (wanted := list(self._wanted(batch, rows[: self.limit], source.name))):
                 source.expect(wanted)
             pieces = partial(_pieces, source, batch, by_index) if held is None else held.member
@@ -328,6 +311,7 @@ class _StreamPayloads(Payloads):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, frozenset())
+        self.sees = True
         self._stored: dict[int, tuple[ScratchFile, list[Piece]]] = {}
         self._held_bytes = 0
         self._file, self._file_bytes = ScratchFile(), 0
@@ -352,9 +336,9 @@ class _StreamPayloads(Payloads):
         while data:
             yield data[: size - done] if done < size else b""
             done += len(data)
-            data = self._source.read_at(offset + done, min(PIECE_BYTES, end - done)) if done < end else b""
+            data = self.source.read_at(offset + done, min(PIECE_BYTES, end - done)) if done < end else b""
         if done < end:
-            raise cut(self._source.name, window.columns, row, done)
+            raise cut(self.source.name, window.columns, row, done)
 
     def _store(self, offset: int, pieces: Iterable[bytes]) -> None:
         """Write a payload to the current scratch file. Begin a new file if the current file is full, or if all its

@@ -41,7 +41,7 @@ from wdscli.plan.inputs import (
     is_read_once,
     pieces_of,
 )
-from wdscli.plan.names import DEFAULT, Rekey, check_names, is_suspect, shard_stem
+from wdscli.plan.names import DEFAULT, Rekey, shard_stem
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import make_plan, shaping_options, sum_counts
 from wdscli.plan.request import Request
@@ -55,6 +55,7 @@ from wdscli.samples import RAGGED, SampleBatch, iter_batches
 from wdscli.samples.keys import KeySet
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
+from wdscli.selection.walk import check_names, is_suspect
 from wdscli.shards.index import Index, index_address
 from wdscli.shards.inputs import ShardSet, classes_of, fingerprint_of, warn_of_mixing
 from wdscli.shards.layout import ViewSource

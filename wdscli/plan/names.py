@@ -1,7 +1,6 @@
-"""This module checks names of samples: unsafe names, new keys, and names in options that no sample has.
+"""This module checks new keys of samples, and names in options that no sample has.
 
-:func:`check_names` refuses unsafe names (:func:`wdscli.samples.why_unsafe`). :func:`keep_safe` leaves out samples with
-unsafe names, and counts them. :class:`Rekey` makes new keys by a format such as ``{shard}-{index:09d}``. Every command
+:class:`Rekey` makes new keys by a format such as ``{shard}-{index:09d}``. Every command
 that writes selected samples calls :func:`check_named` and :func:`check_empty` after it has seen all samples, and before
 it publishes anything.
 
@@ -14,64 +13,18 @@ samples are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 from typing import NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import Progress
-from wdscli.samples import SampleBatch, check_name, may_be_unsafe, why_unsafe
+from wdscli.samples import check_name
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import MissingName
 from wdscli.storage import base_name
-
-
-def check_names(batch: SampleBatch, shard: str) -> None:
-    """Raise DataError ``unsafe-name`` for a sample with an unsafe name."""
-    if is_suspect(batch.keys, batch.fields):
-        for row in range(len(batch.keys)):
-            found = _unsafe(batch, row)
-            if found is not None:
-                at, reason = found
-                raise DataError(
-                    f"unsafe name: {reason}",
-                    code="unsafe-name",
-                    shard=shard,
-                    offset=batch.starts[at],
-                    member=to_text(batch.keys[row] + b"." + batch.fields[at])[:200],
-                    hint="leave out such samples with --on-error skip; list them with wds verify",
-                )
-
-
-def is_suspect(keys: Sequence[bytes], fields: Iterable[bytes]) -> bool:
-    """Return whether a name may be unsafe. This is a quick check of all names together. A batch has few different
-    fields."""
-    return may_be_unsafe(keys) or may_be_unsafe(list(set(fields)))
-
-
-def _unsafe(batch: SampleBatch, row: int) -> tuple[int, str] | None:
-    """Return the first member with an unsafe name, and the reason."""
-    for at in range(batch.firsts[row], batch.firsts[row + 1]):
-        reason = why_unsafe(batch.keys[row] + b"." + batch.fields[at])
-        if reason is not None:
-            return at, reason
-    return None
-
-
-def keep_safe(batches: Iterator[SampleBatch], dropped: dict[str, int]) -> Iterator[SampleBatch]:
-    """Yield the samples with safe names, and count other samples in ``dropped``."""
-    for batch in batches:
-        if not is_suspect(batch.keys, batch.fields):
-            yield batch
-            continue
-        for row in range(len(batch.keys)):
-            if _unsafe(batch, row) is not None:
-                dropped["unsafe-name"] = dropped.get("unsafe-name", 0) + 1
-            else:
-                yield batch.part(row, row + 1)
-
 
 NAMES = ("index", "key", "n", "shard")
 MAX_WIDTH_CHARACTERS = 4096

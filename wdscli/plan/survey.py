@@ -25,20 +25,20 @@ from wdscli.arrays import I64, U32, Rows, numpy
 from wdscli.errors import DataError
 from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
 from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
-from wdscli.plan.names import Rekey, check_names, keep_safe, shard_stem
+from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, StoredRows, spool
 from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
 from wdscli.plan.table import RENAMED, GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, row_type
 from wdscli.plan.values import Extract, GrowingValues, Packed, RowBlock, Values
 from wdscli.progress import Progress
-from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe
-from wdscli.samples.grouping import Salvager
+from wdscli.samples import Ignored, SampleBatch, may_be_unsafe
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
-from wdscli.selection.reading import Payloads, expecting, iter_selected
+from wdscli.selection.reading import Payloads
 from wdscli.selection.values import stored_name
+from wdscli.selection.walk import Salvage, Walk
 from wdscli.shards.index import Check, Index, index_address
 from wdscli.shards.proof import StoredIndex, checking, find_index, open_by_index
 from wdscli.shards.reading import index_batches
@@ -311,15 +311,14 @@ def survey(
         payloads = Payloads(source, task.payload_fields, by_index=index is not None)
         if index is not None and _is_plain(task, index, found, take):
             return found
-        known = _batches(task, source, found, ignored, index)
-        for batch, chosen in _selected(task, source, state, known, ignored, payloads):
+        indexed = None if index is None else index_batches(index, ignored)
+        walk = _walk(task, payloads, state, found, ignored)
+        for batch, chosen in walk.chosen(indexed, requested=payloads.fields):
             if batch.keys and not found.is_packed and not task.input.copy:
                 tick(batch.start(len(batch.keys) - 1) - position)
                 position = batch.start(len(batch.keys) - 1)
-            check_names(batch, task.address)
             chosen_of.append((batch, chosen))
             if extract is not None:
-                payloads.batch = batch
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
                     _look(extract.named, found.seen_names, batch, chosen, payloads)
@@ -429,46 +428,12 @@ def _index_for(
     return find_index(task.address, source, warn, form=task.form, stored=stored)
 
 
-def _batches(
-    task: SurveyTask, source: Source, found: Survey, ignored: Ignored, index: Index | None
-) -> Iterator[SampleBatch]:
-    """Yield the samples of a shard, from the index if there is one. With the policy ``skip``, yield only intact samples
-    with safe names."""
-    if task.on_error == "skip":
-        salvager = Salvager(source, _warner(found), found.dropped, form=task.form, ignored=ignored)
-        return keep_safe(salvager.batches(task.known), found.dropped)
-    if index is not None:
-        return index_batches(index, ignored)
-    return iter_batches(source, form=task.form, ignored=ignored)
-
-
-def _selected(
-    task: SurveyTask,
-    source: Source,
-    state: SelectionState,
-    known: Iterator[SampleBatch],
-    ignored: Ignored,
-    payloads: Payloads,
-) -> Iterator[ChosenOf]:
-    """Yield batches with their selected rows. ``payloads`` reads the payloads of the current batch."""
-    selection = task.selection
-    if payloads.fields or task.on_error == "skip":
-        # On a remote store, one request per payload costs more than reading the bytes between payloads.
-        reads_all = source.fd is None and task.on_error != "skip" and not payloads.by_index
-        if payloads.by_index:
-            known = expecting(source, known, selection, payloads, payloads.fields)
-        chosen = None if reads_all else known
-        yield from iter_selected(
-            source, selection, state, form=task.form, ignored=ignored, batches=chosen, payloads=payloads
-        )
-        return
-    trivial = selection.is_trivial
-    for batch in known:
-        if trivial:
-            state.count(batch, len(batch.keys))
-        yield batch, range(len(batch.keys)) if trivial else selection.apply(batch, source.name, state)
-        if state.done:
-            return
+def _walk(
+    task: SurveyTask, payloads: Payloads, state: SelectionState, survey: Survey, ignored: Ignored
+) -> Walk:
+    """Return the walk through the shard of a task."""
+    salvage = Salvage(_warner(survey), survey.dropped, task.known) if task.on_error == "skip" else None
+    return Walk(task.selection, state, payloads, task.form, ignored, salvage, checks_names=True)
 
 
 def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
@@ -605,7 +570,9 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     place = next(wanted, None)
     with task.input.open() as source:
         index = _index_for(task, source, lambda _: None)
-        for batch in _batches(task, source, Survey(), Ignored(), index):
+        selection, payloads = Selection(), Payloads(source, frozenset(), by_index=index is not None)
+        walk = _walk(task._replace(selection=selection), payloads, selection.new_state(), Survey(), Ignored())
+        for batch, _ in walk.chosen(None if index is None else index_batches(index)):
             while place is not None and place < batch.index + len(batch.keys):
                 yield batch, place - batch.index
                 place = next(wanted, None)

@@ -15,7 +15,7 @@ This module does not know where bytes come from, and does not know shard sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial, reduce
 from itertools import pairwise
 from operator import or_
@@ -303,25 +303,21 @@ def iter_batches(
     ignored: Ignored | None = None,
     chunk: int = CHUNK_BYTES,
     see: Callable[[Window], None] | None = None,
+    begin: tuple[int, int] = (0, 0),
 ) -> Iterator[SampleBatch]:
     """Yield the samples of one archive, some hundreds at a time. Only headers are read, and ``chunk`` limits the
     memory. With ``see``, payloads are read too, and ``see`` is called with every window before its samples are yielded.
+    ``begin`` is the offset of the first sample to yield, and the number of samples before it.
 
     Members that belong to no sample are counted in ``ignored``. For a damaged archive, DataError is raised after all
     complete samples before the damage. The last sample before it is complete if the damage is in a member with another
     key, or after the last member.
     """
-    grouper = Grouper(source.name, lenient=lenient, ignored=ignored)
-    windows = walk(source, new_scanner(source, form), payloads=see is not None, chunk=chunk)
-    return group_windows(grouper, windows, see)
-
-
-def group_windows(
-    grouper: Grouper, windows: Iterable[Window], see: Callable[[Window], None] | None = None
-) -> Iterator[SampleBatch]:
-    """Yield the samples of windows in the same way as :func:`iter_batches`."""
+    grouper = Grouper(source.name, lenient=lenient, index=begin[1], ignored=ignored)
+    scanner = new_scanner(source, form)
+    scanner.position = begin[0]
     try:
-        for window in windows:
+        for window in walk(source, scanner, payloads=see is not None, chunk=chunk):
             if see is not None:
                 see(window)
             batch = grouper.add(window)

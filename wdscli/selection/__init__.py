@@ -11,6 +11,6 @@ This module does not know what the samples are for, and prints nothing: warnings
 
 from wdscli.samples.grouping import PayloadOf
 from wdscli.selection.choice import Selection, SelectionState
-from wdscli.selection.reading import iter_selected
+from wdscli.selection.walk import Walk
 
-__all__ = ["PayloadOf", "Selection", "SelectionState", "iter_selected"]
+__all__ = ["PayloadOf", "Selection", "SelectionState", "Walk"]

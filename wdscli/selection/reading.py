@@ -1,89 +1,37 @@
-"""This module reads the selected samples of one archive, and the payloads that a selection needs.
+"""This module reads payloads of the samples that a :class:`~wdscli.selection.walk.Walk` selects.
 
-:func:`iter_selected` yields the samples, and :class:`Payloads` reads their payloads. Only headers are read if the
-selection needs no payload. A payload is taken from the buffer, or read from its place. A stream cannot seek back, so
-the payloads of the needed fields are kept until their sample is complete. This module does not know what the samples
-are for.
+A payload is taken from the buffer, or read from its place. A stream cannot seek back, so the payloads of the needed
+fields are kept until their sample is complete. This module does not know what the samples are for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from wdscli.errors import DataError
-from wdscli.samples import SampleBatch, iter_batches, new_batch, split_name
+from wdscli.samples import SampleBatch, new_batch, split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.reading import Expected
-from wdscli.selection.choice import Selection, SelectionState
 from wdscli.storage import Source
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import is_cold
-from wdscli.tar import ByteSource, Window
+from wdscli.tar import Window
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
 """A larger payload is not decoded, so that a shard cannot exhaust memory."""
-
-
-def iter_selected(
-    source: ByteSource,
-    selection: Selection,
-    state: SelectionState,
-    *,
-    batches: Iterable[SampleBatch] | None = None,
-    payloads: Payloads | None = None,
-    **scan: Any,
-) -> Iterator[tuple[SampleBatch, list[int]]]:
-    """Yield the batches of one archive with selected samples, each with the selected rows. ``scan`` are options of
-    ``iter_batches``.
-
-    ``batches`` are the samples if they are already known, for example from an index. ``source`` must then be seekable.
-    Pass ``payloads`` to read other payloads of each batch too. Reading stops when no further sample can be selected.
-    """
-    if state.done:
-        return
-    payloads = payloads or Payloads(source, selection.payload_fields)
-    if batches is None:
-        see = payloads.see if payloads.fields else None
-        batches = iter_batches(source, see=see, **scan)
-    for batch in batches:
-        payloads.batch = batch
-        rows = selection.apply(batch, source.name, state, payloads.of)
-        if rows:
-            yield batch, rows
-        if state.done:
-            return
-        payloads.forget()
-
-
-def expecting(
-    source: Source,
-    batches: Iterable[SampleBatch],
-    selection: Selection,
-    payloads: Payloads,
-    fields: frozenset[bytes],
-) -> Iterator[SampleBatch]:
-    """Yield the batches of a shard's index. Before each batch, request the payloads of ``fields`` for all samples that
-    the key rule selects, together. A batch of a local shard in memory needs no requests."""
-    rule = selection.key_rule
-    for batch in batches:
-        payloads.batch, rows = batch, list[int]()
-        if fields and (source.fd is None or is_cold(source.fd, batch.starts[len(batch.starts) // 3])):
-            rows = [row for row, key in enumerate(batch.keys) if rule is None or rule.selects(key)]
-        if len(rows) > 1:
-            source.expect(payloads.ranges(rows, fields))
-        yield batch
 
 
 class Payloads:
     """The payloads of some ``fields`` of the current batch. With ``by_index``, the batch comes from an index, and the
     header before each payload is compared with it. A difference raises DataError ``stale-index``."""
 
-    def __init__(self, source: ByteSource, fields: frozenset[bytes], *, by_index: bool = False) -> None:
+    def __init__(self, source: Source, fields: frozenset[bytes], *, by_index: bool = False) -> None:
         self.by_index = by_index
         self.batch = new_batch()
-        self._source = source
+        self.source = source
         self.fields = fields
+        self.sees = bool(fields)
+        """Whether a scan must call :meth:`see`."""
         self._suffixes = tuple(b"." + field for field in fields)
         self._window: Window | None = None
         self._kept: dict[int, bytes] = {}
@@ -91,7 +39,7 @@ class Payloads:
     def see(self, window: Window) -> None:
         """Take a new window. If the source is a stream, keep the payloads that may be read."""
         self._window = window
-        if self._source.seekable:
+        if self.source.seekable:
             return
         columns = window.columns
         for row, name in enumerate(columns.names):
@@ -118,9 +66,9 @@ class Payloads:
         member = expected_member(self.batch, row, at)
         offset, end = member.offset, member.offset + member.size
         if self.by_index:
-            member.check(self._source)
+            member.check(self.source)
         while offset < end:
-            data = self._source.read_at(offset, min(PIECE_BYTES, end - offset))
+            data = self.source.read_at(offset, min(PIECE_BYTES, end - offset))
             if not data:
                 message = f"archive ends {end - offset} bytes before the payload"
                 raise self._error(row, field, message, "truncated")
@@ -137,6 +85,15 @@ class Payloads:
                     ranges.append((member.first, member.offset + member.size))
         return ranges
 
+    def request(self, fields: frozenset[bytes], rows: Iterable[int]) -> None:
+        """Request the payloads of these fields and rows of the current batch together. A local shard in memory needs no
+        requests."""
+        source, starts = self.source, self.batch.starts
+        if source.fd is None or is_cold(source.fd, starts[len(starts) // 3]):
+            ranges = self.ranges(rows, fields)
+            if len(ranges) > 1:
+                source.expect(ranges)
+
     def _at(self, row: int, field: bytes) -> int:
         return self.batch.fields.index(field, self.batch.firsts[row], self.batch.firsts[row + 1])
 
@@ -152,16 +109,16 @@ class Payloads:
         if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
             return window.buffer[offset - window.base : offset - window.base + size]
         if self.by_index:
-            data = expected_member(self.batch, row, at).payload(self._source)
+            data = expected_member(self.batch, row, at).payload(self.source)
         else:
-            data = self._source.read_at(offset, size)
+            data = self.source.read_at(offset, size)
         if len(data) < size:
             message = f"archive ends after {len(data)} of {size} payload bytes"
             raise self._error(row, field, message, "truncated")
         return data
 
     def _error(self, row: int, field: bytes, message: str, code: str) -> DataError:
-        return SampleAt(self.batch, row, self._source.name).error(message, code, field)
+        return SampleAt(self.batch, row, self.source.name).error(message, code, field)
 
 
 def expected_member(batch: SampleBatch, row: int, at: int) -> Expected:

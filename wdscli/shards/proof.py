@@ -31,16 +31,18 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from wdscli.errors import DataError, InputError
-from wdscli.samples import Ignored, SampleBatch, iter_batches
+from wdscli.samples import Ignored, SampleBatch
 from wdscli.samples.reading import holds_no_sample, is_there
+from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads
+from wdscli.selection.walk import Walk
 from wdscli.shards.index import Check, Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
 from wdscli.storage import Source, is_local, is_stream
 from wdscli.storage.addresses import local_path
 from wdscli.storage.kinds import is_other_version, parse_note, source_version, stored_version, tells_bytes
 from wdscli.storage.opening import open_pinned, read_noted
-from wdscli.tar import CANONICAL, ByteSource, Form
+from wdscli.tar import CANONICAL, Form
 from wdscli.threads import holding
 
 LOCAL_GAPS = 1 << 10
@@ -266,7 +268,7 @@ class BatchReader(Protocol):
 
 
 def scan_index(
-    source: ByteSource, form: Form = CANONICAL, numbers: BatchReader | None = None
+    source: Source, form: Form = CANONICAL, numbers: BatchReader | None = None
 ) -> tuple[IndexBuilder, dict[str, int]]:
     """Scan the headers of a shard. Return the columns of its index, and its ignored members. ``numbers`` gets each
     batch.
@@ -275,13 +277,10 @@ def scan_index(
     """
     builder, ignored = IndexBuilder(), Ignored()
     payloads = Payloads(source, frozenset() if numbers is None else numbers.payload_fields)
-    see = payloads.see if payloads.fields else None
-    for batch in iter_batches(source, form=form, ignored=ignored, see=see):
+    for batch, _ in Walk(Selection(), Selection().new_state(), payloads, form, ignored).chosen():
         builder.add_batch(batch)
         if numbers is not None:
-            payloads.batch = batch
             numbers.add_batch(batch, source.name, payloads)
-            payloads.forget()
     return builder, ignored.counts
 
 

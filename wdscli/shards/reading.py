@@ -15,8 +15,9 @@ from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
 from wdscli.selection import Selection
-from wdscli.selection.reading import Payloads, expecting
+from wdscli.selection.reading import Payloads
 from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
+from wdscli.selection.walk import Walk
 from wdscli.shards.index import Index
 from wdscli.shards.proof import find_index, scan_index, scanned_index
 from wdscli.storage import Source, open_source
@@ -227,6 +228,6 @@ def _index_of(address: str, open_shard: Callable[[str], Source]) -> Index:
 def _read_all(source: Source, index: Index, numbers: SampleNumbers) -> None:
     """Add the numbers of all samples of a shard. Its index gives their places."""
     payloads = Payloads(source, numbers.payload_fields, by_index=True)
-    for batch in expecting(source, index_batches(index), Selection(), payloads, numbers.payload_fields):
-        payloads.batch = batch
+    walk = Walk(Selection(), Selection().new_state(), payloads)
+    for batch, _ in walk.chosen(index_batches(index), requested=payloads.fields):
         numbers.add_batch(batch, source.name, payloads)
