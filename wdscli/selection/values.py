@@ -12,7 +12,7 @@ documents. An index names them by the normal form of the expression. Their seal 
 so that values of another index are refused.
 
 This module does not know what the values are for, nor whether the payloads have changed since they were stored (see
-:func:`wdscli.shards.reading.find_index`).
+:func:`wdscli.shards.proof.find_index`).
 """
 
 from __future__ import annotations

@@ -332,7 +332,7 @@ def is_device(path: str) -> bool:
 
 
 def refuse_device(address: str) -> None:
-    """Raise InputError for a named pipe or a device in the place of a file, because its reader might wait forever."""
+    """Raise InputError for a named pipe or a device where a file is needed, because its reader might wait forever."""
     if is_local(address) and is_device(local_path(address)):
         raise InputError(f"cannot read {address}: it is a pipe or a device, not a file")
 
