@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_cases import wds
+from shard_cases import tar_of, wds
 from terminals import on_terminal
 
 from wdscli.cli.main import main
@@ -842,3 +842,21 @@ def test_far_away_shards_are_listed_from_their_index(folder: Path, run: Run) -> 
     stale = run(address)
     assert "is not used" in stale.err
     assert stale.rows[0][0] == "n01/a"
+
+
+def test_samples_in_several_parts_are_said(tmp_path: Path) -> None:
+    """`ls` printed four half samples without a word."""
+    for name in ("i.tar", "j.tar"):
+        (tmp_path / name).write_bytes(
+            tar_of([("0.png", b""), ("1.png", b""), ("0.txt", b""), ("1.txt", b"")])
+        )
+    for words in (
+        ["ls"],
+        ["ls", "--summary"],
+        ["ls", "--by", "shard"],
+        ["ls", "--show"],
+        ["cat", "--to", "jsonl"],
+    ):
+        ran = wds(*words, f"{tmp_path}/i.tar", f"{tmp_path}/j.tar")
+        assert ran.err.count(f'warning: "0" of {tmp_path}/i.tar is in several parts: ') == 1, words
+        assert "wds repair" in ran.err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import json
 import os
 import pickle
 import tarfile
@@ -19,6 +21,8 @@ from shard_cases import tar_of
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.loader.dataset import PositionDataset
+from wdscli.shards.proof import scan_index
+from wdscli.storage import open_source
 
 BROKEN = "in-000003.tar"
 LOST = set(range(39, 52))
@@ -372,3 +376,81 @@ def test_a_table_counts_samples_that_lost_a_member(tmp_path: Path) -> None:
     table = wds.IndexedDataset(address, on_error="skip")
     assert [sample["__key__"] for sample in table] == ["a", "d"]
     assert table.stats()["dropped"] == {address: {"read: link": 2}}
+
+
+def separated(folder: Path, name: str = "i.tar") -> str:
+    """A shard of four half samples and a whole one, as GNU tar writes it if the files are named in this order."""
+    members = [
+        ("0.png", b"p"),
+        ("1.png", b"p"),
+        ("2.png", b"p"),
+        ("2.txt", b"t"),
+        ("0.txt", b"t"),
+        ("1.txt", b"t"),
+    ]
+    (folder / name).write_bytes(tar_of(members))
+    return str(folder / name)
+
+
+class TestSamplesInParts:
+    """Commands refuse a shard whose samples are in several parts; the loader read each part as a sample."""
+
+    ERROR = r'the key comes back with other fields in sample "0" in .*i\.tar at byte 4096'
+
+    @pytest.mark.parametrize("kind", [wds.WebDataset, wds.IndexedDataset])
+    def test_they_are_an_error(self, tmp_path: Path, kind: Any) -> None:
+        with pytest.raises(DataError, match=self.ERROR) as caught:
+            kind(separated(tmp_path))
+        assert caught.value.code == "interleaved-key"
+        assert "wds repair" in (caught.value.hint or "")
+
+    @pytest.mark.parametrize("kind", [wds.WebDataset, wds.IndexedDataset])
+    def test_skip_counts_all_parts(self, tmp_path: Path, kind: Any) -> None:
+        shard = separated(tmp_path)
+        data = kind(shard, on_error="skip")
+        assert [(sample["__key__"], len(sample) - 2) for sample in data] == [("2", 2)]
+        assert data.stats()["dropped"] == {shard: {"read: interleaved-key": 4}}
+
+    @pytest.mark.parametrize("kind", [wds.WebDataset, wds.IndexedDataset])
+    def test_an_index_is_no_excuse(self, tmp_path: Path, kind: Any) -> None:
+        """Any tool may write an index and a wids manifest of such a shard."""
+        shard = separated(tmp_path)
+        with open_source(shard) as source:
+            builder, ignored = scan_index(source)
+            data = builder.to_bytes(shard="i.tar", size=source.size, ignored=ignored)
+        (tmp_path / ".wds").mkdir()
+        (tmp_path / ".wds" / "i.tar.wdx").write_bytes(data)
+        with pytest.raises(DataError, match=self.ERROR):
+            kind(shard)
+        manifest = {
+            "__kind__": "wids-shard-index-v1",
+            "wids_version": 1,
+            "shardlist": [{"url": "i.tar", "nsamples": 5}],
+        }
+        (tmp_path / "i.json").write_text(json.dumps(manifest))
+        with pytest.raises(DataError, match=self.ERROR):
+            list(kind(f"{tmp_path}/i.json"))
+
+    @pytest.mark.parametrize("how", ["pipe:cat {}", "gz", "pipeline"])
+    def test_streams(self, tmp_path: Path, how: str) -> None:
+        shard = separated(tmp_path)
+        address = how.format(shard)
+        if how == "gz":
+            address = shard + ".gz"
+            Path(address).write_bytes(gzip.compress(Path(shard).read_bytes()))
+        if how == "pipeline":
+            stages = wds.SimpleShardList([shard]), wds.split_by_worker, wds.tarfile_to_samples()
+            with pytest.raises(DataError, match="the key comes back with other fields"):
+                list(wds.DataPipeline(*stages))
+            return
+        with pytest.raises(DataError, match="the key comes back with other fields"):
+            list(wds.WebDataset(address))
+        data = wds.WebDataset(address, on_error="skip")
+        assert [(sample["__key__"], len(sample) - 2) for sample in data] == [("0", 1), ("1", 1), ("2", 2)]
+        assert data.stats()["dropped"] == {address: {"read: interleaved-key": 2}}
+
+    def test_a_repeated_key_is_another_sample(self, tmp_path: Path) -> None:
+        """A set may hold a sample twice, as webdataset reads it."""
+        members = [("0.png", b"p"), ("0.txt", b"t"), ("1.png", b"p"), ("0.png", b"q"), ("0.json", b"{}")]
+        (tmp_path / "r.tar").write_bytes(tar_of(members))
+        assert [sample["__key__"] for sample in wds.WebDataset(str(tmp_path / "r.tar"))] == ["0", "1", "0"]

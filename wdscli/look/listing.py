@@ -21,9 +21,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, UsageError
+from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import Ignored, SampleBatch, new_batch
 from wdscli.samples.grouping import SampleAt
+from wdscli.samples.separated import JOIN_HINT, SeparatedSamples
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import MissingName
@@ -144,6 +146,7 @@ class SetReader:
         self._progress = progress
         self._form = form
         self._ignored = Ignored()
+        self._has_parts = False
         self._damaged = missing_samples(shards.missing)
         self._known = known_samples(shards) if self.skips else {}
         self._stored: dict[str, StoredIndex] = {}
@@ -172,6 +175,13 @@ class SetReader:
     def _trouble(self, error: DataError) -> None:
         self.troubles.append(error)
         self._progress.warn(str(error))
+
+    def _warn_of_parts(self, search: SeparatedSamples, batch: SampleBatch, shard: str) -> None:
+        """Warn once about a sample whose members are not next to each other."""
+        for row in () if self._has_parts else search.add_batch(batch):
+            self._has_parts = True
+            self._progress.warn(f'"{to_text(batch.keys[row])}" of {shard} is in several parts: {JOIN_HINT}')
+            break
 
     @cached_property
     def _unindexed(self) -> frozenset[str]:
@@ -355,8 +365,10 @@ class Listing(SetReader):
         indexed = self._indexed(source, payloads) if self._by_index else None
         walk = self._walk(payloads)
         walk.lenient = True
+        search = SeparatedSamples()
         try:
             for batch, rows in walk.chosen(indexed):
+                self._warn_of_parts(search, batch, self.names.get(source.name, source.name))
                 if payloads.by_index and payloads_of:
                     fields = payloads_of if with_values is None else with_values(frozenset(batch.values))
                     payloads.request(fields, rows)

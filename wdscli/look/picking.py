@@ -31,6 +31,7 @@ from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.samples.keys import KeySet
+from wdscli.samples.separated import SeparatedSamples
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
 from wdscli.shards.inputs import ShardStage, open_set
@@ -243,8 +244,9 @@ class SampleReader(SetReader):
                 source.expect([(begin[0], source.size)])
         walk = self._walk(payloads)
         walk.checks_names, walk.begin = self._writes_names, begin
-        by_index = payloads.by_index
+        by_index, search = payloads.by_index, SeparatedSamples()
         for batch, rows in walk.chosen(indexed):
+            self._warn_of_parts(search, batch, source.name)
             if by_index and (wanted := list(self._wanted(batch, rows[: self.limit], source.name))):
                 source.expect(wanted)
             pieces = partial(_pieces, source, batch, by_index) if held is None else held.member

@@ -1,8 +1,9 @@
 """This module reads one shard as records, its checksum, and one number of each sample.
 
 A :class:`ShardReader` yields samples, keys or members as records. :func:`values_of` returns one number for each sample
-of some shards, from their indexes or payloads, for callers that need all numbers before they read samples. This module
-does not know commands, or how an index is proven (:mod:`wdscli.shards.proof`).
+of some shards, from their indexes or payloads, for callers that need all numbers before they read samples.
+:func:`check_joined` refuses a shard with a sample in several parts. This module does not know commands, or how an index
+is proven (:mod:`wdscli.shards.proof`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
+from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
+from wdscli.samples.separated import SeparatedSamples, separated
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads
 from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
@@ -131,6 +134,32 @@ def is_shard(address: str, shard: ShardInfo, form: Form = CANONICAL) -> bool:
             except WdsError:
                 return False
         return checksum_of(source, shard.checksum.partition(":")[0]) == shard.checksum
+
+
+def separated_parts(index: Index) -> Iterator[tuple[bytes, int]]:
+    """Yield key and first byte of each later part of a sample whose members are not next to each other. Nearly always
+    there is none, because all samples have a field in common."""
+    if not index.samples or int(numpy.bincount(index.member_fields).max()) == index.samples:
+        return
+    search = SeparatedSamples(index.samples)
+    for batch in index_batches(index):
+        for row in search.add_batch(batch):
+            yield batch.keys[row], batch.start(row)
+
+
+def check_joined(index: Index, address: str) -> None:
+    """Raise DataError if a sample of the shard at ``address`` is in several parts."""
+    for key, offset in separated_parts(index):
+        raise separated(key, address, offset)
+
+
+def without_parts(index: Index) -> Index:
+    """Return an index without the samples that are in several parts."""
+    parted = {key for key, _ in separated_parts(index)}
+    if not parted:
+        return index
+    whole = [row for row, key in enumerate(index.keys_of(0, index.samples)) if key not in parted]
+    return index.part(numpy.array(whole, dtype=numpy.int64))
 
 
 def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[SampleBatch]:

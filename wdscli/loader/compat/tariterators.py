@@ -44,6 +44,7 @@ from wdscli.loader.stages.per_sample import Files
 from wdscli.loader.streams import fields_of
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import Grouper, iter_samples, split_name
+from wdscli.samples.separated import joined_samples
 from wdscli.storage import Source, is_local, local_path, open_source, scheme
 from wdscli.storage.compressed import decompressed
 from wdscli.storage.patterns import BRACES, expand_braces
@@ -477,9 +478,10 @@ class _Samples:
     def _of_shard(self, shard: dict[str, Any]) -> Iterator[dict[str, Any]]:
         spelled = self._files is not None or self._renaming is not None
         with _opened(shard) as source:
-            samples: Iterator[Any] = (
-                (sample.key, fields_of(sample.fields, spelled)) for sample in iter_samples(source)
-            )
+            stored = iter_samples(source)
+            if self._renaming is None:
+                stored = joined_samples(stored, shard["url"])
+            samples: Iterator[Any] = ((sample.key, fields_of(sample.fields, spelled)) for sample in stored)
             if self._renaming is not None:
                 members = ((f"{key}.{field}", fields[field]) for key, fields in samples for field in fields)
                 samples = regrouped(members, self._renaming, shard["url"])

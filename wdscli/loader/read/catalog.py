@@ -44,6 +44,7 @@ from wdscli.shards.proof import (
     read_index,
     scanned_index,
 )
+from wdscli.shards.reading import check_joined, without_parts
 from wdscli.shards.view_shards import check_view
 from wdscli.shown import shown
 from wdscli.storage import Source, folder_of, has_folder, is_local, local_path, open_source
@@ -426,8 +427,11 @@ class Catalog:
             source, stored = self._listed(address, listed) if stored is None else (None, stored)
             with source or self.open(address) as source:
                 proven = prove_index(address, source, stored=stored)
-                if proven.index is None and source.seekable:
+                if proven.index is not None:
+                    check_joined(proven.index, address)
+                elif source.seekable:
                     index = scanned_index(address, source)
+                    check_joined(index, address)
                     proven = self._scanned[number] = ProvenIndex.of(index, Proof.HEADERS, source.version)
                 return proven
         except (DataError, StorageError) as error:
@@ -500,8 +504,9 @@ class Catalog:
             return self._compared(number, stored)
         try:
             index = self._counted(number, pinned)
+            check_joined(index, address)
         except DataError:
-            # The manifest or the counts belong to another version.
+            # The manifest or the counts belong to another version, or samples are in several parts.
             return self._compared(number)
         return self._tables.keep(number, self._table(number, index, pinned))
 
@@ -612,4 +617,6 @@ def _salvaged(address: str, open_shard: Callable[[str], Source]) -> tuple[Index,
                 builder.add_batch(batch)
     except StorageError:
         builder, size = IndexBuilder(), 0
-    return builder.index(address, size, ignored.counts), sum(dropped.values())
+    index = builder.index(address, size, ignored.counts)
+    whole = without_parts(index)
+    return whole, sum(dropped.values()) + index.samples - whole.samples

@@ -25,6 +25,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError, printable
 from wdscli.loader.order.order import gathered
 from wdscli.samples.reading import iter_salvaged, iter_samples
+from wdscli.samples.separated import SeparatedSamples, joined_samples, separated
 from wdscli.shown import shown
 from wdscli.threads import ForkLock
 
@@ -234,11 +235,16 @@ class Failed(NamedTuple):
 def samples_of_stream(source: Source, address: str, policy: Policy) -> Iterator[Sample]:
     """Yield the samples of a stream. Unless errors are raised, yield only its intact samples, and count the others."""
     if policy.on_error == "raise":
-        yield from iter_samples(source)
+        yield from joined_samples(iter_samples(source), address)
         return
-    errors, dropped = list[DataError](), dict[str, int]()
+    errors, dropped, search = list[DataError](), dict[str, int](), SeparatedSamples()
     try:
-        yield from iter_salvaged(source, errors.append, dropped)
+        for sample in iter_salvaged(source, errors.append, dropped):
+            if search.add(sample.key, [*sample.fields]):
+                errors.append(separated(sample.key, address))
+                dropped["interleaved-key"] = dropped.get("interleaved-key", 0) + 1
+            else:
+                yield sample
     finally:
         if errors:
             policy.leave_out(Failed(errors[0], address), sum(dropped.values()) or 1)

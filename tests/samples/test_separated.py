@@ -1,0 +1,48 @@
+"""Samples whose members are not next to each other are found by the rule of `wds verify`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from wdscli.samples import new_batch
+from wdscli.samples.separated import SeparatedSamples
+from wdscli.verify.keys import INTERLEAVED, KeyColumns
+
+FIELDS = [(b"png",), (b"txt",), (b"png", b"txt"), (b"json",), (b"txt", b"json")]
+
+
+def made(rng: random.Random, shapes: int) -> list[tuple[bytes, tuple[bytes, ...]]]:
+    keys = [b"%d" % rng.randrange(8) for _ in range(12)]
+    return [(key, rng.choice(FIELDS[:shapes])) for key in keys]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_parts_are_those_of_verify(seed: int) -> None:
+    rng = random.Random(seed)
+    samples = made(rng, 1 + seed % len(FIELDS))
+    columns, batch = KeyColumns(), new_batch()
+    for key, fields in samples:
+        batch.keys.append(key)
+        batch.starts.extend([0] * len(fields))
+        batch.fields.extend(fields)
+        batch.firsts.append(len(batch.fields))
+    columns.add(batch, [columns.mask(fields) for _, fields in samples])
+    repeats = columns.repeats()
+    expected = [] if repeats is None else repeats.rows(INTERLEAVED).tolist()
+    one_by_one = SeparatedSamples()
+    assert [row for row, sample in enumerate(samples) if one_by_one.add(*sample)] == expected
+    in_batches, first = SeparatedSamples(), rng.randrange(len(samples))
+    rows = []
+    for low, high in ((0, first), (first, len(samples))):
+        rows += [low + row for row in in_batches.add_batch(batch.part(low, high))]
+    assert rows == expected
+
+
+def test_memory_is_bounded() -> None:
+    search = SeparatedSamples(most_keys=3)
+    assert [search.add(key, ["png"]) for key in "abc"] == [False] * 3
+    assert not search.add("a", ["txt"])
+    assert not search._keys
+    assert not search._fields
