@@ -302,8 +302,21 @@ def encode_cbor(value: Any) -> bytes:
 
 
 def encode_torch(value: Any) -> bytes:
+    data = torch_dumps(value)
+    if _is_plain(value, sys.modules["torch"].Tensor):
+        return data
     hint = "use tensors (torch.from_numpy(array)) in plain containers, or an npy or npz field"
-    return _readable(torch_dumps(value), decode_torch, hint)
+    return _readable(data, decode_torch, hint)
+
+
+def _is_plain(value: Any, tensor: type) -> bool:
+    """Return whether a value has only tensors, numbers and text, so that reading it back, which is slow, tells
+    nothing."""
+    if type(value) is dict:
+        return all(_is_plain(part, tensor) for pair in value.items() for part in pair)
+    if type(value) in (list, tuple):
+        return all(_is_plain(part, tensor) for part in value)
+    return value is None or type(value) in (tensor, bool, int, float, str)
 
 
 def _readable(data: bytes, decode: Decode, hint: str) -> bytes:
@@ -384,10 +397,11 @@ def gzipped(data: Any) -> bytes:
 def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODERS) -> Any:
     """Return the payload of one field. Raises UsageError for values that its type cannot hold, and for values that the
     field's decoder could not give back. In a field of unknown type, only text and bytes are allowed."""
-    name, packed = held_extension(field)
-    encode, kind = encoders.get(name), find(name)
+    name, packed, kind = _type_of(field)
+    encode = encoders.get(name)
     if isinstance(value, Payload):
-        check_content(value, name, kind)
+        if kind.is_binary and len(value) <= _MAX_FILE_NAME_BYTES:
+            check_content(value, name, kind)
     elif isinstance(value, str) and kind.is_binary and encode is ENCODERS.get(name):
         value = value.encode("utf-8")
         _refuse_text(value, name, kind)
@@ -401,6 +415,13 @@ def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODE
             hint="use a field of a known type (image.png, label.cls, data.json, x.npy), or bytes",
         )
     return gzipped(value) if packed else value
+
+
+@lru_cache(maxsize=1024)
+def _type_of(field: str) -> tuple[str, bool, Kind]:
+    """Return the extension of a field's content, whether the content is compressed, and the kind of the content."""
+    name, packed = held_extension(field)
+    return name, packed, find(name)
 
 
 def check_content(payload: Any, name: str, kind: Kind) -> None:
