@@ -164,6 +164,15 @@ def test_stored_values_can_be_written_again() -> None:
         assert numpy.array_equal(imagehandler("stored")(".png", payload), values)
 
 
+def test_a_gif_of_too_many_colours_is_refused() -> None:
+    """The page says that gif is written without loss."""
+    few = numpy.dstack([CLASSES] * 3)
+    assert numpy.array_equal(imagehandler("rgb8")(".gif", encode_image(few, "gif")), few)
+    many = numpy.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=numpy.uint8)
+    with pytest.raises(UsageError, match="at most 256"):
+        encode_image(many, "gif")
+
+
 @pytest.mark.parametrize("kind", ["jpg", "webp", "gif", "bmp", "pgm"])
 def test_a_writer_does_not_clip_them_either(kind: str) -> None:
     """Pillow writes them as webp and gif of 8 bits, without a word."""

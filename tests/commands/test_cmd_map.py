@@ -692,13 +692,15 @@ class TestMasks:
             members.append((f"a.{field}", stream.getvalue()))
         return write_shards(tmp_path / "in", [[members]])
 
-    def values(self, shard: Path | str) -> dict[str, Any]:
-        """Format, mode, size and values by member."""
+    def values(self, shard: Path | str, kind: str = "") -> dict[str, Any]:
+        """Format, mode, size and values by member, of the members whose name ends in ``kind``."""
         import numpy
         from PIL import Image
 
         found = {}
         for name, payload in members_of(shard):
+            if not name.endswith(kind):
+                continue
             picture = Image.open(io.BytesIO(payload))
             found[name] = (
                 picture.format,
@@ -822,9 +824,23 @@ class TestMasks:
         self, run: Command, good: Command, masks: list[str], tmp_path: Path
     ) -> None:
         options = [*masks, "-o", tmp_path / "out-%06d.tar", "--resize", 9, "--rename", "photo.jpg=jpg"]
-        assert 'no sample has a field "jpg"' in run(*options, "--only", "jpg").err
+        assert 'no sample has a picture "jpg"' in run(*options, "--only", "jpg").err
         good(*options, "--only", "photo.jpg", "--force")
         assert self.values(outputs(tmp_path)[0])["a.photo.jpg"][2] == (9, 9)
+
+    def test_pictures_that_pillow_only_reads(self, good: Command, run: Command, tmp_path: Path) -> None:
+        """A format that map does not write is read, and written in another format; it was left out without a word."""
+        image = pytest.importorskip("PIL.Image")
+        stream = io.BytesIO()
+        image.new("RGB", (20, 20), (1, 2, 3)).save(stream, "TGA")
+        shards = write_shards(tmp_path / "tga", [[[("a.tga", stream.getvalue()), ("a.cls", b"1")]]])
+        ran = good(*shards, "-o", tmp_path / "out-%06d.tar", "--resize", 9)
+        assert members_of(outputs(tmp_path)[0]) == members_of(shards[0])
+        assert "field tga: 1 picture unchanged, because wds map cannot write tga" in ran.err
+        good(*shards, "-o", tmp_path / "out-%06d.tar", "--resize", 9, "--format", "png", "--force")
+        assert self.values(outputs(tmp_path)[0], "png") == {"a.png": ("PNG", "RGB", (9, 9), {1, 2, 3})}
+        ran = run(*shards, "-o", tmp_path / "out-%06d.tar", "--resize", 9, "--only", "cls", "--force")
+        assert 'no sample has a picture "cls"' in ran.err
 
     def test_a_plan_has_the_options(self, good: Command, masks: list[str], tmp_path: Path) -> None:
         options = ["--resize", "32,nearest=lab.png", "--only", "lab.png,seg.png", "--format", "webp"]

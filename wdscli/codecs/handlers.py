@@ -162,20 +162,20 @@ def inflate(data: bytes, limit: int = MAX_DECODED_BYTES) -> bytes:
     if not data:
         raise DataError("the gzip stream is empty")
     parts: list[bytes] = []
-    total, rest = 0, bytes(data)
-    while rest:
+    total, remaining = 0, bytes(data)
+    while remaining:
         stream = zlib.decompressobj(wbits=31)
         while not stream.eof:
-            part = stream.decompress(rest, min(_PIECE_BYTES, limit - total + 1))
-            rest = stream.unused_data if stream.eof else stream.unconsumed_tail
+            part = stream.decompress(remaining, min(_PIECE_BYTES, limit - total + 1))
+            remaining = stream.unused_data if stream.eof else stream.unconsumed_tail
             total += len(part)
             if total > limit:
                 raise too_large(limit)
-            if not (part or rest or stream.eof):
+            if not (part or remaining or stream.eof):
                 raise DataError("the gzip stream is truncated")
             parts.append(part)
         # The gzip format allows zeros or another stream after a stream.
-        rest = rest.lstrip(b"\0")
+        remaining = remaining.lstrip(b"\0")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

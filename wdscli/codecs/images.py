@@ -497,7 +497,19 @@ def encode_image(picture: Any, kind: str) -> bytes:
         picture.save(stream, form, **IMAGE_OPTIONS.get(form, {}))
     except (OSError, ValueError) as error:
         raise UsageError(f"{kind} cannot hold a picture of mode {picture.mode}: {error}") from error
+    if form == "GIF" and picture.mode not in HELD_MODES[form] and not _has_pixels(stream, picture):
+        raise UsageError(
+            "gif cannot hold all colours of the picture: it has at most 256",
+            hint="use png, or reduce the colours",
+        )
     return stream.getvalue()
+
+
+def _has_pixels(stream: io.BytesIO, picture: Any) -> bool:
+    """Return whether an encoded picture has the pixels of ``picture``."""
+    from PIL import Image
+
+    return bool(Image.open(stream).convert(picture.mode).tobytes() == picture.tobytes())
 
 
 def _picture_array(picture: Any) -> Any:

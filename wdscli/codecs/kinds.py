@@ -55,6 +55,11 @@ class Kind(NamedTuple):
     """Whether text is never a payload of this kind, unless it begins with ``begins``: sound, film, pictures, arrays."""
 
     @property
+    def is_picture(self) -> bool:
+        """Whether Pillow reads or writes such payloads."""
+        return self.form == "image" or bool(self.pillow)
+
+    @property
     def may_be_text(self) -> bool:
         """Whether such a field may have text that is no class, caption or number. A name without a row may."""
         is_written_as_text = self.is_text and self.form not in ("integer", "number")

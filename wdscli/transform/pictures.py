@@ -80,12 +80,16 @@ def _changed_sample(transform: Transform, remarks: Counter[Remark], sample: Inpu
     chosen = chosen_pictures(transform, sample, [field for field, _ in fields])
     opened: dict[str, OpenedPicture] = {}
     for field, payload in fields:
-        if field in chosen:
-            with of_field(field):
-                opened[field] = OpenedPicture(transform, field, payload)
+        if field not in chosen:
+            continue
+        if not find(_new_kind(transform, field)).pillow:
+            remarks[Remark(field, f"unchanged, because wds map cannot write {extension(field)}")] += 1
+            continue
+        with of_field(field):
+            opened[field] = OpenedPicture(transform, field, payload)
     orientations = {picture.orientation for picture in opened.values()}
     is_each_changed = not any(picture.keeps_bytes for picture in opened.values()) and not any(
-        find(extension(field)).form == "image" for field, _ in fields if field not in opened
+        find(extension(field)).is_picture for field, _ in fields if field not in opened
     )
     is_turned = len(orientations) == 1 and is_each_changed
     changed: dict[bytes, bytes] = {}
@@ -104,10 +108,16 @@ def _count(remarks: Counter[Remark], field: str, change: str) -> None:
     remarks[Remark(field, change)] += 1
 
 
+def _new_kind(transform: Transform, field: str) -> str:
+    """Return the new extension of a picture. A field of masks keeps its format."""
+    keeps_format = transform.format is None or is_listed(field, transform.nearest)
+    return extension(field) if keeps_format else transform.format or ""
+
+
 def chosen_pictures(transform: Transform, sample: InputSample, fields: Sequence[str]) -> list[str]:
     """Return the fields of a sample whose pictures are changed. Raises UsageError if one of several pictures may be a
     mask, and the user has chosen no fields."""
-    pictures = [field for field in fields if find(extension(field)).pillow]
+    pictures = [field for field in fields if find(extension(field)).is_picture]
     if transform.only:
         return [field for field in pictures if is_listed(field, transform.only)]
     photos = [field for field in pictures if find(extension(field)).pillow in PHOTO_FORMATS]
@@ -127,9 +137,7 @@ class OpenedPicture:
     that is not a picture."""
 
     def __init__(self, transform: Transform, field: str, payload: bytes) -> None:
-        kind = extension(field)
-        is_named = is_listed(field, transform.nearest)
-        new_kind = kind if is_named or transform.format is None else transform.format
+        kind, new_kind = extension(field), _new_kind(transform, field)
         self.transform, self.payload = transform, payload
         self.image = opened_image(payload, MAX_DECODED_BYTES)
         self.format = find(new_kind).pillow
@@ -138,6 +146,7 @@ class OpenedPicture:
         # Pillow may decode the picture to find its orientation, and then no longer knows its bits.
         self.words = mode_words(self.image) + " of 16 bits" * has_16_bit_colours(self.image)
         has_values = self.image.mode in NEAREST_MODES or has_wide_values(self.image)
+        is_named = is_listed(field, transform.nearest)
         self.by_nearest = is_named or (has_values and self.format != "JPEG")
         self.target = self._target(*self.image.size)
         self.keeps_bytes = transform.only_if_bigger and self.target is None and not is_new_format

@@ -353,7 +353,7 @@ class TransformMaker(Maker):
         transform, shards = self.transform, self.contents.shards
         if transform.named_fields and has_made_all and self._taken and not self._touched:
             raise DataError(
-                f'no sample has a field "{transform.named_fields}"',
+                f'no sample has a {"picture" if transform.only else "field"} "{transform.named_fields}"',
                 code="missing-field",
                 hint="`wds ls --summary SHARDS` lists the fields",
             )

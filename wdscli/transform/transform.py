@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from wdscli.codecs.kinds import PictureFormat
+from wdscli.codecs.handlers import extension
+from wdscli.codecs.kinds import PictureFormat, find
 from wdscli.errors import UsageError, WdsError
 from wdscli.samples import check_name
 from wdscli.selection.named import is_there
@@ -94,8 +95,8 @@ class Transform(NamedTuple):
         return self.field or self.only
 
     def is_named(self, field: str) -> bool:
-        """Return whether an option names this field to be changed."""
-        return field == self.field or is_listed(field, self.only)
+        """Return whether an option names this field, or this picture, to be changed."""
+        return field == self.field or (find(extension(field)).is_picture and is_listed(field, self.only))
 
     @property
     def is_slow(self) -> bool:
