@@ -234,8 +234,8 @@ def _leaves_none_out(index: Index, source: Source) -> bool:
     if count > max_checked and not index.ignored:
         return False
     # The checked gaps are evenly spread, and include the first and the last.
-    spread = {gap * (count - 1) // (max_checked - 1) for gap in range(max_checked)}
-    checked = range(count) if count <= max_checked else sorted(spread)
+    checks, last = min(count, max_checked), count - 1
+    checked = (number * last // max(1, checks - 1) for number in range(checks))
     return all(holds_no_sample(source, int(gap_starts[gap]), int(gap_ends[gap])) for gap in checked)
 
 
