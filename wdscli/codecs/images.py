@@ -353,6 +353,11 @@ def has_wide_values(image: Any) -> bool:
     return image.mode in ("I", "F") or image.mode.startswith("I;")
 
 
+def is_transparent(image: Any) -> bool:
+    """Return whether an image has transparent pixels, or may have some."""
+    return image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info
+
+
 def mode_words(image: Any) -> str:
     """Return words for the pixels of an image, such as "gray of 16 bits".
 

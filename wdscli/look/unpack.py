@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from wdscli.arrays import numpy
 from wdscli.codecs import headers
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension, held_extension, inflate
+from wdscli.codecs.images import has_wide_values, is_transparent
 from wdscli.codecs.kinds import Kind, find
 from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.look.picking import SampleReader
@@ -393,7 +394,7 @@ def visible(image: Any) -> Any:
     """Convert a Pillow image to a mode that can be shown: L, RGB or RGBA. Faint gray levels are stretched."""
     if image.mode in ("1", "RGB", "RGBA"):
         return image.convert("L") if image.mode == "1" else image
-    if image.mode == "L" or image.mode.startswith(("I", "F")):
+    if image.mode == "L" or has_wide_values(image):
         if image.mode != "L":
             image = _finite(image.convert("F"))
         low, high = image.getextrema()
@@ -401,8 +402,7 @@ def visible(image: Any) -> Any:
             return image
         scale = 255 / (high - low) if high > low else 0.0
         return image.point(lambda value: value * scale - low * scale).convert("L")
-    has_alpha = "A" in image.mode or "transparency" in image.info
-    return image.convert("RGBA" if has_alpha else "RGB")
+    return image.convert("RGBA" if is_transparent(image) else "RGB")
 
 
 def _finite(image: Any) -> Any:

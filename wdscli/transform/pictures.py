@@ -34,6 +34,7 @@ from wdscli.codecs.images import (
     SIXTEEN_BIT_FORMATS,
     has_16_bit_colours,
     has_wide_values,
+    is_transparent,
     mode_words,
     opened_image,
 )
@@ -232,7 +233,7 @@ def _held(image: Any, old_format: str, new_format: str) -> Any:
         )
     if image.mode == "1" and "L" in held:
         return image.convert("L")
-    if _is_transparent(image):
+    if is_transparent(image):
         image = image.convert("RGBA")
         if "RGBA" in held:
             return image
@@ -240,10 +241,6 @@ def _held(image: Any, old_format: str, new_format: str) -> Any:
         canvas.paste(image, mask=image.getchannel("A"))
         image = canvas
     return image.convert("RGB") if "RGB" in held else image.convert("RGB").quantize()
-
-
-def _is_transparent(image: Any) -> bool:
-    return image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info
 
 
 def _white(image: Any) -> int | tuple[int, ...]:
