@@ -96,6 +96,28 @@ def room(package: str, module: str) -> str:
     return module.removeprefix(f"{package}.").partition(".")[0]
 
 
+CALLERS = {
+    "is_other_version": "shards.proof",
+    "parse_index": "ops.index shards.proof",
+    "proven_by": "shards.proof verify.beside",
+    "read_index": "loader.read.catalog shards.moving shards.proof verify.beside",
+    "scan_index": "ops.index shards.proof shards.reading",
+}
+"""The modules that call a piece with which a question was once answered in several places. All others call the function
+that answers it: ``find_index`` or ``prove_index`` of ``shards/proof.py``."""
+
+
+@pytest.mark.parametrize("piece", CALLERS)
+def test_a_question_is_answered_in_one_place(piece: str) -> None:
+    callers = {
+        name.removeprefix("wdscli.")
+        for name, path in MODULES.items()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == piece
+    }
+    assert sorted(callers) == CALLERS[piece].split()
+
+
 def test_no_folder_has_more_modules_than_a_reader_can_survey() -> None:
     counts: dict[Path, int] = defaultdict(int)
     for path in MODULES.values():
