@@ -106,12 +106,12 @@ def _taken(loader: Any, seconds: float, is_once: bool) -> tuple[list[float], int
     is_over = False
     while not is_over:
         epochs += 1
-        for item in loader:
+        for batch in loader:
             last = clock()
             if first is None:
                 first = last
             else:
-                samples += _count(item)
+                samples += _count(batch)
             if last - first >= seconds:
                 break
         is_over = first is None or is_once or clock() - first >= seconds
@@ -147,11 +147,11 @@ def _loader(data: WebDataset, workers: int) -> Any:
     return WebLoader(data, batch_size=None, num_workers=workers, persistent_workers=True)
 
 
-def _count(item: Any) -> int:
+def _count(batch: Any) -> int:
     """Return the number of samples in a batch. A dict with a ``__key__`` of type str is a single sample."""
-    if not isinstance(item, dict):
-        return len(item)
-    key = item.get("__key__")
+    if not isinstance(batch, dict):
+        return len(batch)
+    key = batch.get("__key__")
     return 1 if isinstance(key, str) else len(key or ())
 
 
@@ -160,12 +160,12 @@ def _sentence(shares: Shares, decode: str | None, workers: int, threads: int) ->
     part = f"{shares[largest]:.0%}"
     where = "the workers' time" if workers else "the time"
     if largest == 0:
-        more = "more workers, larger batches of nearby samples or fewer fields would help"
-        return f"Reading is the bottleneck: {part} of {where} goes into getting bytes; {more}."
+        advice = "more workers, larger batches of nearby samples or fewer fields would help"
+        return f"Reading is the bottleneck: {part} of {where} goes into getting bytes; {advice}."
     if largest == 1:
         what = "Decoding" if decode else "Making batches"
-        more = "more workers would help" if workers else "workers or threads would help"
-        return f"{what} is the bottleneck: {part} of {where} goes into it; {more}."
+        advice = "more workers would help" if workers else "workers or threads would help"
+        return f"{what} is the bottleneck: {part} of {where} goes into it; {advice}."
     if workers:
         return (
             f"The main process is the bottleneck: {part} of {where} is spent waiting for it to take batches; "

@@ -24,7 +24,7 @@ from wdscli.codecs.values import ENCODERS, check_content, encode_field, shown_va
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 
-_SIGNS = [(name, at, magic) for name, kind in KINDS.items() for at, magic in kind.signs]
+_SIGNS = [(name, offset, magic) for name, kind in KINDS.items() for offset, magic in kind.signs]
 _SCALARS = ("", "integer", "number", "text", "markup")
 """The formats that cannot hold NaN, so that it is a missing value."""
 
@@ -44,7 +44,7 @@ def extension_of(data: bytes) -> str:
     >>> extension_of(b"\\x89PNG\\r\\n\\x1a\\n..."), extension_of(b"words")
     ('png', '')
     """
-    return next((name for name, at, magic in _SIGNS if data.startswith(magic, at)), "")
+    return next((name for name, offset, magic in _SIGNS if data.startswith(magic, offset)), "")
 
 
 def cell_payload(value: Any, column: str, field: str) -> bytes | None:
@@ -94,7 +94,7 @@ def _value_of(value: Any, name: str, kind: Kind) -> Any:
         return _numbers(value)
     if kind.form == "npz":
         value = _parsed(value)
-        return {key: _numbers(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+        return {key: _numbers(part) for key, part in value.items()} if isinstance(value, Mapping) else value
     if kind.form == "bundle":
         return _numbers(value)
     if kind.pillow:
@@ -163,9 +163,9 @@ def _finite(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -77,15 +77,15 @@ def wave_of(data: bytes) -> Wave | None:
 
 
 def _wave(data: bytes) -> Wave:
-    at, code, rate, frame_bytes, long_bytes = 12, 0, 0, 0, 0
-    while data[at : at + 4] != b"data":
-        size = unpack_from("<I", data, at + 4)[0]
-        if data[at : at + 4] == b"fmt ":
-            code, _, rate, _, frame_bytes = unpack_from("<HHIIH", data, at + 8)
-        elif data[at : at + 4] == b"ds64":
-            long_bytes = unpack_from("<Q", data, at + 16)[0]
-        at += 8 + size + (size & 1)
-    stated, has_bytes = unpack_from("<I", data, at + 4)[0], len(data) - at - 8
+    offset, code, rate, frame_bytes, long_bytes = 12, 0, 0, 0, 0
+    while data[offset : offset + 4] != b"data":
+        size = unpack_from("<I", data, offset + 4)[0]
+        if data[offset : offset + 4] == b"fmt ":
+            code, _, rate, _, frame_bytes = unpack_from("<HHIIH", data, offset + 8)
+        elif data[offset : offset + 4] == b"ds64":
+            long_bytes = unpack_from("<Q", data, offset + 16)[0]
+        offset += 8 + size + (size & 1)
+    stated, has_bytes = unpack_from("<I", data, offset + 4)[0], len(data) - offset - 8
     if data[:4] == b"RF64" and long_bytes:
         stated = long_bytes
     elif stated >= _STREAMED_BYTES or (not stated and has_bytes):
@@ -130,11 +130,11 @@ def _ogg_seconds(data: bytes) -> float:
         rate, skipped = 48_000, unpack_from("<H", packet, 10)[0]
     else:
         raise ValueError("in Ogg files, seconds() reads only Vorbis and Opus")
-    serial, at = data[14:18], len(data)
-    while (at := data.rfind(b"OggS", 0, at)) >= 0:
+    serial, offset = data[14:18], len(data)
+    while (offset := data.rfind(b"OggS", 0, offset)) >= 0:
         # A page in which no packet ends has -1 as its number of frames. The mark "OggS" may also be a part of a packet.
-        if len(data) >= at + 27 and data[at + 14 : at + 18] == serial and data[at + 4] == 0:
-            frames = unpack_from("<q", data, at + 6)[0]
+        if len(data) >= offset + 27 and data[offset + 14 : offset + 18] == serial and data[offset + 4] == 0:
+            frames = unpack_from("<q", data, offset + 6)[0]
             if frames >= 0 and rate:
                 return float(max(0, frames - skipped) / rate)
     raise ValueError("no page of the Ogg file gives its duration")
@@ -222,36 +222,36 @@ def _check_avi(data: bytes) -> None:
 
 
 def _check_flac(data: bytes) -> None:
-    at, is_last = 4, False
+    offset, is_last = 4, False
     while not is_last:
-        is_last, kind = bool(data[at] & 0x80), data[at] & 0x7F
-        size = int.from_bytes(data[at + 1 : at + 4], "big")
-        if at == 4 and (kind, size) != (0, 34):
+        is_last, kind = bool(data[offset] & 0x80), data[offset] & 0x7F
+        size = int.from_bytes(data[offset + 1 : offset + 4], "big")
+        if offset == 4 and (kind, size) != (0, 34):
             raise ValueError("it has no FLAC header")
-        at += 4 + size
+        offset += 4 + size
     block, least_bytes = unpack_from(">H", data, 10)[0], int.from_bytes(data[12:15], "big")
     frames = int.from_bytes(data[18:26], "big") & (1 << 36) - 1
     if not block or int.from_bytes(data[18:26], "big") >> 44 == 0:
         raise ValueError("its header has no rate of samples")
-    left, least_bytes = max(0, len(data) - at), least_bytes * (frames // block)
+    left, least_bytes = max(0, len(data) - offset), least_bytes * (frames // block)
     if frames and left < max(least_bytes, 2):
         raise _cut_off("the sound", least_bytes, left)
-    if left and not (data[at] == 0xFF and data[at + 1] >> 2 == 0x3E):
-        raise ValueError(f"there is no FLAC frame at byte {at}")
+    if left and not (data[offset] == 0xFF and data[offset + 1] >> 2 == 0x3E):
+        raise ValueError(f"there is no FLAC frame at byte {offset}")
 
 
 def _check_ogg(data: bytes) -> None:
-    at, flags = 0, 0
-    while at < len(data):
-        if data[at : at + 4] != b"OggS":
+    offset, flags = 0, 0
+    while offset < len(data):
+        if data[offset : offset + 4] != b"OggS":
             if flags & _END_OF_STREAM:  # other bytes may follow the stream, such as a tag
                 return
-            raise ValueError(f"there is no Ogg page at byte {at}")
-        flags, segments = data[at + 5], data[at + 26]
-        size = 27 + segments + sum(data[at + 27 : at + 27 + segments])
-        if at + size > len(data):
-            raise _cut_off(f"the page at byte {at}", size, len(data) - at)
-        at += size
+            raise ValueError(f"there is no Ogg page at byte {offset}")
+        flags, segments = data[offset + 5], data[offset + 26]
+        size = 27 + segments + sum(data[offset + 27 : offset + 27 + segments])
+        if offset + size > len(data):
+            raise _cut_off(f"the page at byte {offset}", size, len(data) - offset)
+        offset += size
 
 
 def _check_mp3(data: bytes) -> None:
@@ -273,19 +273,19 @@ def _check_mp3(data: bytes) -> None:
 
 def _boxes(data: bytes) -> Iterator[bytes]:
     """Yield the kinds of the boxes of an MP4. Raises ValueError for a box that is cut off."""
-    at = 0
-    while at + 8 <= len(data):
-        size, kind = unpack_from(">I", data, at)[0], data[at + 4 : at + 8]
+    offset = 0
+    while offset + 8 <= len(data):
+        size, kind = unpack_from(">I", data, offset)[0], data[offset + 4 : offset + 8]
         if size == 1:
-            size = unpack_from(">Q", data, at + 8)[0]
+            size = unpack_from(">Q", data, offset + 8)[0]
         elif size == 0:  # the box ends at the end of the file
-            size = len(data) - at
+            size = len(data) - offset
         if size < 8:
-            raise ValueError(f"the box at byte {at} has {size} bytes")
-        if at + size > len(data):
-            raise _cut_off(f"the box {kind.decode('latin-1')!r} at byte {at}", size, len(data) - at)
+            raise ValueError(f"the box at byte {offset} has {size} bytes")
+        if offset + size > len(data):
+            raise _cut_off(f"the box {kind.decode('latin-1')!r} at byte {offset}", size, len(data) - offset)
         yield kind
-        at += size
+        offset += size
 
 
 def _check_mp4(data: bytes) -> None:
@@ -294,25 +294,25 @@ def _check_mp4(data: bytes) -> None:
 
 
 def _check_matroska(data: bytes) -> None:
-    at = 0
-    while data[at : at + 4] != _SEGMENT:
-        name_bytes = 9 - data[at].bit_length()
-        size, at = _ebml_size(data, at + name_bytes)
-        if size is None or at + size > len(data):
+    offset = 0
+    while data[offset : offset + 4] != _SEGMENT:
+        name_bytes = 9 - data[offset].bit_length()
+        size, offset = _ebml_size(data, offset + name_bytes)
+        if size is None or offset + size > len(data):
             raise ValueError("its header is truncated")
-        at += size
-    size, at = _ebml_size(data, at + 4)
-    if size is not None and at + size > len(data):
-        raise _cut_off("the film", size, len(data) - at)
+        offset += size
+    size, offset = _ebml_size(data, offset + 4)
+    if size is not None and offset + size > len(data):
+        raise _cut_off("the film", size, len(data) - offset)
 
 
-def _ebml_size(data: bytes, at: int) -> tuple[int | None, int]:
+def _ebml_size(data: bytes, offset: int) -> tuple[int | None, int]:
     """Return the size of an EBML element, None for a stream, and the offset of its content."""
-    width = 9 - data[at].bit_length()
+    width = 9 - data[offset].bit_length()
     if width > 8:
-        raise ValueError(f"there is no size at byte {at}")
-    size = int.from_bytes(data[at : at + width], "big") & (1 << 7 * width) - 1
-    return (None if size == (1 << 7 * width) - 1 else size), at + width
+        raise ValueError(f"there is no size at byte {offset}")
+    size = int.from_bytes(data[offset : offset + width], "big") & (1 << 7 * width) - 1
+    return (None if size == (1 << 7 * width) - 1 else size), offset + width
 
 
 def _check_asf(data: bytes) -> None:

@@ -47,21 +47,21 @@ def _png(data: bytes) -> Any:
 
 
 def _jpeg(data: bytes) -> Any:
-    at = 2
+    offset = 2
     while True:
-        if data[at] != 0xFF:
-            raise ValueError(f"it has no JPEG marker at byte {at}")
-        marker = data[at + 1]
+        if data[offset] != 0xFF:
+            raise ValueError(f"it has no JPEG marker at byte {offset}")
+        marker = data[offset + 1]
         if marker == 0xFF:
-            at += 1
+            offset += 1
         elif marker in _WITHOUT_LENGTH:
-            at += 2
+            offset += 2
         elif marker in _START_OF_FRAME:
-            return unpack_from(">HH", data, at + 5)[::-1]
+            return unpack_from(">HH", data, offset + 5)[::-1]
         elif marker in (0xD9, 0xDA):
             raise ValueError("it has no JPEG frame")
         else:
-            at += 2 + max(2, unpack_from(">H", data, at + 2)[0])
+            offset += 2 + max(2, unpack_from(">H", data, offset + 2)[0])
 
 
 def _webp(data: bytes) -> Any:
@@ -69,7 +69,7 @@ def _webp(data: bytes) -> Any:
     if data[8:12] != b"WEBP" or kind not in (b"VP8 ", b"VP8L", b"VP8X"):
         raise ValueError("it is not a WebP file")
     if kind == b"VP8X":
-        return [int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27)]
+        return [int.from_bytes(data[offset : offset + 3], "little") + 1 for offset in (24, 27)]
     if kind == b"VP8 ":
         return [side & 0x3FFF for side in unpack_from("<HH", data, 26)]
     bits = unpack_from("<I", data, 21)[0]

@@ -337,7 +337,9 @@ def torch_dumps(value: Any) -> bytes:
 
 
 def encode_bundle(value: Any) -> bytes:
-    return encode_tensors([as_array(one) for one in (value if isinstance(value, (list, tuple)) else [value])])
+    return encode_tensors(
+        [as_array(part) for part in (value if isinstance(value, (list, tuple)) else [value])]
+    )
 
 
 def encode_pickle(value: Any) -> bytes:
@@ -437,7 +439,7 @@ def check_content(payload: Any, name: str, kind: Kind) -> None:
 def _refuse_text(text: bytes, name: str, kind: Kind) -> None:
     """Raise UsageError, unless the text begins as a payload of this kind, such as a picture of numbers (``P1``)."""
     signs = [*((0, begin) for begin in kind.begins), *kind.signs]
-    if not any(text.startswith(sign, at) for at, sign in signs):
+    if not any(text.startswith(sign, offset) for offset, sign in signs):
         raise UsageError(
             f"{shown_value(text.decode('utf-8'))} is text, not {name}",
             hint="write the content of a file, not its name: --column EXT=@COLUMN; in Python, its bytes",
@@ -460,8 +462,8 @@ class Encoder:
         try:
             return encode_field(value, field, self._encoders)
         except Exception as error:
-            known = isinstance(error, UsageError)
-            why = str(error) if known else f"{type(error).__name__}: {error}"
+            is_explained = isinstance(error, UsageError)
+            why = str(error) if is_explained else f"{type(error).__name__}: {error}"
             raise UsageError(
                 f'field "{field}" of sample "{sample.get("__key__")}" cannot be encoded: {why}',
                 hint=error.hint if isinstance(error, UsageError) else None,

@@ -90,7 +90,7 @@ class Payloads:
 
         self._digest = xxh3_128()
         self._in_memory = 0
-        self._known: dict[str, int | InputError | None] = {}
+        self._sizes: dict[str, int | InputError | None] = {}
         """The sizes of remote payloads, or the error; None for a stream."""
         self._scratch: IO[bytes] | None = None
         self._end = 0
@@ -134,26 +134,26 @@ class Payloads:
         raised later, by :meth:`fetch`."""
         coming, failure = iter(rows), None
         while failure is None:
-            some: list[Row] = []
+            batch: list[Row] = []
             try:
                 for row in islice(coming, _ROWS_AHEAD):
-                    some.append(row)
+                    batch.append(row)
             except WdsError as error:
                 failure = error
-            if not some and failure is None:
+            if not batch and failure is None:
                 return
-            self._ask(dict.fromkeys(one for row in some for one in named(row)))
-            yield from some
+            self._ask(dict.fromkeys(source for row in batch for source in named(row)))
+            yield from batch
         raise failure
 
     def _ask(self, addresses: Iterable[Named]) -> None:
-        far = []
-        for one in addresses:
+        remote = []
+        for named in addresses:
             with suppress(WdsError):
-                found = one.resolved(self._trusts)
-                if not (is_stream(found) or is_local(found)):
-                    far.append(found)
-        self._known = dict(zip(far, at_once(_size_at, far))) if len(far) > 1 else {}
+                address = named.resolved(self._trusts)
+                if not (is_stream(address) or is_local(address)):
+                    remote.append(address)
+        self._sizes = dict(zip(remote, at_once(_size_at, remote))) if len(remote) > 1 else {}
 
     def fetch(self, named: Named) -> tuple[int, Place]:
         """Return size and place of a payload in a list or table. Streams and the output of commands are read here,
@@ -163,11 +163,11 @@ class Payloads:
         address = named.resolved(self._trusts)
         if self.outputs is not None and is_local(address):
             self.outputs.refuse(os.fsencode(local_path(address)))
-        known = self._known.pop(address, None)
-        if isinstance(known, InputError):
-            raise known
-        if known is not None:
-            return known, address
+        size = self._sizes.pop(address, None)
+        if isinstance(size, InputError):
+            raise size
+        if size is not None:
+            return size, address
         with open_source(address, decompress=False) as source:
             if source.size is not None and source.seekable:
                 path = os.fsencode(address.removeprefix("file://")) if is_local(address) else address
@@ -227,8 +227,8 @@ def parse_line(line: bytes) -> tuple[bytes, bytes] | None:
         name, source = text.split(b"\t", 1)
         name, source = name.strip(b" "), source.lstrip(b" \t")
     else:
-        name, *rest = _BLANKS.split(text.lstrip(b" "), maxsplit=1)
-        source = rest[0] if rest else b""
+        name, *sources = _BLANKS.split(text.lstrip(b" "), maxsplit=1)
+        source = sources[0] if sources else b""
     if not name or not source:
         raise DataError(
             f"a line has a name but no source: {to_text(text)[:80]!r}",
@@ -256,11 +256,11 @@ def read_recipe(
                 if (line := parse_line(text)) is not None:
                     name, where = line
                     key, field = _split(name, rule)
-                    found = locate(key, field, where, payloads, address)
-                    if found is None:
+                    place = locate(key, field, where, payloads, address)
+                    if place is None:
                         skipped.add("no-source", name)
                     else:
-                        files.add(key, field, *found)
+                        files.add(key, field, *place)
             except WdsError as error:
                 error.message = f"{address}, line {number}: {error.message}"
                 raise
@@ -274,21 +274,21 @@ def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[Named]:
     """Return the address in a line, if it has an address."""
     if b"://" in line[1]:
         with suppress(WdsError):
-            found = parse_line(line[1])
-            if found is not None and not found[1].startswith((b"text:", b"pipe:")):
-                yield Named(os.fsdecode(found[1]), where)
+            parsed = parse_line(line[1])
+            if parsed is not None and not parsed[1].startswith((b"text:", b"pipe:")):
+                yield Named(os.fsdecode(parsed[1]), where)
 
 
 def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
-    found = rule.split(name)
-    if isinstance(found, str):
+    parts = rule.split(name)
+    if isinstance(parts, str):
         raise DataError(
-            f'"{to_text(name)}" is part of no sample ({found})',
+            f'"{to_text(name)}" is part of no sample ({parts})',
             code="bad-list",
             hint="a name is a key, a dot and a field: n01/img7.jpg",
         )
-    check_written(*found)
-    return found
+    check_written(*parts)
+    return parts
 
 
 def locate(

@@ -66,9 +66,9 @@ def _payload(key: str, name: str, value: Any) -> bytes:
     )
 
 
-def warn_of_ignored(**given: Any) -> None:
+def warn_of_ignored(**arguments: Any) -> None:
     """Warn about webdataset's arguments that have no effect here."""
-    named = [name for name, value in given.items() if value is not None]
+    named = [name for name, value in arguments.items() if value is not None]
     if named:
         warnings.warn(
             f"{', '.join(named)}: ignored, because wdscli always writes the same tar format, without owners",
@@ -104,14 +104,14 @@ class FileSink(Sink):
 
     def _put(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of ``data``, with several calls if the file object writes only a part in one call."""
-        rest = memoryview(data)
-        while len(rest):
-            taken = self._target.write(rest)
+        left = memoryview(data)
+        while len(left):
+            taken = self._target.write(left)
             if taken is None:  # a write() that returns None has written all
                 return
-            if not 0 < taken <= len(rest):
-                raise OutputError(f"a file object wrote only {taken} of {len(rest)} bytes")
-            rest = rest[taken:]
+            if not 0 < taken <= len(left):
+                raise OutputError(f"a file object wrote only {taken} of {len(left)} bytes")
+            left = left[taken:]
 
     def _commit(self) -> None:
         if hasattr(self._target, "flush"):
@@ -276,8 +276,8 @@ class ShardWriter(SampleWriter):
         self.shard = start_shard
         """The number of the next shard."""
         self.verbose = verbose
-        given = {"encoder": encoder, "keep_meta": keep_meta, "mtime": mtime, "compress": compress}
-        self.kw: dict[str, Any] = {**given, **options}
+        own = {"encoder": encoder, "keep_meta": keep_meta, "mtime": mtime, "compress": compress}
+        self.kw: dict[str, Any] = {**own, **options}
         """The arguments of :class:`TarWriter` that a subclass's :meth:`next_stream` may pass on."""
         self._encoded = SampleEncoder(encoder, keep_meta)
         self._kind = packing(self.pattern, compress)
@@ -377,10 +377,10 @@ class ShardWriter(SampleWriter):
         self._close_stream()
 
 
-def _path(given: str | os.PathLike[str]) -> str:
-    """Return ``given`` as text. For a ``file:`` address, return its path, as readers do."""
-    address = os.fspath(given)
-    return urlsplit(address).path if address.startswith("file:") else address
+def _path(address: str | os.PathLike[str]) -> str:
+    """Return an address as text. For a ``file:`` address, return its path, as readers do."""
+    text = os.fspath(address)
+    return urlsplit(text).path if text.startswith("file:") else text
 
 
 def _form(mtime: float | None) -> Form:

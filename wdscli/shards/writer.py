@@ -104,16 +104,16 @@ class SampleWriter:
         """Check and return the fields and payloads of a sample. A field that is valid with one key is valid with every
         valid key. There is one exception: a name of the form ``__a.b__``, which readers skip, depends on both key and
         field."""
-        known, must_check = self._fields, _PLAIN_KEY.fullmatch(text) is None
+        checked_fields, must_check = self._fields, _PLAIN_KEY.fullmatch(text) is None
         members: list[tuple[bytes, Payload]] = []
         for field, data in fields.items():
-            raw = known.get(field)
+            raw = checked_fields.get(field)
             if raw is None or must_check:
                 raw = to_bytes(field)
                 check_name(key, raw)
                 must_check = key.startswith(b"__")
-                if len(known) < _MAX_KNOWN and len(raw) < _MAX_KNOWN_BYTES:
-                    known[field] = raw
+                if len(checked_fields) < _MAX_KNOWN and len(raw) < _MAX_KNOWN_BYTES:
+                    checked_fields[field] = raw
             members.append((raw, data if type(data) is bytes else _payload(text, field, data)))
         return members
 
