@@ -17,9 +17,9 @@ from wdscli.loader.order.source import (
     BatchSlice,
     EpochReader,
     Mixed,
+    Passes,
     PositionSource,
     Slice,
-    Span,
     Thinned,
     View,
     Viewed,
@@ -140,22 +140,22 @@ def all_of(source: Any, epoch: int, first: int = 0, count: int | None = None) ->
 def test_spans_lay_epochs_end_to_end(length: int) -> None:
     source = Letters(length)
     line = [(epoch, place) for epoch in range(200) for place in range(source.length(epoch))]
-    cut = Span(source, None, 11, [])
+    cut = Passes(source, None, 11, [])
     assert [sample for epoch in range(9) for sample in all_of(cut, epoch)] == line[:99]
-    twice = Span(source, 2, None, [])
+    twice = Passes(source, 2, None, [])
     whole = list(islice((one for epoch in range(4) for one in all_of(twice, epoch)), 400))
     assert whole == [sample for sample in line if sample[0] < 8]
-    both = Span(source, 2, 4, [])
+    both = Passes(source, 2, 4, [])
     assert all_of(both, 3) == [sample for sample in line if 6 <= sample[0] < 8][:4]
-    endless = Span(source, None, None, [])
+    endless = Passes(source, None, None, [])
     assert endless.length(0) == ENDLESS
     assert all_of(endless, 0, 60, 30) == line[60:90]
     assert source.opened == 0
 
 
 def test_an_epoch_of_nothing_is_not_repeated_for_ever() -> None:
-    assert Span(Letters(0), None, 5, []).length(0) == 0
-    assert all_of(Span(Letters(0), 2, None, []), 0) == []
+    assert Passes(Letters(0), None, 5, []).length(0) == 0
+    assert all_of(Passes(Letters(0), 2, None, []), 0) == []
 
 
 def test_views_and_spans_are_told_apart_by_identity() -> None:
@@ -171,6 +171,6 @@ def test_views_and_spans_are_told_apart_by_identity() -> None:
     identities = [Viewed(source, view).identity() for view in views]
     identities += [
         Viewed(Viewed(source, views[0]), views[1]).identity(),
-        Span(source, None, 5, [None, 5]).identity(),
+        Passes(source, None, 5, [None, 5]).identity(),
     ]
     assert len({str(one) for one in identities}) == len(identities)

@@ -18,6 +18,7 @@ Each noun of this table has one meaning in the whole loader. The module in paren
     batch       the samples of one rank at neighbouring positions; a global batch has the samples of all ranks
     share       the rank and worker of a process, and the numbers of ranks and workers (``place.ranks``)
     cut         a slice, or another length of epochs (``place.cuts``)
+    pass        one epoch of a set, if an epoch of the dataset joins several (``order.source.Passes``)
     place       the point before a batch of an epoch; a state is a place as plain values (``place.state``)
     iteration   the progress through the items of one epoch; the iteration state of a dataset has the place of the
                 latest iteration and the start of the next one (``place.iteration``)

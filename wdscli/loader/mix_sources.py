@@ -32,14 +32,14 @@ from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered, groups
 from wdscli.loader.order.schedule import Changing, Pattern, Schedule, Stop, check_stop, quotas_of
-from wdscli.loader.order.source import Drawn, EpochReader, Fact, PositionSource, Span, Viewed
+from wdscli.loader.order.source import EpochReader, Fact, Passes, PositionSource
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Batches, Share, Tail
 from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as_it_is
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.generators import begun
 from wdscli.loader.stages.per_sample import Label, named
-from wdscli.loader.streams import PASS, Stream, Trail, in_turns
+from wdscli.loader.streams import Stream, Trail, in_passes, pass_numbers
 from wdscli.shown import shown
 
 Per = Literal["sample", "batch"]
@@ -78,16 +78,16 @@ class Amount(NamedTuple):
         if total == length:
             return source
         passes = max(1, -(-total // length))
-        passed = Span(source, passes, None, [passes, length])
+        shared = [passes, length]
         if total == passes * length:
-            return passed
+            return Passes(source, passes, None, shared)
         base = source.base()
         if isinstance(base, MixSource) and base.run > 1:
             raise UsageError(
                 f"set {name} is a mix of whole batches: choose= and repeat= would divide these batches",
                 hint="give choose= and repeat= to the inner mix",
             )
-        return Viewed(passed, Drawn(total, passes, base.seed))
+        return Passes(source, passes, total, shared, is_drawn=True)
 
 
 class Rules(NamedTuple):
@@ -171,8 +171,9 @@ class MixedSet(NamedTuple):
     def identity(self, rules: Rules) -> dict[str, Any]:
         """Return the set's identity, and the other facts of the set that the order of the mix depends on."""
         found = self.source.identity()
-        if isinstance(self.source, Span) and self.source.positions is not None:
-            found = {**found, "length": self.source.positions}
+        source = self.source
+        if isinstance(source, Passes) and not source.is_drawn and source.positions is not None:
+            found = {**found, "length": source.positions}
         if (rules.per, rules.stop, self.tail) == ("batch", "all", "drop"):
             found = {**found, "tail": "drop"}
         return found
@@ -250,8 +251,7 @@ class MixSource(PositionSource):
 
 
 class _MixReader(EpochReader):
-    """Reads an epoch of a mix. The reader reads each set through a :class:`~wdscli.loader.order.source.Span`: one epoch
-    of the set, or the next part of the set's endless sequence of epochs."""
+    """Reads an epoch of a mix: of each set one epoch, or the next part of its passes without end."""
 
     def __init__(self, source: MixSource, epoch: int) -> None:
         self._rules, self._policies = source.rules, [one.policy for one in source.sets]
@@ -262,11 +262,7 @@ class _MixReader(EpochReader):
         self._ends = [one.end if self._apart else ENDLESS for one in source.batches()]
         taken = self._schedule.taken
         self._readers = [
-            Span(one.source, 1, None, []).reader(epoch)
-            if self._apart
-            else Span(one.source, None, None if taken is None else taken[number] * self._run, []).reader(
-                epoch
-            )
+            (one.source if self._apart else _continued(one.source, taken, number, self._run)).reader(epoch)
             for number, one in enumerate(source.sets)
         ]
         self.waits = any(reader.waits for reader in self._readers)
@@ -336,6 +332,11 @@ class _MixReader(EpochReader):
             reader.close()
 
 
+def _continued(source: PositionSource, taken: Sequence[int] | None, number: int, run: int) -> Passes:
+    """Return the passes of set ``number`` without end. An epoch of the mix takes the next ``taken`` runs of it."""
+    return Passes(source, None, None if taken is None else taken[number] * run, [])
+
+
 class MixStream(Stream):
     """Several datasets as one stream. With ``is_plain``, the mix only iterates the datasets."""
 
@@ -354,36 +355,38 @@ class MixStream(Stream):
     ) -> Iterator[Tagged]:
         """Yield the items of worker ``share`` in ``passes`` epochs. With ``passes`` None, the items never end. Each set
         has its own policy."""
-        return in_turns(
+        return in_passes(
             epoch,
             passes,
-            lambda turn: self.buffered(self._of_turn(turn, share), turn, share.worker, share.rank),
+            lambda pass_number: self.buffered(
+                self._of_pass(pass_number, share), pass_number, share.worker, share.rank
+            ),
         )
 
-    def _of_turn(self, turn: int, share: Share) -> Iterator[Tagged]:
-        walks = [_Walk(part, turn, share) for part in self._parts]
-        sets = [number for number, walk in enumerate(walks) if not walk.is_empty]
+    def _of_pass(self, pass_number: int, share: Share) -> Iterator[Tagged]:
+        sets_passes = [_PassesOfSet(part, pass_number, share) for part in self._parts]
+        sets = [number for number, set_passes in enumerate(sets_passes) if not set_passes.is_empty]
         phase = 0
         while sets:
             pattern = Pattern(self.rules.quotas, sets, self.rules.seed, phase)
-            ended = yield from self._of_phase(pattern, sets, walks)
+            ended = yield from self._of_phase(pattern, sets, sets_passes)
             if ended is None or self.rules.stop == "first":
                 return
             sets = pattern.others(ended)
             phase += 1
 
-    def _of_phase(self, pattern: Pattern, sets: list[int], walks: list[_Walk]) -> Any:
+    def _of_phase(self, pattern: Pattern, sets: list[int], sets_passes: list[_PassesOfSet]) -> Any:
         """Yield the samples of a phase. Return the set that ended the phase, or None if all sets have ended."""
         ended: set[int] = set()
         for which in pattern.labels():
-            item = next(walks[sets[which]].items, END)
+            item = next(sets_passes[sets[which]].items, END)
             if item is END and self.rules.stop != "repeat":
                 return which
             if item is END:
                 ended.add(which)
                 if len(ended) == len(sets):
                     return None
-                item = walks[sets[which]].again()
+                item = sets_passes[sets[which]].again()
             if item is not DROPPED:
                 yield self.rules.tagged(sets[which], item)
         return None
@@ -404,10 +407,10 @@ class _Plain:
             hint="to save it, mix only datasets that read shards and have no generators",
         )
 
-    def samples(self, turn: int, share: Share) -> Iterator[Any]:
+    def samples(self, pass_number: int, share: Share) -> Iterator[Any]:
         """Return the items of an epoch in this process."""
         if isinstance(self._dataset, PositionDataset):
-            self._dataset.set_epoch(turn)
+            self._dataset.set_epoch(pass_number)
         return begun(self._dataset)
 
 
@@ -424,17 +427,17 @@ class _Part:
     def identity(self) -> list[Any]:
         return [self._source.identity(), *self._span.identity()]
 
-    def samples(self, turn: int, share: Share) -> Iterator[Any]:
+    def samples(self, pass_number: int, share: Share) -> Iterator[Any]:
         """Return the samples of worker ``share`` in an epoch."""
         if not self._streams:
-            return self._by_position(turn, share)
-        flow: Iterator[Any] = self._source.flow(turn, self._span.passes, share, self._policy, Trail())
+            return self._by_position(pass_number, share)
+        flow: Iterator[Any] = self._source.flow(pass_number, self._span.passes, share, self._policy, Trail())
         return islice(flow, self._span.of_worker(share))
 
-    def _by_position(self, turn: int, share: Share) -> Iterator[Any]:
+    def _by_position(self, pass_number: int, share: Share) -> Iterator[Any]:
         slot, slots = share.worker * share.world + share.rank, share.world * share.workers
         source = self._dataset._viewed_source(share._replace(rank=0, worker=0))
-        reader, length = source.reader(turn), source.length(turn)
+        reader, length = source.reader(pass_number), source.length(pass_number)
         try:
             for first in range(slot, length, slots * SAMPLES_PER_READ):
                 end = min(length, first + slots * SAMPLES_PER_READ)
@@ -449,18 +452,17 @@ class _Part:
             reader.close()
 
 
-class _Walk:
-    """One worker's repeated passes through a set. ``items`` yields the rest of the current pass."""
+class _PassesOfSet:
+    """One worker's passes through a set, without end. ``items`` yields the rest of the current pass."""
 
-    def __init__(self, part: _Part | _Plain, turn: int, share: Share) -> None:
-        self._part, self._turn, self._share = part, turn, share
-        items = part.samples(turn, share)
+    def __init__(self, part: _Part | _Plain, first_pass: int, share: Share) -> None:
+        self._passes = (part.samples(number, share) for number in pass_numbers(first_pass, None))
+        items = next(self._passes)
         first = next(items, END)
         self.is_empty = first is END
         self.items: Iterator[Any] = chain([first], items)
 
     def again(self) -> Any:
         """Begin the next pass, and return its first sample."""
-        self._turn += PASS
-        self.items = self._part.samples(self._turn, self._share)
+        self.items = next(self._passes)
         return next(self.items, DROPPED)

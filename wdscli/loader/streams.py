@@ -52,7 +52,7 @@ class Trail:
         self.stops = False
 
 
-def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
+def pass_numbers(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
     """Yield the numbers of an epoch's passes, without the first ``done`` passes. With ``passes`` None, the numbers
     never end."""
     if passes is None:
@@ -60,11 +60,11 @@ def turns(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
     return iter(range(epoch * passes + done, (epoch + 1) * passes))
 
 
-def in_turns(epoch: int, passes: int | None, of_turn: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+def in_passes(epoch: int, passes: int | None, of_pass: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
     """Yield the items of an epoch's passes, pass after pass. With ``passes`` None, only an empty pass ends the
     epoch."""
-    for turn in turns(epoch, passes):
-        items = of_turn(turn)
+    for pass_number in pass_numbers(epoch, passes):
+        items = of_pass(pass_number)
         first = list(islice(items, 1))
         if not first:
             return
@@ -89,12 +89,12 @@ class Stream(PositionSource):
         new.seed, new.is_shuffled, new._buffer = seed, True, (size, min(initial, size))
         return new
 
-    def buffered(self, samples: Iterator[Any], *turn: int) -> Iterator[Any]:
+    def buffered(self, samples: Iterator[Any], *key_parts: int) -> Iterator[Any]:
         """Yield ``samples``, shuffled in the buffer if the stream has one. The n-th random number is ``mix(key(seed,
-        BUFFERED, *turn) ^ n)``."""
+        BUFFERED, *key_parts) ^ n)``."""
         if self._buffer[0] < 2:
             return samples
-        state, draws = key(self.seed, BUFFERED, *turn), count()
+        state, draws = key(self.seed, BUFFERED, *key_parts), count()
         return through_buffer(samples, *self._buffer, lambda _: mix(state ^ next(draws)))
 
     def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
@@ -133,11 +133,11 @@ class PlainStream(Stream):
     ) -> Iterator[Any]:
         """Yield the items of ``passes`` epochs. With ``passes`` None, the items never end."""
 
-        def of_turn(turn: int) -> Iterator[Any]:
+        def of_pass(pass_number: int) -> Iterator[Any]:
             is_shard, items = begins_with_a_shard(begun(() if self._first is None else self._first))
-            return self.buffered(items, turn, *(() if is_shard else (share.worker, share.rank)))
+            return self.buffered(items, pass_number, *(() if is_shard else (share.worker, share.rank)))
 
-        return in_turns(epoch, passes, of_turn)
+        return in_passes(epoch, passes, of_pass)
 
 
 class ShardStream(Stream):
@@ -202,24 +202,27 @@ class ShardStream(Stream):
             )
             return
         done, first = divmod(trail.shards, mine)
-        for turn in turns(epoch, passes, done):
-            samples = self._of_shards(self._dealt(turn, slot, slots)[first:], policy, trail)
-            samples = self.buffered(samples, turn, slot)
+        for pass_number in pass_numbers(epoch, passes, done):
+            samples = self._of_shards(self._dealt(pass_number, slot, slots)[first:], policy, trail)
+            samples = self.buffered(samples, pass_number, slot)
             before = trail.samples
             yield from samples
             if trail.stops or (not first and before == trail.samples):
                 return
             first = 0
 
-    def _dealt(self, turn: int, slot: int, slots: int) -> list[str]:
+    def _dealt(self, pass_number: int, slot: int, slots: int) -> list[str]:
         """Return the shards of worker ``slot``, in order. All ranks together have ``slots`` workers."""
         if not self.splitters:
-            return [self.addresses[number] for number in self._order(turn, len(self.addresses))[slot::slots]]
+            return [
+                self.addresses[number]
+                for number in self._order(pass_number, len(self.addresses))[slot::slots]
+            ]
         shards: Any = ({"url": address} for address in self.addresses)
         for splitter in self.splitters:
             shards = splitter(shards)
         found = [_url(shard) for shard in shards]
-        return [found[number] for number in self._order(turn, len(found))]
+        return [found[number] for number in self._order(pass_number, len(found))]
 
     def _of_shards(self, addresses: Sequence[str], policy: Policy, trail: Trail) -> Iterator[Raw]:
         try:
@@ -232,10 +235,10 @@ class ShardStream(Stream):
         except StopEpoch:  # no exception here, so that a buffer still yields its samples
             trail.stops = True
 
-    def _order(self, turn: int, count: int) -> list[int]:
+    def _order(self, pass_number: int, count: int) -> list[int]:
         places: I64 = numpy.arange(count, dtype=numpy.int64)
         if self.is_shuffled:
-            places = Permutation(len(places), key(self.seed, turn, SHARDS)).at(places)
+            places = Permutation(len(places), key(self.seed, pass_number, SHARDS)).at(places)
         order: list[int] = places.tolist()
         return order
 

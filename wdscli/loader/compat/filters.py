@@ -47,7 +47,7 @@ from wdscli.loader.stages.generators import begins_with_a_shard, begun, shuffled
 from wdscli.loader.stages.per_batch import combine_values
 from wdscli.loader.stages.per_batch import default_collation as default_collation_fn
 from wdscli.loader.stages.per_sample import getfirst
-from wdscli.loader.streams import in_turns
+from wdscli.loader.streams import in_passes
 from wdscli.loader.webdataset import WebDataset
 
 Self = TypeVar("Self", bound="FluidWrapper")
@@ -175,11 +175,11 @@ class FluidWrapper(Iterated[Item]):
         passes = 1 if self._span is None else self._span.passes
         initial, generators = self.initial, self.pipeline.generators
 
-        def of_turn(turn: int) -> Iterator[Any]:
-            items = initial.dataset.of_epoch(turn) if isinstance(initial, _Cut) else begun(initial)
-            return through(generators, items, turn, is_split)
+        def of_pass(pass_number: int) -> Iterator[Any]:
+            items = initial.dataset.of_epoch(pass_number) if isinstance(initial, _Cut) else begun(initial)
+            return through(generators, items, pass_number, is_split)
 
-        items = islice(in_turns(epoch, passes, of_turn), limit)
+        items = islice(in_passes(epoch, passes, of_pass), limit)
         return warning_of_losses(items, 0, lambda: self._counts) if in_worker() else items
 
     _epochs = __iter__

@@ -127,16 +127,17 @@ class Planned(NamedTuple):
     """The batches of one window. ``rows`` has the rows of the window, batch after batch, and ``ends`` has the end of
     each batch in ``rows``. Three arrays have a number for each batch, in the unit of the value: ``used`` is the sum of
     its samples, ``cells`` is this sum after padding to the longest sample, and ``room`` is the largest sum that fits.
-    ``left_out`` has the rows of samples that were too long. ``shortened`` says how much each of ``rows`` was
-    shortened."""
+    ``shortened`` is the number of samples that were shortened, and ``cut_off`` the sum of what they lost. ``left_out``
+    has the rows of samples that were too long."""
 
     rows: I64
     ends: I64
     used: F64
     cells: F64
     room: F64
-    left_out: I64
     shortened: F64
+    cut_off: F64
+    left_out: I64
 
 
 def planned(values: F64, rule: Rule, of_window: int) -> Planned:
@@ -150,7 +151,9 @@ def planned(values: F64, rule: Rule, of_window: int) -> Planned:
     ends = counts.cumsum()
     rows = rows[order]
     load = kind.load(lengths[rows], ends - counts, counts, rule)
-    return Planned(rows, ends, *load, left_out, (values - lengths)[rows])
+    lost: F64 = (values - lengths)[rows] if lengths is not values else numpy.zeros(len(rows))
+    shortened = _sums((lost > 0).astype(float), ends - counts), _sums(lost, ends - counts)
+    return Planned(rows, ends, *load, *shortened, left_out)
 
 
 def _permuted(count: int, together: int, of_window: int) -> I64:

@@ -4,13 +4,12 @@ A :class:`PositionSource` has a length for each epoch, and returns the samples a
 process gets the same samples. An :class:`EpochReader` reads one epoch of a source. The base class has defaults for the
 attributes that an engine reads, so a source defines only the values that differ.
 
-A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Drawn`
-(``repeat`` and ``choose`` of a mix), :class:`Mixed` (``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view
-of whole batches). :class:`Viewed` is a source seen through a view. :class:`Apart` gives different processes different
-orders of a source. :class:`Span` implements ``with_epoch``, ``repeat`` and endless epochs: it joins parts of a source's
-epochs. The source's epochs keep their orders, so no sample comes twice before all samples have come once. Views are
-only arithmetic on positions, so no sample is read unnecessarily, and a state stays exact. This module does not know
-ranks, workers, batches or stages."""
+A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Mixed`
+(``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches). :class:`Viewed` is a source seen
+through a view. :class:`Apart` gives different processes different orders of a source. :class:`Passes` joins epochs of a
+source, for ``with_epoch``, ``repeat``, endless epochs and the sets of a mix. The source's epochs keep their orders, so
+no sample comes twice before all samples have come once. Views are only arithmetic on positions, so no sample is read
+unnecessarily, and a state stays exact. This module does not know ranks, workers, batches or stages."""
 
 from __future__ import annotations
 
@@ -331,27 +330,6 @@ class Thinned(NamedTuple):
         return ["rsample", self.p, self.seed]
 
 
-class Drawn(NamedTuple):
-    """``total`` positions of a source with ``passes`` epochs of equal length: all positions of the epochs before the
-    last, and a part of the last epoch that :class:`Thinned` draws."""
-
-    total: int
-    passes: int
-    seed: int
-
-    def count(self, length: int) -> int:
-        return self.total
-
-    def placed(self, length: int, epoch: int) -> Placed:
-        once = length // self.passes
-        whole = length - once
-        last = Thinned(Fraction(self.total - whole, once), self.seed).placed(once, epoch)
-        return lambda positions: numpy.where(positions < whole, positions, whole + last(positions - whole))
-
-    def identity(self) -> list[Any]:
-        return ["drawn", *self]
-
-
 class Mixed(NamedTuple):
     """All positions, shuffled with ``shuffle="window"`` as if they were the samples of one shard."""
 
@@ -397,7 +375,7 @@ class BatchSlice(NamedTuple):
         return ["batches", *self.chosen.identity(), *(["whole"] if self.whole else [])]
 
 
-View: TypeAlias = "Slice | Thinned | Drawn | Mixed | BatchSlice"
+View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
 """``count(length)`` is the number of positions in the view of a source with ``length`` positions. ``placed(length,
 epoch)`` returns a function that converts positions of the view to positions of the source. ``identity()`` returns plain
 values. The positions may depend on the epoch, but their number must not."""
@@ -415,7 +393,7 @@ class Viewed(Derived):
         inner = dict(self.source.identity())
         earlier = inner.get("view", [])
         # A length of epochs inside a view is a part of the view, because the order of both makes a difference.
-        if "epoch length" in inner and not isinstance(self.view, Drawn):
+        if "epoch length" in inner:
             earlier = [*earlier, ["epochs", *inner.pop("epoch length")]]
         return {**inner, "view": [*earlier, self.view.identity()]}
 
@@ -468,27 +446,35 @@ class Apart(Derived):
         return self.source.reader(epoch * self._orders + self._number)
 
 
-class Span(Derived):
-    """A source with longer or shorter epochs: each has ``passes`` epochs of the source, cut after ``positions``
-    positions. With ``passes`` None, only the cut ends an epoch. With ``positions`` None, there is no cut. All epochs of
-    the source must have the same length.
+class Passes(Derived):
+    """A source whose epochs join passes; a pass is an epoch of ``source``. An epoch has ``passes`` passes, cut after
+    ``positions`` positions. With ``passes`` None, only the cut ends an epoch. With ``positions`` None, there is no cut.
+    All passes must have the same length.
 
-    With ``passes`` None, an epoch continues where the last epoch was cut. Otherwise an epoch begins with a new epoch of
-    the source. ``shared`` has plain values that must be the same in a saved state and here.
+    With ``passes`` None, an epoch continues where the last epoch was cut. Otherwise an epoch begins with a new pass.
+    With ``is_drawn``, the last pass is not cut: :class:`Thinned` draws its positions. ``shared`` has plain values that
+    must be the same in a saved state and here.
     """
 
     def __init__(
-        self, source: PositionSource, passes: int | None, positions: int | None, shared: list[Any]
+        self,
+        source: PositionSource,
+        passes: int | None,
+        positions: int | None,
+        shared: list[Any],
+        is_drawn: bool = False,
     ) -> None:
         super().__init__(source)
-        self.passes = passes
-        self.positions = positions
+        self.passes, self.positions, self.is_drawn = passes, positions, is_drawn
         self.has_same_samples = self.has_same_samples and passes is not None and positions is None
         self._shared = shared
 
     def identity(self) -> dict[str, Any]:
         inner = self.source.identity()
         earlier = {"earlier length": inner["epoch length"]} if "epoch length" in inner else {}
+        if self.is_drawn:
+            drawn = ["drawn", self.positions, self.passes, self.base().seed]
+            earlier["view"] = [*inner.get("view", []), drawn]
         return {**inner, **earlier, "epoch length": self._shared}
 
     def length(self, epoch: int) -> int:
@@ -499,13 +485,23 @@ class Span(Derived):
 
     def reader(self, epoch: int) -> EpochReader:
         if self.passes is not None:
-            return _SpanReader(self.source, epoch * self.passes, 0)
+            reader = _PassReader(self.source, epoch * self.passes, 0)
+            return _ViewReader(reader, self._drawn(epoch)) if self.is_drawn else reader
         if self.positions is None:
-            return _SpanReader(self.source, epoch, 0)
-        return _SpanReader(self.source, 0, epoch * self.positions)
+            return _PassReader(self.source, epoch, 0)
+        return _PassReader(self.source, 0, epoch * self.positions)
+
+    def _drawn(self, epoch: int) -> Placed:
+        """Return a function that converts positions of an epoch to positions of its passes."""
+        assert self.passes is not None
+        assert self.positions is not None
+        length = self.source.length(0)
+        whole = (self.passes - 1) * length
+        last = Thinned(Fraction(self.positions - whole, length), self.base().seed).placed(length, epoch)
+        return lambda positions: numpy.where(positions < whole, positions, whole + last(positions - whole))
 
 
-class _SpanReader(EpochReader):
+class _PassReader(EpochReader):
     """Reads the epochs of a source as one sequence. Position 0 of the sequence is ``skipped`` positions after the
     beginning of the source's epoch ``first``."""
 

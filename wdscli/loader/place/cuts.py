@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from wdscli.loader.order.source import BatchSlice, PositionSource, Slice, Span, Viewed
+from wdscli.loader.order.source import BatchSlice, Passes, PositionSource, Slice, Viewed
 from wdscli.loader.place.ranks import Batches, EpochBatches, Share, Tail
 
 
@@ -70,9 +70,9 @@ class Epochs(NamedTuple):
             return self
         return self._replace(items=self.items * max(1, workers), of="rank")
 
-    def of_source(self, source: PositionSource, share: Share, size: int) -> Span:
+    def of_source(self, source: PositionSource, share: Share, size: int) -> Passes:
         """Return ``source`` with epochs of this length. An item has ``size`` samples."""
-        return Span(source, self.passes, self.positions(share, size), self.identity())
+        return Passes(source, self.passes, self.positions(share, size), self.identity())
 
     def identity(self) -> list[Any]:
         """Return the facts that must be the same in a saved state and here, as plain values."""

@@ -28,9 +28,9 @@ from wdscli.loader.order.source import (
     Addresses,
     EpochReader,
     Keys,
+    Passes,
     PositionSource,
     Slice,
-    Span,
     Values,
     Viewed,
 )
@@ -44,6 +44,7 @@ HINT = "leave out such samples with where="
 HINT_OF_PACKS = (
     "leave out such samples with where= or packed(drop=True), or shorten them with packed(truncate=True)"
 )
+NOTHING: Mapping[str, int] = {}
 PLANS = 4
 """The number of epochs whose plans are kept."""
 
@@ -114,22 +115,30 @@ class Plan:
         with self._lock:
             return self._first(self.windows)
 
-    def batch(self, number: int) -> tuple[I64, Fill]:
-        """Return the positions and the fill of batch ``number``, which must be in the list."""
+    def positions(self, number: int) -> I64:
+        """Return the positions of batch ``number``, which must be in the list."""
         with self._lock:
-            self._find(number)
-            window, place = self._window(self._current), number - self._firsts[self._current]
-            plan = window.plan
-            rows = slice(int(plan.ends[place - 1]) if place else 0, int(plan.ends[place]))
-            cut_off = plan.shortened[rows]
-            return plan.rows[rows] + self._first_position(self._current), Fill(
+            plan, place = self._place(number)
+            first = int(plan.ends[place - 1]) if place else 0
+            return plan.rows[first : int(plan.ends[place])] + self._first_position(self._current)
+
+    def fill(self, number: int) -> Fill:
+        """Return how full batch ``number`` is, which must be in the list."""
+        with self._lock:
+            plan, place = self._place(number)
+            return Fill(
                 float(plan.used[place]),
                 float(plan.cells[place]),
                 float(plan.room[place]),
-                int(numpy.count_nonzero(cut_off)),
-                float(cut_off.sum()),
-                self._left_out(self._current, place),
+                int(plan.shortened[place]),
+                float(plan.cut_off[place]),
+                self._left_out(self._current, place) if place in (0, len(plan.ends) - 1) else NOTHING,
             )
+
+    def _place(self, number: int) -> tuple[Planned, int]:
+        """Return the plan of the window that has a batch, and the batch's place in it."""
+        self._find(number)
+        return self._window(self._current).plan, number - self._firsts[self._current]
 
     def _left_out(self, window: int, place: int) -> Mapping[str, int]:
         """Return the counts for batch ``place`` of a window. The first batch has the counts of the window. A window
@@ -318,6 +327,8 @@ class PlannedBatches(EpochBatches):
     def _in_list(self, number: int) -> int:
         """Return the number in the list of batch ``number`` of the part."""
         first, _, step = self._part
+        if step == 1:
+            return first + number
         steps, rank = divmod(number, self.share.world)
         return first + steps * step * self.share.world + rank
 
@@ -326,7 +337,7 @@ class PlannedBatches(EpochBatches):
         return (counted is None or number < counted) and self.plan.has(self._in_list(number))
 
     def several(self, numbers: range) -> tuple[I64, list[int]]:
-        batches = [self._of_step(number)[0] for number in numbers if not self.ended(number)]
+        batches = [self.plan.positions(self._of_step(number)) for number in numbers if not self.ended(number)]
         return numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *batches]), list(map(len, batches))
 
     @property
@@ -354,17 +365,17 @@ class PlannedBatches(EpochBatches):
         return None if dropped else (step, rank)
 
     def fill(self, number: int) -> Fill:
-        return self._of_step(number)[1]
+        return self.plan.fill(self._of_step(number))
 
     def mark(self, number: int) -> list[Any] | None:
         listed = self._in_list(number)
         return self.plan.mark(listed) if listed and self.plan.windows else None
 
-    def _of_step(self, number: int) -> tuple[I64, Fill]:
-        """Return one batch of the rank. If the part has no batch for the rank in the last step, return a batch from the
-        beginning of the part."""
+    def _of_step(self, number: int) -> int:
+        """Return the number in the list of the rank's batch in a step. If the part has no batch for the rank in the
+        last step, return the number of a batch from the beginning of the part."""
         number += self.share.rank
-        return self.plan.batch(self._in_list(number if self._has(number) else number % self._total))
+        return self._in_list(number if self._has(number) else number % self._total)
 
 
 class Plans:
@@ -409,7 +420,7 @@ class Plans:
                 )
             elif cut.counts_batches:
                 counted = [cut.passes, cut.positions(share, 1), "batches"]
-                source = Span(source, cut.passes, None, counted)
+                source = Passes(source, cut.passes, None, counted)
             else:
                 source = cut.of_source(source, share, 1)
         return source
