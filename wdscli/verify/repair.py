@@ -83,11 +83,12 @@ class Payload(NamedTuple):
     @property
     def size(self) -> int:
         """The size of the payload in bytes."""
-        return sum(extent.length for extent in self.extents)
+        return sum([extent.length for extent in self.extents])
 
     def read(self, source: Source) -> bytes:
         """Return the payload. Raises DataError if the source ends first."""
-        return b"".join(self.pieces(source))
+        offset, length = self.extents[0] if len(self.extents) == 1 else (HOLE, 0)
+        return b"".join(self.pieces(source)) if offset == HOLE else source.read_at(offset, length)
 
     def pieces(self, source: Source) -> Iterator[bytes]:
         """Yield the payload in pieces. Raises DataError if the source ends first."""
@@ -114,7 +115,7 @@ class Stretch:
     @property
     def fields(self) -> list[bytes]:
         """The fields of all members, including lost members."""
-        return [*(member.field for member in self.members), *self.lost_fields]
+        return [member.field for member in self.members] + self.lost_fields
 
 
 def read_stretches(source: ByteSource, links: Mapping[int, Place], ledger: Ledger) -> Iterator[Stretch]:
@@ -158,11 +159,15 @@ class _StretchReader:
     def add(self, window: Window) -> Iterator[Stretch]:
         """Yield the stretches that end in a window."""
         columns = window.columns
-        for row, name in enumerate(columns.names):
-            kind = columns.flags[row] & KIND_MASK
-            parts = split_name(name) if kind == REGULAR else None
-            is_lost = parts is None and (parts := lost_name(name, kind, columns.sizes[row])) is not None
-            extents = self._payload(columns, row, is_of_sample=parts is not None, is_regular=not is_lost)
+        for row, (name, start, offset, size, flag) in enumerate(zip(*columns, strict=True)):
+            kind = flag & KIND_MASK
+            extents: tuple[Extent, ...] | None = None
+            parts = split_name(name) if kind == REGULAR else lost_name(name, kind, size)
+            if parts is not None and kind == REGULAR and why_unsafe(name) is None:
+                extents = (Extent(offset, size),)
+            elif kind != DIRECTORY:
+                parts = parts or lost_name(name, kind, size)
+                extents = self._unusual_payload(columns, row, is_of_sample=parts is not None)
             if parts is None:
                 continue
             key, field = parts
@@ -171,28 +176,25 @@ class _StretchReader:
                 if stretch is not None:
                     yield stretch
                 number = 0 if stretch is None else stretch.row + 1
-                stretch = self.last = Stretch(number, key, columns.starts[row], self._next_is_hit)
+                stretch = self.last = Stretch(number, key, start, self._next_is_hit)
             elif self._next_is_hit:
                 stretch.is_hit = True
             self._next_is_hit = False
             if extents is None:
                 stretch.lost_fields.append(field)
-            elif field in stretch.fields:
+            elif any(member.field == field for member in stretch.members) or field in stretch.lost_fields:
                 self._leave_out("duplicate-field", "the sample already has this field", columns, row)
             else:
                 stretch.members.append(Payload(field, extents))
 
-    def _payload(
-        self, columns: Columns, row: int, *, is_of_sample: bool, is_regular: bool
+    def _unusual_payload(
+        self, columns: Columns, row: int, *, is_of_sample: bool
     ) -> tuple[Extent, ...] | None:
-        """Return the payload of a sample's member. Return None if it must not be written, and report this."""
+        """Return the payload of a hard link or a sparse file. Return None for other unusual members, which must not be
+        written, and report this."""
         name, kind = columns.names[row], columns.flags[row] & KIND_MASK
-        if kind == DIRECTORY:
-            return None
         if reason := why_unsafe(name):
             self._leave_out("unsafe-name", reason, columns, row)
-        elif is_regular and is_of_sample:
-            return (Extent(columns.offsets[row], columns.sizes[row]),)
         elif kind != REGULAR:
             if is_of_sample and (extents := self._linked_or_sparse(columns, row)) is not None:
                 return extents
