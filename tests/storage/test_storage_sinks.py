@@ -823,3 +823,57 @@ def test_web_servers_are_only_read() -> None:
 def test_unknown_scheme() -> None:
     with pytest.raises(OutputError, match="xyz:// is no known kind of address"):
         open_sink("xyz://a/b.tar")
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "n" * 220 + ".json"])
+def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path, name: str) -> None:
+    """issue 35, 19: the temporary file of a killed process, but not the file of a running one, or of another output."""
+    before = {path.name for path in tmp_path.iterdir()}
+    code = f"import os, wdscli.storage as s; a = s.open_sink({str(tmp_path / name)!r}); a.write(b'x'); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    [left] = {path.name for path in tmp_path.iterdir()} - before
+    other = tmp_path / ".y.parquet.0123456789ab.tmp"
+    other.write_bytes(b"x")
+    with open_sink(str(tmp_path / name), force=True) as running:
+        assert not (tmp_path / left).exists()
+        names = {path.name for path in tmp_path.iterdir()}
+        with open_sink(str(tmp_path / name), force=True) as sink:
+            assert names < {path.name for path in tmp_path.iterdir()}
+            sink.write(b"new")
+        running.write(b"newer")
+    assert {path.name for path in tmp_path.iterdir()} == {name, other.name}
+
+
+@pytest.mark.parametrize(
+    "words", ["cat {}/a.tar --to {}/x.parquet", "index --force {}/a.tar", "ls {}/a.tar --to {}/x.csv"]
+)
+def test_a_killed_command_leaves_nothing_for_good(tmp_path: Path, words: str) -> None:
+    if "parquet" in words:
+        pytest.importorskip("pyarrow")
+    [shard] = write_shards(tmp_path, [numbered(3, "a")])
+    os.replace(shard, tmp_path / "a.tar")
+    (tmp_path / ".wds").mkdir(exist_ok=True)
+    target = tmp_path / (".wds/a.tar.wdx" if words.startswith("index") else words.rpartition("/")[2])
+    left = target.parent / f".{target.name}.0123456789ab.tmp"
+    left.write_bytes(b"x")
+    ran = wds(*words.replace("{}", str(tmp_path)).split())
+    assert ran.code == 0, ran.err
+    assert target.exists()
+    assert not left.exists()
+
+
+def test_receipts_are_removed_where_the_listing_fails(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """issue 35, 19: a role may write and delete, but not list."""
+    from wdscli.shards.locks import remove_receipts
+    from wdscli.storage import remote
+
+    for key in ("r/.wds/a-0.tar.done", "r/.wds/a-1.tar.done", "r/.wds/b-0.tar.done"):
+        s3.client.put_object(Bucket="sinks", Key=key, Body=b"{}")
+
+    def refused(*_: object) -> None:
+        raise PermissionError("access denied")
+
+    monkeypatch.setattr(remote, "_listing", refused)
+    remove_receipts(["s3://sinks/r/a-0.tar", "s3://sinks/r/a-1.tar", "s3://sinks/r/a-2.tar"])
+    monkeypatch.undo()
+    assert [key for key in s3.names("sinks") if key.startswith("r/")] == ["r/.wds/b-0.tar.done"]

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import time
 import weakref
 from collections import defaultdict
@@ -45,7 +44,14 @@ from wdscli.storage import (
     sibling,
 )
 from wdscli.storage.addresses import is_web, local_path
-from wdscli.storage.local import NO_LOCKS, is_same_file, make_folders, remove_empty, remove_if_abandoned
+from wdscli.storage.local import (
+    NO_LOCKS,
+    TEMPORARY,
+    is_same_file,
+    make_folders,
+    remove_empty,
+    remove_if_abandoned,
+)
 from wdscli.storage.opening import at_once, has_temporaries
 
 FOLDER = ".wds"
@@ -266,7 +272,6 @@ def _read(path: str) -> dict[str, str]:
 
 
 RECEIPT = ".done"
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _CUT = 50
 """How many characters of a very long name are kept in the name of its temporary file."""
 
@@ -276,18 +281,21 @@ def receipt_address(address: str) -> str:
     return sibling(address, f"{FOLDER}/{base_name(address)}{RECEIPT}")
 
 
-def _names_in(folder: str, end: str) -> list[str]:
-    """Return the names in a folder with this ending. Return no names if the folder cannot be listed."""
-    with contextlib.suppress(WdsError):
-        if not is_web(folder):
-            return list_folder(folder, lambda name: name.endswith(end))
-    return []
+def _listed(folder: str, end: str = "") -> list[str] | None:
+    """Return the names in a folder with this ending, or None if a store does not list the folder."""
+    if is_web(folder):
+        return []
+    try:
+        return list_folder(folder, lambda name: name.endswith(end))
+    except WdsError as error:
+        is_missing = is_local(folder) or isinstance(getattr(error, "cause", None), FileNotFoundError)
+        return [] if is_missing else None
 
 
 def _temporaries_in(folder: str) -> Iterator[tuple[str, str]]:
     """Return the temporary files in a folder, each with the name of its final file."""
-    for found in _names_in(folder, ".tmp"):
-        if match := _TEMPORARY.fullmatch(found):
+    for found in _listed(folder, ".tmp") or ():
+        if match := TEMPORARY.fullmatch(found):
             yield folder + found, match[1]
 
 
@@ -325,7 +333,8 @@ def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = la
         folders[folder_of(address)].add(base_name(address) + RECEIPT)
     for folder, names in folders.items():
         inside = f"{folder}{FOLDER}/"
-        there = set(_names_in(inside, ""))
+        # A store may allow to remove receipts, but not to list them, or its listing may fail.
+        there = names if (listed := _listed(inside)) is None else set(listed)
         names |= {
             name for name in there if name.endswith(RECEIPT) and is_own(folder + name.removesuffix(RECEIPT))
         }

@@ -15,7 +15,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import inf
@@ -170,6 +172,7 @@ class LocalSink(Sink):
         self._folder, base = os.path.split(self._path)
         if self._folder:
             _make_folder(name, self._folder)
+        _remove_leftovers(self._folder, base)
         try:
             # Set the name first. If an interrupt comes before the descriptor is set, the file must be removed too.
             self._temporary = _temporary_path(self._folder, base)
@@ -255,9 +258,37 @@ class LocalSink(Sink):
             os.unlink(self._temporary)
 
 
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
+"""The name of a temporary file. The group is the name of the final file, or its first characters if it is long."""
+_LIST_AGAIN_SECONDS = 10.0
+_FOLDERS = 64
+_leftovers: dict[str, tuple[float, dict[str, list[str]]]] = {}
+"""By folder: when it was listed, and its temporary files by the name of the final file."""
+
+
 def _temporary_path(folder: str, name: str) -> str:
-    short = name if len(os.fsencode(name)) <= _MAX_NAME_BYTES else name[: _MAX_NAME_BYTES // 4]
-    return os.path.join(folder, f".{short}.{os.urandom(6).hex()}.tmp")
+    return os.path.join(folder, f".{_short(name)}.{os.urandom(6).hex()}.tmp")
+
+
+def _short(name: str) -> str:
+    return name if len(os.fsencode(name)) <= _MAX_NAME_BYTES else name[: _MAX_NAME_BYTES // 4]
+
+
+def _remove_leftovers(folder: str, name: str) -> None:
+    """Remove the temporary files of a file that killed processes left. The folder is not listed for each of its files,
+    because it may have 100,000 files."""
+    now = time.monotonic()
+    listed_at, temporaries = _leftovers.get(folder, (-inf, {}))
+    if now - listed_at >= _LIST_AGAIN_SECONDS:
+        temporaries = {}
+        with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
+            for match in filter(None, (TEMPORARY.fullmatch(entry.name) for entry in entries)):
+                temporaries.setdefault(match[1], []).append(match[0])
+        if len(_leftovers) >= _FOLDERS:
+            _leftovers.clear()
+        _leftovers[folder] = now, temporaries
+    for temporary in temporaries.pop(_short(name), ()):
+        remove_if_abandoned(os.path.join(folder, temporary))
 
 
 def _is_ours(descriptor: int, path: str) -> bool:
