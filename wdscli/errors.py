@@ -136,6 +136,8 @@ class StorageError(WdsError, OSError):
         self.errno = system.errno or self._errno
         self.strerror = system.strerror or (os.strerror(self.errno) if self.errno else None)
         self.filename = system.filename
+        if hint is None and ran_out_of_files(system):
+            self.hint = MORE_FILES
 
     def __reduce__(self) -> tuple[Any, ...]:
         system = {"errno": self.errno, "strerror": self.strerror, "filename": self.filename}
@@ -220,6 +222,14 @@ def ran_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, ImportError) and any(text in str(error) for text in no_room)
     )
+
+
+MORE_FILES = "allow more open files: ulimit -n 4096"
+
+
+def ran_out_of_files(error: BaseException) -> bool:
+    """Return whether an error means that a process, or the system, has too many open files."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def empty_stream(code: str) -> DataError:

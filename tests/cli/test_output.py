@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from shard_cases import numbered, write_shards
+from shard_cases import numbered, tar_of, write_shards
 from terminals import on_terminal
 
 from wdscli.cli import output
@@ -297,3 +298,18 @@ def test_data_and_json_do_not_share_standard_output(
     assert main([name, shard, *options, "-o", "-", "--json"]) == 2
     said = capfdbinary.readouterr()
     assert (said.out, b"both write to standard output" in said.err) == (b"", True)
+
+
+@pytest.mark.parametrize("words", [["ls", "--json"], ["cat", "--to", "jsonl"]])
+def test_json_on_a_terminal_has_no_control_characters(tmp_path: Path, words: list[str]) -> None:
+    """issue 35, 20: U+009B begins a command of the terminal, and U+202E turns the text around. A pipe gets them."""
+    key = "a\u009b31m\u202eä\x7f"
+    (tmp_path / "a.tar").write_bytes(tar_of([(f"{key}.txt", key.encode())]))
+    command = [sys.executable, "-m", "wdscli", words[0], "a.tar", *words[1:]]
+    said = on_terminal(command, cwd=tmp_path)
+    assert r"a\u009b31m\u202eä\u007f" in said
+    assert not set(said) & set("\u009b\u202e\x7f")
+    assert all(json.loads(line) for line in said.splitlines())
+    piped = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout.decode()
+    assert key in piped
+    assert [*map(json.loads, piped.splitlines())] == [*map(json.loads, said.splitlines())]

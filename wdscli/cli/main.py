@@ -21,7 +21,14 @@ from typer.core import TyperGroup
 
 from wdscli.cli import output
 from wdscli.cli.help import Entry, WdsCommand, render, summary_of
-from wdscli.errors import WdsError, did_you_mean, printable, ran_out_of_memory
+from wdscli.errors import (
+    MORE_FILES,
+    WdsError,
+    did_you_mean,
+    printable,
+    ran_out_of_files,
+    ran_out_of_memory,
+)
 from wdscli.shown import shown
 
 WISHES = {
@@ -405,7 +412,7 @@ def _describe(error: BaseException) -> tuple[str, str | None, int]:
         return "the current folder does not exist any more", "cd to another folder", 4
     if isinstance(error, OSError) and error.strerror:
         where = f": {printable(str(error.filename))}" if error.filename else ""
-        return f"{error.strerror.lower()}{where}", None, 4
+        return f"{error.strerror.lower()}{where}", MORE_FILES if ran_out_of_files(error) else None, 4
     if ran_out_of_memory(error):
         return "out of memory", "try fewer --jobs, or allow more (ulimit -v)", 5
     return (

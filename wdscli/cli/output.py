@@ -95,7 +95,8 @@ class Out:
 
     def object(self, value: Any) -> None:
         """Write one line of JSON. Bytes that are not UTF-8 become escapes of lone surrogates."""
-        self.write(json_line(value))
+        line = json_line(value)
+        self.write(escaped_json(line) if self.terminal else line)
 
     def rows(
         self,
@@ -458,6 +459,20 @@ def json_line(value: Any) -> bytes:
         return dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
     except UnicodeEncodeError:
         return dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def escaped_json(line: bytes) -> bytes:
+    r"""Return a line of JSON with escapes instead of characters that change what a terminal shows.
+
+    >>> escaped_json('{"a":"\u202e\u00e4"}\n'.encode())
+    b'{"a":"\\u202e\xc3\xa4"}\n'
+    """
+    from json import dumps
+
+    text = line.decode()
+    if text.rstrip("\n").isprintable():
+        return line
+    return "".join(c if c.isprintable() or c == "\n" else dumps(c)[1:-1] for c in text).encode()
 
 
 _outs: list[Out] = []

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wdscli.errors import EngineError, WdsError, ran_out_of_memory
+from wdscli.errors import MORE_FILES, EngineError, WdsError, ran_out_of_files, ran_out_of_memory
 from wdscli.executors.local import (
     AT_ONCE,
     HELD_BYTES,
@@ -239,6 +239,8 @@ def task_failed(error: Exception) -> EngineError:
     if ran_out_of_memory(error):
         hint = "try fewer at a time with -j, or allow more (ulimit -v)"
         return EngineError("a task ran out of memory", hint=hint)
+    if ran_out_of_files(error):
+        return EngineError("a task has too many open files", hint=MORE_FILES)
     return EngineError(
         f"a task failed: {type(error).__name__}: {error}",
         hint="this is a mistake in wdscli; the same command with --debug shows where",

@@ -19,7 +19,7 @@ from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
 from wdscli.storage.ahead import together
 from wdscli.storage.ends import PIECE_BYTES
-from wdscli.storage.local import most_descriptors, reason
+from wdscli.storage.local import may_open, reason
 from wdscli.storage.opening import is_device, open_pinned
 from wdscli.tar import FOREIGN, Columns, Scanner
 from wdscli.tar.reader import Globals
@@ -150,26 +150,29 @@ class Inputs:
     def __getitem__(self, number: int) -> Source:
         source = self._open.get(number)
         if source is None:
+            self._make_room(is_remote=number in self._remote)
             if self._open_other is not None and number not in self._inputs:
                 source = self._open[number] = self._open_other(number)
             else:
                 source = self._open[number] = self._inputs[number].open()
             if source.fd is not None:
                 self.descriptors[number] = source.fd
-            self._close_one(is_remote=self._is_remote(number))
         return source
 
     def _is_remote(self, number: int) -> bool:
         """Whether the bytes of an open input come from another machine."""
         return number in self._remote and number not in self.descriptors
 
-    def _close_one(self, is_remote: bool) -> None:
-        """Close the remote or local input that was opened first, if too many are open."""
+    def _make_room(self, is_remote: bool) -> None:
+        """Close remote or local inputs that were opened first, if too many are open."""
         alike = [number for number in self._open if self._is_remote(number) == is_remote]
-        if len(alike) > (OPEN_REMOTE_SOURCES if is_remote else min(OPEN_SOURCES, most_descriptors() / 2)):
-            self.descriptors.pop(alike[0], None)
-            with self._open.pop(alike[0]) as done:
-                self._confirm(alike[0], done)
+        while alike and not (
+            len(alike) < OPEN_REMOTE_SOURCES if is_remote else may_open(len(alike), OPEN_SOURCES)
+        ):
+            number = alike.pop(0)
+            self.descriptors.pop(number, None)
+            with self._open.pop(number) as source:
+                self._confirm(number, source)
 
     def expect(self, files: I64, begins: I64 | U64, lengths: I64 | U64) -> None:
         """Announce to remote inputs the ranges that will be read next. Each column has one number per range."""

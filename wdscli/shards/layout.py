@@ -23,6 +23,7 @@ from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, fields_of, joined
 from wdscli.shards.index import Check, Index, SampleArrays
 from wdscli.storage import Source
+from wdscli.storage.local import may_open
 from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header, core
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
@@ -461,13 +462,14 @@ class ViewSource(Source):
             not self.is_remote
             and len(bases) <= BASES_OPEN
             and all(self.base(base).fd is not None for base in bases)
+            and bases <= self._open.keys()
         )
 
     def base(self, number: int) -> Source:
         """Return a base, open. Raises InputError, DataError."""
         source = self._open.get(number)
         if source is None:
-            if len(self._open) >= BASES_OPEN and not self.is_remote:
+            while self._open and not (self.is_remote or may_open(len(self._open), BASES_OPEN)):
                 self._descriptors.pop(first := next(iter(self._open)), None)
                 self._open.pop(first).close()
             source = self._open[number] = self._open_base(number)

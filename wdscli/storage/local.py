@@ -37,6 +37,13 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 """The errors that file systems without locks raise."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 _MAX_NAME_BYTES = 200
+_FEW_DESCRIPTORS = 256
+_SPARE_DESCRIPTORS = 4
+"""The descriptors that stay free for outputs, indexes and modules, if a process has few."""
+_MOST_OPEN = (128, 4096)
+"""The bounds for the number of shards that all pools of a process keep open together."""
+_open_files: set[int] = set()
+"""The descriptors of all open :class:`LocalSource` of this process."""
 
 
 class LocalSource(Source):
@@ -45,6 +52,7 @@ class LocalSource(Source):
     def __init__(self, name: str, descriptor: int, size: int) -> None:
         super().__init__(name, size=size, seekable=True, fd=descriptor)
         self._fd = descriptor
+        _open_files.add(descriptor)
 
     def read_at(self, offset: int, length: int) -> bytes:
         if length > _WHOLE_READ_BYTES:
@@ -79,13 +87,19 @@ class LocalSource(Source):
 
     def close(self) -> None:
         if self._fd >= 0:
+            _open_files.discard(self._fd)
             os.close(self._fd)
             self._fd, self.fd = -1, None
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Python's own files also close themselves. ``os.close`` is an argument because ``os`` may be missing at
+    def __del__(
+        self,
+        close: Callable[[int], None] = os.close,
+        forget: Callable[[int], None] = _open_files.discard,
+    ) -> None:
+        # Python's own files also close themselves. The functions are arguments because modules may be empty at
         # interpreter shutdown.
         if self._fd >= 0:
+            forget(self._fd)
             close(self._fd)
 
 
@@ -361,6 +375,19 @@ def most_descriptors() -> float:
 
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft if soft > 0 else inf
+
+
+def may_open(held: int, most: int) -> bool:
+    """Return whether a pool of open shards, which holds ``held`` and at most ``most``, may open another one. Otherwise
+    the pool first closes one of its own. All pools of a process share its descriptors."""
+    limit = most_descriptors()
+    if held >= most:
+        return False
+    if limit <= _FEW_DESCRIPTORS:
+        with contextlib.suppress(OSError):
+            return len(os.listdir("/dev/fd")) + _SPARE_DESCRIPTORS <= limit
+    low, high = _MOST_OPEN
+    return len(_open_files) < max(low, min(high, limit / 4))
 
 
 def is_cold(descriptor: int, offset: int) -> bool:

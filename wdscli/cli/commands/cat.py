@@ -18,7 +18,7 @@ from wdscli.cli.options import (
     library_word,
     panel,
 )
-from wdscli.cli.output import FileTarget, Out, by_reason, facts, parse_form, plural, write_file
+from wdscli.cli.output import FileTarget, Out, by_reason, escaped_json, facts, parse_form, plural, write_file
 from wdscli.cli.reordering import print_losses, read_request
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes
@@ -168,6 +168,8 @@ def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions
         pieces = _pieces(request, picker, what, progress)
         if out.terminal and what.address == "-" and what.kind == "raw":
             pieces = _checked_text(pieces)
+        if out.terminal and what.address == "-" and what.kind == "jsonl":
+            pieces = map(escaped_json, pieces)
         target = FileTarget(what.address, what.kind if what.is_table else None, output.force, output.fsync)
         counts["bytes"] = write_file(out, target, pieces, inputs)
     progress.finish()

@@ -44,7 +44,7 @@ from wdscli.samples.reading import keep_heap
 from wdscli.shards.proof import Proof
 from wdscli.storage import Source, is_local
 from wdscli.storage.ahead import together
-from wdscli.storage.local import is_cold, most_descriptors
+from wdscli.storage.local import is_cold, may_open
 from wdscli.storage.retry import network
 from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock
 
@@ -202,7 +202,7 @@ class Fetcher:
         """Return the opened shard. Raises InputError, DataError."""
         source = self._sources.get(shard)
         if source is None:
-            if len(self._sources) >= OPEN_SOURCES or (self._sources and _open_files() >= _most_open()):
+            while self._sources and not may_open(len(self._sources), OPEN_SOURCES):
                 self._forget(*self._sources.popitem(last=False))
             source = self._sources[shard] = _opened(self._catalog, shard)
         else:
@@ -226,26 +226,13 @@ class Fetcher:
 _fetchers: WeakSet[Fetcher] = WeakSet()
 
 
-def _open_files() -> int:
-    """Return the number of files that all fetchers of this process have open. There may be several fetchers, because a
-    mix has a fetcher for each set."""
-    # A lock is not used: another thread might hold it while this process is forked.
-    with suppress(RuntimeError):  # another thread has just added a fetcher
-        return sum(len(fetcher._sources) for fetcher in _fetchers)
-    return 0
-
-
 def _room() -> int:
     """Return how many bytes of small samples all fetchers of this process may still keep."""
-    with suppress(RuntimeError):  # as in _open_files()
+    # A lock is not used: another thread might hold it while this process is forked.
+    with suppress(RuntimeError):  # another thread has just added a fetcher
         kept = [small.size_bytes for one in _fetchers if one._small for small in one._small.values()]
         return SMALL_SAMPLES_BYTES - sum(kept)
     return 0
-
-
-def _most_open() -> float:
-    """Return the limit for :func:`_open_files`: a quarter of the files that the process may open."""
-    return max(OPEN_SOURCES, min(4096, most_descriptors() / 4))
 
 
 def _opened(catalog: Catalog, shard: int) -> Source:
