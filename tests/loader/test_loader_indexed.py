@@ -392,7 +392,12 @@ class TestTravel:
         document = json.loads(manifest)
         (shard,) = document["shardlist"]
         document["shardlist"] = [
-            {**shard, "url": f"train-{n:06d}.tar", "nsamples": rng.randrange(9000, 11000)}
+            {
+                **shard,
+                "url": f"train-{n:06d}.tar",
+                "nsamples": rng.randrange(9000, 11000),
+                "filesize": 1 << 25,
+            }
             for n in range(1000)
         ]
         document["wdscli"] = {"index": ".wds"}
