@@ -42,6 +42,7 @@ from wdscli.storage.ends import PIECE_BYTES
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, SPARSE, ByteSource, Columns, Window
 from wdscli.tar.reader import scan_salvaging
 from wdscli.tar.stored import HOLE, Extent, Place, extents_of, link_targets, linked_names, place_of
+from wdscli.verify.decoding import Decoder
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
 from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns, repeats_across
 from wdscli.verify.profiles import Fields
@@ -244,12 +245,7 @@ class Plan:
         """For each joined stretch, the first stretch of its key."""
         self._joined: dict[int, list[Payload]] = {}
         """Members of later stretches that are joined to a first one."""
-        self._decoder = None
-        if max_decoded is not None:
-            from wdscli.verify.decoding import Decoder
-
-            self._decoder = Decoder(remarks := Ledger(limit=0), max_decoded)
-            remarks.undecoded = ledger.undecoded  # these payloads are saved, so they are no losses
+        self._decoder = None if max_decoded is None else _silent_decoder(ledger, max_decoded)
         self._links = links_of(source)
         hit, lost = dict[int, bytes](), dict[int, bytes]()
         for stretch in read_stretches(source, self._links, ledger):
@@ -356,6 +352,14 @@ class Plan:
 
     def _leave_out(self, code: str, reason: str, start: int, key: bytes) -> None:
         self._ledger.add(code, f"sample left out: {reason}", offset=start, member=key)
+
+
+def _silent_decoder(ledger: Ledger, max_decoded: int) -> Decoder:
+    """Return a decoder that adds to ``ledger`` only the fields that it does not decode. Their samples are saved, so
+    these fields are no losses."""
+    remarks = Ledger(limit=0)
+    remarks.undecoded = ledger.undecoded
+    return Decoder(remarks, max_decoded)
 
 
 class SalvageTask(NamedTuple):
