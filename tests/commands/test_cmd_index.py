@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from shard_cases import wds
 from storage_servers import Web, web_server
 
 from wdscli.cli.main import main
@@ -300,6 +301,47 @@ class TestOptions:
         index(["set"], jobs=2)
         index(["set"])
         assert asked == [2, 1]
+
+
+class TestShardsThatWereRenamedOrRemoved:
+    """The way out of an incomplete set: `ls` names it, and it works."""
+
+    def test_a_renamed_shard(self, run: Run, folder: Path) -> None:
+        """A second manifest was written beside the old one, and `ls` still failed."""
+        run("set")
+        (folder / "train-000001.tar").rename(folder / "val-000000.tar")
+        ran = wds("ls", "set")
+        assert ran.code == 4
+        assert "accept the set as it is: wds index --force set/" in ran.err
+        assert run("set").code == 4
+        assert run("--check", "set").code == 1
+        assert run("-n", "--force", "set").code == 0
+        assert (folder / "train-manifest.json").exists()
+        done = run("--force", "set")
+        assert done.code == 0
+        assert "removed set/train-manifest.json, because it lists shards that do not exist" in done.err
+        assert sorted(path.name for path in folder.glob("*.json")) == ["manifest.json"]
+        assert wds("ls", "set").code == 0
+
+    def test_a_removed_shard(self, run: Run, folder: Path) -> None:
+        run("set")
+        (folder / "train-000001.tar").unlink()
+        assert run("set/train-000000.tar", "--force", "-o", "set/one.json").code == 0
+        assert (folder / "train-manifest.json").exists()
+        assert run("--force", "set").code == 0
+        assert wds("ls", "set").code == 0
+        assert [shard.name for shard in read_manifest("set/train-manifest.json").shards] == [
+            "train-000000.tar"
+        ]
+
+    def test_other_sets_of_the_folder_are_kept(self, run: Run, folder: Path) -> None:
+        shard(folder / "a-0.tar", ["x.txt"])
+        shard(folder / "a-1.tar", ["y.txt"])
+        run("set/a-*.tar")
+        run("set/train-*.tar")
+        (folder / "train-000001.tar").rename(folder / "val-0.tar")
+        assert run("--force", "set/*.tar").code == 0
+        assert sorted(path.name for path in folder.glob("*.json")) == ["a-manifest.json", "manifest.json"]
 
 
 def plain(batch: SampleBatch) -> Iterator[tuple[object, ...]]:

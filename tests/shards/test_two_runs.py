@@ -350,18 +350,26 @@ def test_the_last_writer_on_an_object_store_wins(writer_class: type, bucket: str
         ("shuffle in", True),
         ("cat in/", True),
         ("merge --on-duplicate skip b in/*.tar", True),
+        ("split in", True),
+        ("sort in", True),
+        ("map in --filter cls cat", True),
         ("shuffle in/s-0000.tar", False),
         ("cat in/s-manifest.json", False),
     ],
 )
-def test_a_shard_that_joins_the_input_of_its_command_is_warned_of(
+def test_a_shard_that_joins_the_input_of_its_command_is_refused(
     tmp_path: Path, words: str, joins: bool
 ) -> None:
     for folder in ("in", "b"):
         wds("cat", *write_shards(tmp_path / "parts", [numbered(3)]), "-o", tmp_path / folder / "s-0000.tar")
         wds("index", tmp_path / folder)
-    for output, is_warned in (("in/new.tar", joins), ("out/new.tar", False)):
+    for output, is_refused in (("in/new.tar", joins), ("out/new.tar", False)):
         ran = wds(*words.split(), "-o", output, cwd=tmp_path)
-        assert ran.code == 0, ran.err
-        assert ("warning: in/new.tar also belongs to the input in/*.tar" in ran.err) == is_warned, ran.err
+        assert ran.code == (2 if is_refused else 0), ran.err
+        said = "in/new.tar also belongs to the input in/*.tar"
+        if is_refused:
+            assert ran.err.startswith(f"error: {said}"), ran.err
+            ran = wds(*words.split(), "-o", output, "--force", cwd=tmp_path)
+            assert ran.code == 0, ran.err
+        assert (f"warning: {said}" in ran.err) == is_refused, ran.err
         (tmp_path / output).unlink()

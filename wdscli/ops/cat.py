@@ -57,7 +57,7 @@ from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
 from wdscli.selection.walk import check_names, is_suspect
 from wdscli.shards.index import Index, index_address
-from wdscli.shards.inputs import ShardSet, classes_of, fingerprint_of, warn_of_mixing
+from wdscli.shards.inputs import ShardSet, check_mixing, classes_of, fingerprint_of
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.moving import copied, find_original
@@ -128,7 +128,7 @@ def cat(
     check_post(request.post, request.output, is_stream=output.pattern.is_stream)
     output.check(addresses)
     if addresses and not output.pattern.is_stream:
-        warn_of_mixing(picker.set, output.address(0), progress.warn)
+        check_mixing(picker.set, output.address(0), force=request.settings.force, warn=progress.warn)
     with nullcontext() if dry_run else output.claimed(addresses):
         request = request._replace(settings=output.settings)
         places = [None if dry_run else output.address(at) for at in range(len(addresses) if is_each else 1)]

@@ -38,6 +38,7 @@ from wdscli.shards.inputs import (
     ShardSet,
     open_set,
     read_manifest,
+    stale_manifests,
     without_index,
 )
 from wdscli.shards.locks import OutputLock, remove_receipts
@@ -237,7 +238,7 @@ def _carried_out(
     if plan.manifest:
         manifest, side = _write_manifest(plan, shards)
         files.append(side)
-        plan.remove_state()
+        plan.remove_state(progress)
     return IndexReport(shards, tuple(files), manifest)
 
 
@@ -488,8 +489,13 @@ class SetPlan:
             for address in self._addresses
         ]
 
-    def remove_state(self) -> None:
-        """Remove the files that an interrupted run left. Call it after the manifest is written."""
+    def remove_state(self, progress: Progress) -> None:
+        """Remove the files that an interrupted run left, and with ``force`` the other manifests that list missing
+        shards, because they would make the set incomplete. Call it after the manifest is written."""
+        for stale in stale_manifests(self._shards) if self.writes and self.force else ():
+            if stale != self.manifest:
+                remove(stale)
+                progress.warn(f"removed {stale}, because it lists shards that do not exist")
         if self.writes and self._shards.unfinished:
             for state in self._shards.unfinished:
                 remove(state.address)

@@ -136,6 +136,11 @@ class Outputs:
         """Whether shards go to standard output, a command or a device."""
         return self._probe.pattern.is_stream
 
+    @property
+    def first_address(self) -> str:
+        """The address of the first shard. A part has the name ``part``."""
+        return self._probe.address(0)
+
     def cuts(self, cuts: Cuts) -> Cuts:
         """Return the cuts of each part for this output. A single file is one shard, and braces give the exact number of
         shards. Raises UsageError."""

@@ -56,13 +56,13 @@ from wdscli.selection.draw import DRAWN
 from wdscli.shards.index import Check
 from wdscli.shards.inputs import (
     ShardSet,
+    check_mixing,
     classes_of,
     fingerprint_of,
     known_samples,
     missing_samples,
     open_sets,
     parents_of,
-    warn_of_mixing,
     without_index,
 )
 from wdscli.shards.manifest import Manifest, Provenance
@@ -243,6 +243,9 @@ class _Planning:
         self.outputs = self._outputs(request)
         check_reach(request, addresses, is_stream=self.outputs.is_stream)
         self.outputs.check(None, addresses)
+        if addresses and not (self.outputs.is_stream or is_view(request.output)):
+            first, force = self.outputs.first_address, request.settings.force
+            check_mixing(self.shards, first, force=force, warn=self.progress.warn)
         self.cuts = self.outputs.cuts(request.cuts)
         if request.rekey is not None:
             self.rekey = Rekey.parse(request.rekey)
@@ -508,8 +511,6 @@ class _Planning:
         outputs, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, ends)
         for one in outputs if self.outputs.has_parts else ():
             one.check(self.shards.addresses, may_exist=self.outputs.may_exist)
-        if planned and not is_view(request.output):
-            warn_of_mixing(self.shards, planned[0].address, self.progress.warn)
         contents = Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey)
         made = provenance_of(request, self.order, self.shards)
         classes = classes_of(self.shards, joined=self.order.is_join) if self.order.keeps_labels else None

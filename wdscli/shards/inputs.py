@@ -318,14 +318,15 @@ def names_in(
     return names
 
 
-def warn_of_mixing(shards: ShardSet, output: str, warn: Callable[[str], object]) -> None:
-    """Call ``warn`` if the shard ``output`` would be one of the inputs after the command."""
+def check_mixing(shards: ShardSet, output: str, *, force: bool, warn: Callable[[str], object]) -> None:
+    """Raise UsageError if the new shard ``output`` would be one of the inputs after the command. With ``force``, only
+    warn."""
     for part in shards.sets or [shards]:
         if part.listings is not None and (glob := part.listings.cover(output)):
-            warn(
-                f"{output} also belongs to the input {glob}, so that old and new shards are one set: "
-                "write to another folder"
-            )
+            text = f"{output} also belongs to the input {glob}, so that its samples would be there twice"
+            if not force:
+                raise UsageError(text, hint="write to another folder, or accept it with --force")
+            warn(text)
 
 
 def _lost(
@@ -334,6 +335,7 @@ def _lost(
     listings: ListingCache,
     *,
     lists_stores: bool,
+    strict: bool = True,
 ) -> list[Missing]:
     """Return the missing shards of given manifests, if their folders can be listed, and of manifests next to the shards
     that folders and globs found. A manifest that lists none of these shards belongs to a different set. An object store
@@ -351,7 +353,7 @@ def _lost(
                 gone[address] = Missing(address, shard.samples, where)
     present = {*addresses} - gone.keys()
     for folder in dict.fromkeys(folder_of(address) for address in present if listings.cover(address)):
-        for where, manifest in manifests_in(folder, listings, strict=True):
+        for where, manifest in manifests_in(folder, listings, strict=strict):
             listed = _beside(folder, manifest)
             if not present.isdisjoint(listed):
                 gone.update(
@@ -360,6 +362,14 @@ def _lost(
                     if address not in present and listings.cover(address)
                 )
     return list(gone.values())
+
+
+def stale_manifests(shards: ShardSet) -> list[str]:
+    """Return the manifests that list one of these shards, and a shard that is missing. The set was opened with
+    ``missing="accept"``."""
+    listings = shards.listings or ListingCache()
+    lost = _lost(shards.addresses, {}, listings, lists_stores=True, strict=False)
+    return list(dict.fromkeys(shard.manifest for shard in lost))
 
 
 def _beside(folder: str, manifest: Manifest) -> dict[str, int]:
