@@ -42,6 +42,8 @@ class WdsError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    details: tuple[str, ...] = ()
+    """Further lines below the message, such as one for each bad row of a table."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = message

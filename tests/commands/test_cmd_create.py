@@ -797,14 +797,112 @@ def test_from_csv_and_tsv(
     ]
     csv = tmp_path / "t.csv"
     csv.write_text('\ufeffid,caption,path,split\r\nz,"one, two",cats/1.jpg,träin\r\na,"""x""",,\r\n', "utf-8")
-    assert read(create("--from", csv, *TABLE) / "o-000000.tar") == expected
+    assert read(create("--from", csv, *TABLE, "--missing", "keep") / "o-000000.tar") == expected
     tsv = tmp_path / "t.tsv"
     tsv.write_text('id\tcaption\tpath\tsplit\nz\tone, two\tcats/1.jpg\tträin\na\t"""x"""\t\t\n', "utf-8")
-    assert read(create("--from", tsv, *TABLE) / "o-000000.tar") == expected
+    assert read(create("--from", tsv, *TABLE, "--missing", "keep") / "o-000000.tar") == expected
     unnamed = tmp_path / "table"
     unnamed.write_bytes(tsv.read_bytes())
-    assert read(create("--from", unnamed, *TABLE) / "o-000000.tar") == expected
-    assert names(create("--from", csv, *TABLE, "--order", "path") / "o-000000.tar")[0] == "a.json"
+    assert read(create("--from", unnamed, *TABLE, "--missing", "keep") / "o-000000.tar") == expected
+    assert (
+        names(create("--from", csv, *TABLE, "--missing", "keep", "--order", "path") / "o-000000.tar")[0]
+        == "a.json"
+    )
+
+
+DIRTY = """id,path,cap
+1,img/1.jpg,one
+2,,two
+3,img/3.jpg
+4,img/9.jpg,vier
+,img/2.jpg,x
+
+6,img/2.jpg,"six
+7,img/1.jpg,seven
+1,img/1.jpg,again
+"""
+
+
+@pytest.fixture
+def dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The options of a table with every kind of bad row."""
+    plant(tmp_path / "img", {f"{number}.jpg": b"\xff\xd8" for number in (1, 2, 3)})
+    (tmp_path / "d.csv").write_text(DIRTY)
+    monkeypatch.chdir(tmp_path)
+    return ["--from", "d.csv", "--key-column", "id", "--column", "jpg=@path", "--column", "txt=cap"]
+
+
+@pytest.mark.parametrize("dry", [[], ["-n"]])
+def test_all_bad_rows_of_a_table_are_one_error(
+    dirty: list[str], dry: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(capsys, 3, *dirty, "-o", "o.tar", *dry).splitlines() == [
+        "error: 5 bad rows",
+        '  d.csv, row 2 (line 3): column "path" is empty, so it names no file',
+        "  d.csv, row 3 (line 4): 2 cells, but the header has 3",
+        "  d.csv, row 4 (line 5): cannot read img/9.jpg: no such file",
+        '  d.csv, row 5 (line 6): no key in column "id"',
+        "  d.csv, row 6 (line 8): a quote has no closing quote",
+        "hint: --on-error skip leaves it out, --missing skip also its sample",
+    ]
+
+
+def test_bad_rows_are_left_out_and_listed(
+    dirty: list[str], create: Create, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--on-error", "skip", "--on-duplicate", "skip", "--report", "r.jsonl", "-v"]
+    out = create(*dirty, *more)
+    assert names(out / "o-000000.tar") == ["1.jpg", "1.txt", "2.txt", "4.txt", "7.jpg", "7.txt"]
+    err = capsys.readouterr().err
+    assert (
+        "3 rows left out: bad row; 1 row left out: key repeated; "
+        "1 sample lacks jpg: empty cell; 1 sample lacks jpg: file missing, see r.jsonl"
+    ) in err
+    assert "skipped 1 (d.csv, row 8 (line 10)): key repeated" in err
+    lines = [json.loads(line) for line in Path("r.jsonl").read_text().splitlines()]
+    assert sorted((line["row"], line["line"], line["left_out"], line["key"]) for line in lines) == [
+        (2, 3, "field", "2"),
+        (3, 4, "row", ""),
+        (4, 5, "field", "4"),
+        (5, 6, "row", ""),
+        (6, 8, "row", ""),
+        (8, 10, "row", "1"),
+    ]
+    out = create(*dirty, *more, "--missing", "skip")
+    assert names(out / "o-000000.tar") == ["1.jpg", "1.txt", "7.jpg", "7.txt"]
+    assert "1 row left out: empty cell; 1 row left out: file missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "t.jsonl",
+            '{"id": 1, "path": ""}\n{"id": 2}\n{"id": 3, "path": null}\n{"id": 4, "path": "img/1.jpg"}',
+        ),
+        ("t.tsv", "id\tpath\n1\t\n2\t\n3\t\n4\timg/1.jpg\n"),
+    ],
+)
+def test_an_empty_cell_names_no_file(
+    name: str, text: str, dirty: list[str], create: Create, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(name).write_text(text)
+    table = ["--from", name, "--key-column", "id", "--column", "jpg=@path", "--column", "txt=id"]
+    assert '"path" is empty' in fails(capsys, 4, *table, "-o", "o.tar")
+    assert names(create(*table, "--missing", "skip") / "o-000000.tar") == ["4.jpg", "4.txt"]
+    kept = create(*table, "--missing", "keep")
+    assert names(kept / "o-000000.tar") == ["1.txt", "2.txt", "3.txt", "4.jpg", "4.txt"]
+
+
+def test_files_that_are_left_out_are_in_the_report(photos: Path, create: Create, tmp_path: Path) -> None:
+    plant(photos, {".hidden/x.txt": b"", "README": b""})
+    create(photos, "--exclude", "*.cls", "--report", tmp_path / "r.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert sorted((line["source"], line["reason"]) for line in lines) == [
+        (f"{photos}/.hidden", "hidden-folder"),
+        (f"{photos}/README", "no-field"),
+        (f"{photos}/dogs/a.cls", "excluded"),
+    ]
 
 
 def test_from_json_lines(create: Create, tmp_path: Path) -> None:
@@ -856,7 +954,7 @@ def test_from_parquet(create: Create, tmp_path: Path, capsys: pytest.CaptureFixt
         ("id,a\nx,1,2\n", ["--key-column", "id", "--column", "txt=a"], 3, "line 2"),
         ("id,a\nx,1\n", ["--key-column", "no", "--column", "txt=a"], 2, '"no"'),
         ("id,a\nx,1\n", ["--key-column", "id", "--column", "txt=no"], 2, '"no"'),
-        ("id,a\nx,1\n", ["--rekey", "{no}", "--column", "txt=a"], 3, "no"),
+        ("id,a\nx,1\n", ["--rekey", "{no}", "--column", "txt=a"], 2, 'there is no column "no"'),
         ("id,a\nx,1\n", ["--key-column", "id", "--column", "txt"], 2, "EXT=COLUMN"),
         ("id,a\nx,1\n", ["--key-column", "id"], 2, "--column"),
         ("id,a\nx,1\n", ["--column", "txt=a"], 2, "--key-column"),

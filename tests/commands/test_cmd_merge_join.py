@@ -189,10 +189,11 @@ class TestConflicts:
     def test_a_table_replaces_unless_told_otherwise(
         self, run: Command, good: Command, images: str, table: str, tmp_path: Path
     ) -> None:
+        Path(table).write_text(Path(table).read_text().replace(",0.5", ",7"))
         joined = [*of_table(table, "cls=score"), images, "-o"]
         good(*joined, tmp_path / "out.tar")
         found = [dict(fields)["cls"] for _, fields in samples_of(tmp_path / "out.tar")]
-        assert found == [b"2", b"1", b"2", b"3", b"0.5", b"5"]
+        assert found == [b"2", b"1", b"2", b"3", b"7", b"5"]
         good(*joined, tmp_path / "b.tar", "--on-conflict", "left")
         assert members_of(tmp_path / "b.tar") == [one for number in range(6) for one in image(number)]
         ran = run(*joined, tmp_path / "c.tar", "--on-conflict", "error")
@@ -329,13 +330,30 @@ class TestTables:
         ran = run(f"{tmp_path}/set", "--json-rest", "-o", tmp_path / "b.tar")
         assert ran.code == 2
 
+    def test_bad_rows(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
+        (tmp_path / "pic.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+        path = tmp_path / "t.csv"
+        path.write_text(f"id,p\nk0,{tmp_path}/pic.png\nk1\nk2,{tmp_path}/none.png\nk3,\n")
+        options = [images, *of_table(path, "png=@p"), "-o", tmp_path / "o.tar"]
+        ran = run(*options)
+        assert ran.code == 3
+        for row in (
+            "row 2 (line 3): 1 cells",
+            "row 3 (line 4): cannot read",
+            'row 4 (line 5): column "p" is empty',
+        ):
+            assert row in ran.err
+        good(*options, "--on-error", "skip")
+        pictures = [key for key, fields in samples_of(tmp_path / "o.tar") if "png" in dict(fields)]
+        assert pictures == ["k0"]
+
     def test_keys_twice_in_the_table(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("id,cap\nk1,a\nk2,b\nk1,c\nk1,d\n")
         joined = [images, *of_table(tmp_path / "t.csv", "txt=cap"), "-o"]
         with no_new_files(tmp_path):
             ran = run(*joined, tmp_path / "out.tar")
         assert ran.code == 3
-        assert f'{tmp_path}/t.csv, row 3: repeated key "k1"' in ran.err
+        assert f'{tmp_path}/t.csv, row 3 (line 4): repeated key "k1"' in ran.err
         assert "hint: leave out the later rows with --on-duplicate skip" in ran.err
         ran = good(*joined, tmp_path / "out.tar", "--on-duplicate", "skip", "--json")
         assert ran.objects[0]["dropped"] == {"duplicate-key": 2}
@@ -351,11 +369,11 @@ class TestTables:
     @pytest.mark.parametrize(
         ("content", "said"),
         [
-            ("id,cap\n,x\n", 'row 1: no key in column "id"'),
-            ("id,cap\nk1,x\nk.2,x\n", 'row 2: the key "k.2" has a dot'),
+            ("id,cap\n,x\n", 'row 1 (line 2): no key in column "id"'),
+            ("id,cap\nk1,x\nk.2,x\n", 'row 2 (line 3): the key "k.2" has a dot'),
             ("id,cap\nk1.jpg,x\n", "hint: the column needs the keys of the samples"),
-            ("id,cap\n../k,x\n", "row 1: unsafe name"),
-            ("id,cap\nk1,x,y\n", "line 2: 3 cells, but the header has 2"),
+            ("id,cap\n../k,x\n", "row 1 (line 2): unsafe name"),
+            ("id,cap\nk1,x,y\n", "row 1 (line 2): 3 cells, but the header has 2"),
             ("", "has no header line"),
             ("a,b\n1,2\n", 'there is no column "id"'),
             ("id,b\n1,2\n", 'there is no column "cap"'),

@@ -11,6 +11,7 @@ import pytest
 
 from wdscli.create import packing
 from wdscli.create.files import KeyRule
+from wdscli.create.left_out import LeftOut
 from wdscli.create.payloads import Payloads, parse_line
 from wdscli.create.table import TableOptions
 from wdscli.create.walk import Globs
@@ -349,7 +350,7 @@ def test_sizes_at_addresses_are_asked_for_several_at_a_time(
     else:
         path.write_text("id,at\n" + "".join(f"s{at},memory:/{name}\n" for at, name in enumerate(names)))
         options = CreateOptions(table=TableOptions(str(path), key="id", fields=("txt=@at",)))
-        said = "table, row 3: "
+        said = "table, row 3 .line 4.: "
     both = threading.Barrier(2, timeout=30)
     original = storage.open_source
 
@@ -361,7 +362,7 @@ def test_sizes_at_addresses_are_asked_for_several_at_a_time(
     monkeypatch.setattr(storage, "open_source", waiting)
     with Payloads() as payloads, pytest.raises(InputError, match=said):
         plan_create(Request([], str(tmp_path / "o.tar"), jobs=1), options, payloads)
-    with Payloads(on_error="skip") as payloads:
+    with Payloads(left_out=LeftOut(on_error="skip")) as payloads:
         report = plan_create(Request([], str(tmp_path / "o.tar"), jobs=1), options, payloads).report
     assert (report.samples, [one.key for one in report.unread]) == (3, ["s2"])
 

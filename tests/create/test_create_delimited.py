@@ -158,14 +158,14 @@ class TestEncodings:
     @pytest.mark.parametrize(
         ("name", "content", "where"),
         [
-            ("t.csv", "id,name\na,fine\n\nb,caf\xe9\n", 'row 2, column "name"'),
-            ("t.csv", 'id,name\na,"\nx"\n\xe9,caf\n', 'row 2, column "id"'),
-            ("t.tsv", "id\tname\na\tcaf\xe9\n", 'row 1, column "name"'),
-            ("t.csv", "id,n\xe9,name\na,b,c\n", "header, column"),
+            ("t.csv", "id,name\na,fine\n\nb,caf\xe9\n", 'row 2 (line 4): column "name"'),
+            ("t.csv", 'id,name\na,"\nx"\n\xe9,caf\n', 'row 2 (line 4): column "id"'),
+            ("t.tsv", "id\tname\na\tcaf\xe9\n", 'row 1 (line 2): column "name"'),
+            ("t.csv", "id,n\xe9,name\na,b,c\n", "header: column"),
             (
                 "t.jsonl",
                 '{"id": "a", "name": "x"}\n{"id": "b", "name": "caf\xe9"}\n',
-                'line 2, column "name"',
+                'row 2 (line 2): column "name"',
             ),
         ],
     )
@@ -264,7 +264,7 @@ class TestLargeCells:
         ]
         monkeypatch.setenv("WDSCLI_MAX_DECODED", "2999")
         ran = run(*words)
-        assert (ran.code, "l.txt, line 2 is longer than 2999 bytes" in ran.err) == (3, True), ran.err
+        assert (ran.code, "l.txt, line 2: it is longer than 2999 bytes" in ran.err) == (3, True), ran.err
         monkeypatch.setenv("WDSCLI_MAX_DECODED", "3000")
         assert run(*words).code == 0
 

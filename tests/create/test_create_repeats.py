@@ -54,7 +54,7 @@ def test_skip_leaves_out_what_a_source_has_as_a_whole(
     ran = good(*folders, "-o", tmp_path / "o.tar", "--on-duplicate", "skip", "--json")
     assert made(tmp_path) == FIRST
     assert ran.objects[-1]["dropped"] == {"duplicate-key": 3}
-    assert "left out 3 samples: duplicate-key 3" in ran.err
+    assert "3 samples left out: key repeated" in ran.err
 
 
 def test_rekey_gives_later_ones_a_key_of_their_own(

@@ -85,12 +85,12 @@ def test_tables_of_a_web_server_and_a_store() -> None:
     assert table_files("memory://sources", "--from") == both
     with web_server("ranges") as web:
         web.files = {"t.tsv": b"id\tn\na\t1\n"}
-        assert list(read_rows(web.url("t.tsv"))) == [{"id": "a", "n": "1"}]
+        assert [record.cells for record in read_rows(web.url("t.tsv"))] == [{"id": "a", "n": "1"}]
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         sink = io.BytesIO()
         parquet.write_table(pyarrow.table({"id": ["a"], "n": [1]}), sink)
         web.files["t.parquet"] = sink.getvalue()
-        assert list(read_rows(web.url("t.parquet"), {"n"}, whole=False)) == [{"n": 1}]
+        assert [record.cells for record in read_rows(web.url("t.parquet"), {"n"}, whole=False)] == [{"n": 1}]
 
 
 # Types
@@ -217,9 +217,9 @@ def test_a_column_of_class_names(create: Create, tmp_path: Path, capsys: pytest.
     assert create(*options) == {"a.cls": b"7", "b.cls": b"8"}
     assert classes() is None
     for rows, said in {
-        "a,dog\nb,7\n": 'row 2: column "kind" has class names, but also the number 7',
-        "a,7\nb,dog\n": 'row 2: column "kind" cannot be written as cls',
-        "a,nan\n": 'row 1: column "kind" cannot be written as cls',
+        "a,dog\nb,7\n": 'row 2 (line 3): column "kind" has class names, but also the number 7',
+        "a,7\nb,dog\n": 'row 2 (line 3): column "kind" cannot be written as cls',
+        "a,nan\n": 'row 1 (line 2): column "kind" cannot be written as cls',
     }.items():
         table.write_text("id,kind\n" + rows)
         assert said in fails(capsys, 3, *options)
@@ -278,7 +278,7 @@ def test_pictures_that_a_struct_or_a_column_names(
     assert create("--from", table, "--key-column", "id", "--column", "*=at") == expected
     assert create("--from", table, "--key-column", "id", "--column", "*=@at.path") == expected
     said = fails(capsys, 3, "--from", table, "--key-column", "id", "--json-rest")
-    assert 'row 1: column "at" has bytes' in said
+    assert 'row 1 (line 1): column "at" has bytes' in said
     table.write_text('{"id": 1, "at": "words"}')
     assert "neither bytes nor paths" in fails(
         capsys, 3, "--from", table, "--key-column", "id", "--column", "*=at"
@@ -314,7 +314,7 @@ def test_a_line_is_a_sample(create: Create, tmp_path: Path, capsys: pytest.Captu
         "00000001.txt": b"two \xff",
         "00000003.txt": b" fo\x0cur",
     }
-    assert "no-value 1" in capsys.readouterr().err
+    assert "1 row left out: empty cell" in capsys.readouterr().err
     (tmp_path / "l.jsonl").write_text('{"id": "x", "n": 1}\n')
     made = create(
         "--from", "lines:" + str(tmp_path / "l.jsonl"), "--column", "json=line", "--rekey", "s/{index}"
@@ -352,9 +352,9 @@ def test_columns_go_into_the_json_that_is_there(
         "d.json": b'{"deep": {"x": 1}}',
     }
     table.write_text("id,n\nc,1\n")
-    assert "row 1: the field json is not a JSON object" in fails(capsys, 3, folder, *options)
+    assert "row 1 (line 2): the field json is not a JSON object" in fails(capsys, 3, folder, *options)
     table.write_text("id,n\na,1\na,2\n")
-    assert 'row 2: repeated key "a"' in fails(capsys, 3, folder, *options)
+    assert 'row 2 (line 3): repeated key "a"' in fails(capsys, 3, folder, *options)
     assert "--json-rest" in fails(capsys, 2, folder, *options, "--json-rest")
 
 
@@ -590,7 +590,7 @@ def test_the_pets_of_a_table_as_it_stands(
     Path("pets.csv").write_text("name,class\na_1,1\nb_2,2\nc_3,3\n")
     columns = ["image.jpg=@images/{name}.jpg", "cls=class", "mask.png=@masks/{name}.png"]
     options = ["--rekey", "sample_{index:04d}", *(f"--column={one}" for one in columns)]
-    assert "row 2: cannot read masks/b_2.png" in fails(capsys, 4, "--from", "pets.csv", *options)
+    assert "row 2 (line 3): cannot read masks/b_2.png" in fails(capsys, 4, "--from", "pets.csv", *options)
     made = create("--from", "pets.csv", *options, "--missing", "skip", "--report", "lost.jsonl")
     assert made == {
         "sample_0000.cls": b"1",

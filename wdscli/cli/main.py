@@ -386,6 +386,8 @@ def _explain(error: BaseException, *, debug: bool) -> int:
         sys.stderr.write(shown("".join(traceback.format_exception(type(error), error, error.__traceback__))))
     message, hint, code = _describe(error)
     output.say(message, label="error")
+    for line in getattr(error, "details", ()):
+        output.say(f"  {line}")
     if hint:
         output.say(hint, label="hint")
     output.abandon_if_broken()

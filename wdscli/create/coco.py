@@ -19,6 +19,7 @@ from functools import cached_property
 from tempfile import TemporaryFile
 from typing import Any
 
+from wdscli.create.delimited import numbered
 from wdscli.create.layouts import Layout, TableOptions
 from wdscli.errors import DataError, InputError
 from wdscli.storage import base_name, exists, open_source
@@ -40,7 +41,7 @@ def coco_layout(options: TableOptions, files: Sequence[str]) -> Layout:
     if options.key is None and options.rekey is None:
         options = options._replace(key="key")
     joined = _Joined(files, options.images)
-    return Layout(files, lambda file, *_: joined.rows(file), options)
+    return Layout(files, lambda file, *_: numbered(joined.rows(file)), options)
 
 
 class _Joined:

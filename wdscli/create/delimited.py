@@ -1,9 +1,10 @@
 """This module reads tables in text formats: CSV, TSV and JSON Lines.
 
 A :class:`Reading` has the options. :class:`Delimited` yields the rows of a CSV or TSV, and :func:`json_lines` yields
-the rows of JSON Lines. :func:`is_number` decides whether a column of CSV or TSV has numbers. Text is read line by line,
-and only one row is in memory. It is an error if bytes do not fit the encoding, or if a cell is too large. The error
-names the row and, if known, the column. This module does not know files, keys, fields or samples.
+the rows of JSON Lines, both as :class:`Record`. :func:`is_number` decides whether a column of CSV or TSV has numbers.
+Text is read line by line, and only one row is in memory. A row is bad if it has too few or too many cells, bytes that
+do not fit the encoding, or a cell that is too large. Its error and its :class:`RowPlace` go to ``Reading.refuse``, and
+the next row is then read. This module does not know files, keys, fields or samples.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import csv
 import io
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
-from wdscli.errors import DataError, UsageError, empty_stream
+from wdscli.errors import DataError, UsageError, WdsError, empty_stream
 
 UTF8 = "utf-8-sig"
 """UTF-8, with or without a byte order mark."""
@@ -27,13 +28,52 @@ _MAX_BYTES_A_CHARACTER = 4
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
+class RowPlace(NamedTuple):
+    """The place of a row: its table, its number (from 1, without the header), and the line where it begins. A row of a
+    format without lines has line 0, and a line of a list has row 0.
+
+    >>> str(RowPlace("t.csv", 15, 22)), str(RowPlace("t.parquet", 3)), str(RowPlace("list.txt", 0, 4))
+    ('t.csv, row 15 (line 22)', 't.parquet, row 3', 'list.txt, line 4')
+    """
+
+    table: str
+    row: int = 0
+    line: int = 0
+
+    def __str__(self) -> str:
+        if not self.row:
+            return f"{self.table}, line {self.line}"
+        return f"{self.table}, row {self.row}" + (f" (line {self.line})" if self.line else "")
+
+
+class Record(NamedTuple):
+    """A row as it is read: its number (from 1), the line where it begins (or 0), and its cells by column."""
+
+    row: int
+    line: int
+    cells: dict[str, Any]
+
+
+def numbered(rows: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
+    """Yield the rows of a format without lines as records."""
+    return (Record(row, 0, cells) for row, cells in enumerate(rows, 1))  # type: ignore[arg-type]
+
+
+def refuse_row(place: RowPlace, error: WdsError) -> None:
+    """Raise the error of a bad row, with its place."""
+    error.message = f"{place}: {error.message}"
+    raise error
+
+
 class Reading(NamedTuple):
     """How text becomes rows. The columns ``text`` are read as text, even if their cells are numbers. ``max_decoded`` is
-    the most bytes of a cell; a line of JSON may have twice as many."""
+    the most bytes of a cell; a line of JSON may have twice as many. ``refuse`` is called for each bad row; if it
+    returns, the rows after it are read."""
 
     encoding: str = UTF8
     text: tuple[str, ...] = ()
     max_cell_bytes: int = MAX_DECODED_BYTES
+    refuse: Callable[[RowPlace, WdsError], object] = refuse_row
 
 
 PLAIN = Reading()
@@ -74,41 +114,77 @@ class NumberText(str):
     __slots__ = ()
 
 
+class _BadRowError(DataError):
+    """A row that cannot be read. The rows after it can."""
+
+
 class _Lines:
     """The lines of a text, each with at most ``limit`` characters. The lines since :meth:`begin` are the current
-    record. ``where`` is the text's name in errors."""
+    record, which begins in the line ``first_line``."""
 
     def __init__(self, stream: IO[bytes], address: str, reading: Reading, newline: str = "") -> None:
         # Bytes that do not fit the encoding are read as lone surrogates, so that the error can name their row.
         self._text = io.TextIOWrapper(stream, reading.encoding, "surrogateescape", newline=newline)
         self._address, self._reading = address, reading
+        self._again: list[str] = []
+        self._lines_read = 0
         self.limit = reading.max_cell_bytes
-        self.where = "header"
+        self.row = 0
+        """The number of the current record. The header is 0."""
         self.begin()
 
     def begin(self) -> None:
         """Begin a new record."""
         self.record: list[str] = []
+        self.first_line = self._lines_read + 1
         self.is_broken = False
         """Whether the record has bytes that are not in the encoding."""
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        if not (line := self._again.pop() if self._again else self._read()):
+            raise StopIteration
+        self._lines_read += 1
+        if not line.isascii() and _foreign_byte(line) is not None:
+            self.is_broken = True
+        self.record.append(line)
+        return line
+
+    def _read(self) -> str:
+        """Read a line. If it is too long, the rest of it is skipped."""
         try:
-            while line := self._text.readline(self.limit + 1):
-                if len(line) > self.limit and line[-1] not in "\r\n":
-                    raise self.too_large()
-                if not line.isascii() and _foreign_byte(line) is not None:
-                    self.is_broken = True
-                self.record.append(line)
-                yield line
+            line = rest = self._text.readline(self.limit + 1)
+            while len(line) > self.limit and rest and rest[-1] not in "\r\n":
+                rest = self._text.readline(self.limit + 1)
         except UnicodeError as error:
             reason = getattr(error, "reason", str(error))
-            raise self.error(f"not {self._reading.encoding}: {reason}") from None
+            message = f"not {self._reading.encoding}: {reason}"
+            raise DataError(f"{self.place}: {message}", code="bad-table") from None
+        if len(line) > self.limit and line[-1] not in "\r\n":
+            self._lines_read += 1
+            raise self.too_large()
+        return line
+
+    def read_again(self) -> None:
+        """Read the lines of the current record again, except its first line."""
+        self._again += reversed(self.record[1:])
+        self._lines_read -= len(self.record[1:])
+
+    @property
+    def place(self) -> RowPlace:
+        """The place of the current record."""
+        return RowPlace(self._address, self.row, self.first_line)
 
     def error(self, message: str, column: str | None = None, hint: str | None = None) -> DataError:
         """Return the error for the record, or for its cell in a column."""
-        cell = "" if column is None else f', column "{column}"'
-        return DataError(f"{self._address}, {self.where}{cell}: {message}", code="bad-table", hint=hint)
+        cell = "" if column is None else f'column "{column}": '
+        return _BadRowError(cell + message, code="bad-table", hint=hint)
+
+    def refuse(self, error: DataError) -> None:
+        """Hand in the error of the current record."""
+        self._reading.refuse(self.place, error)
 
     def too_large(self, column: str | None = None) -> DataError:
         """Return the error for a cell with too many bytes."""
@@ -155,84 +231,108 @@ class Delimited:
         self._lines.limit = reading.max_cell_bytes * len(self.names)
 
     def _header(self) -> list[str]:
-        header = self._next()
-        if header is None and self._address == "-":
-            raise empty_stream("bad-table")
-        if not header:
-            raise DataError(f"{self._address} has no header line", code="bad-table")
+        try:
+            header = self._next()
+            if header is None and self._address == "-":
+                raise empty_stream("bad-table")
+            if not header:
+                raise DataError(f"{self._address} has no header line", code="bad-table")
+            self._lines.check((name, name) for name in header)
+        except _BadRowError as error:
+            raise DataError(
+                f"{self._address}, header: {error.message}", code="bad-table", hint=error.hint
+            ) from None
         if header[0].lstrip() == "[" or header[0].lstrip().startswith("[{"):
             raise DataError(
                 f"{self._address} is one JSON array, not a table",
                 code="bad-table",
                 hint="convert it to JSON Lines with jq -c '.[]'",
             )
-        self._lines.check((name, name) for name in header)
         if len(set(header)) < len(header):
             raise DataError(f"{self._address} has two columns with the same name", code="bad-table")
         return header
 
     def _next(self) -> list[str] | None:
+        """Return the cells of the next record. After an error, the next record begins in the line after its first
+        line, because its quotes may have joined several rows."""
         self._lines.begin()
         try:
             return next(self._reader, None)
         except csv.Error as error:
+            self._lines.read_again()
             if str(error).startswith("field larger"):
                 raise self._lines.too_large() from None
-            line = f"{self._address}, line {self._reader.line_num}"
-            raise DataError(f"{line}: {error}", code="bad-table") from None
+            is_open = str(error) == "unexpected end of data"
+            raise self._lines.error("a quote has no closing quote" if is_open else str(error)) from None
 
     def cells(self, raw: Collection[str] = ()) -> Iterator[list[str]]:
         """Yield the cells of each row. Cells in ``raw`` columns may have bytes of any encoding."""
-        names, lines, row = self.names, self._lines, 1
-        lines.where = "row 1"
-        while (cells := self._next()) is not None:
-            if not cells:
-                continue
-            if len(cells) != len(names):
-                line = f"{self._address}, line {self._reader.line_num}"
-                raise DataError(
-                    f"{line}: {len(cells)} cells, but the header has {len(names)}", code="bad-table"
-                )
-            lines.check(zip(names, cells), raw)
-            yield cells
-            row += 1
-            lines.where = f"row {row}"
+        names, lines = self.names, self._lines
+        lines.row = 1
+        while True:
+            try:
+                if (cells := self._next()) is None:
+                    return
+                if not cells:
+                    continue
+                if len(cells) != len(names):
+                    raise lines.error(f"{len(cells)} cells, but the header has {len(names)}")
+                lines.check(zip(names, cells), raw)
+            except _BadRowError as error:
+                lines.refuse(error)
+            else:
+                yield cells
+            lines.row += 1
 
-    def rows(self, numbers: Collection[str]) -> Iterator[dict[str, Any]]:
-        """Yield rows as dictionaries by column. An empty cell is None. Cells in the columns ``numbers`` are
+    def rows(self, numbers: Collection[str]) -> Iterator[Record]:
+        """Yield rows with their cells by column. An empty cell is None. Cells in the columns ``numbers`` are
         :class:`NumberText`."""
         marked = [at for at, name in enumerate(self.names) if name in numbers]
         for cells in self.cells():
             for at in marked:
                 cells[at] = NumberText(cells[at])
-            yield {name: cell or None for name, cell in zip(self.names, cells)}
+            named = {name: cell or None for name, cell in zip(self.names, cells)}
+            yield Record(self._lines.row, self._lines.first_line, named)
 
-    def exact(self, raw: Collection[str]) -> Iterator[dict[str, str]]:
-        """Yield rows as dictionaries by column, without empty cells. An empty cell in quotes is an empty text."""
+    def exact(self, raw: Collection[str]) -> Iterator[Record]:
+        """Yield rows with their cells by column, without empty cells. An empty cell in quotes is an empty text."""
         mark = self._delimiter
         cell_of = re.compile(rf'(?:\A|{mark})("[^"]*(?:""[^"]*)*"|[^{mark}\r\n]*)')
         for cells in self.cells(raw):
             record = "".join(self._lines.record) if "" in cells else ""
             quoted = cell_of.findall(record) if '""' in record else cells
-            yield {
-                name: cell for name, cell, one in zip(self.names, cells, quoted, strict=True) if cell or one
+            named = {
+                name: cell for name, cell, text in zip(self.names, cells, quoted, strict=True) if cell or text
             }
+            yield Record(self._lines.row, self._lines.first_line, named)
 
 
-def json_lines(stream: IO[bytes], address: str, reading: Reading) -> Iterator[tuple[dict[str, Any], str]]:
+def json_lines(stream: IO[bytes], address: str, reading: Reading) -> Iterator[tuple[Record, str]]:
     """Yield each JSON object, and its line. Raises DataError ``bad-table``."""
     lines = _Lines(stream, address, reading, "\n")
     lines.limit = 2 * reading.max_cell_bytes
-    lines.where = "line 1"
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise lines.error(f"not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise lines.error("not a JSON object")
-            lines.check(row.items())
-            yield row, line
+    lines.row = 1
+    while True:
         lines.begin()
-        lines.where = f"line {number + 1}"
+        try:
+            if (line := next(lines, None)) is None:
+                return
+            if not line.strip():
+                continue
+            row = _json_object(line, lines)
+        except _BadRowError as error:
+            lines.refuse(error)
+        else:
+            yield Record(lines.row, lines.first_line, row), line
+        lines.row += 1
+
+
+def _json_object(line: str, lines: _Lines) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise lines.error(f"not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise lines.error("not a JSON object")
+    lines.check(row.items())
+    return row

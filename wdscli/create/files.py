@@ -20,15 +20,15 @@ import marshal
 import os
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, islice, repeat
 from operator import sub
 from typing import NamedTuple
 
+from wdscli.create.delimited import RowPlace
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.progress import QUIET, Progress
 from wdscli.samples import check_name, is_dunder
 from wdscli.selection.expressions import Expression
 from wdscli.storage.local import reason
@@ -57,6 +57,8 @@ class Stored(NamedTuple):
 Place = bytes | str | Inline | Stored
 """The place of a payload. Bytes are a local path, and text is a remote address."""
 _KINDS: tuple[type[Inline | Stored], ...] = (Inline, Stored)
+_ROW_NUMBERS = 4
+"""The numbers of a row: its source, its table, its number and its line."""
 _SHIFT = 15
 _MASK = (1 << _SHIFT) - 1
 """A block has one more file than this number."""
@@ -102,12 +104,13 @@ class Files:
     (2, b'n2\\x00txt', 5, Inline(payload=b'hi'), b'in/n2.txt')
     """
 
-    __slots__ = ("_begins", "_blocks", "_others", "_roots", "first_listed")
+    __slots__ = ("_begins", "_blocks", "_others", "_roots", "_rows", "_tables", "first_listed")
 
     def __init__(self, *, by_source: bool = False) -> None:
         self.first_listed = sys.maxsize
         """The number of the first file that comes from a list or table. Files from folders are before it."""
         self._begins = array("Q") if by_source else None
+        self._rows, self._tables = array("Q"), list[str]()
         self._blocks = [_Block()]
         self._others = bytearray()
         self._roots: list[bytes] = []
@@ -149,14 +152,29 @@ class Files:
             self._blocks.append(_Block())
         return self._blocks[-1]
 
-    def begin_source(self) -> None:
+    def begin_source(self, row: RowPlace | None = None) -> None:
         """Begin a new source: a folder, or a row of a table. The files added next belong to it."""
-        if self._begins is not None:
-            self._begins.append(len(self))
+        if self._begins is None:
+            return
+        self._begins.append(len(self))
+        if row is not None:
+            if self._tables[-1:] != [row.table]:
+                self._tables.append(row.table)
+            self._rows.extend((len(self._begins), len(self._tables) - 1, row.row, row.line))
 
     def source(self, at: int) -> int:
         """Return the number of a file's source. This needs ``by_source``."""
         return bisect_right(self._begins or (), at)
+
+    def row_place(self, at: int) -> RowPlace | None:
+        """Return the row from which a file comes, or None. This needs ``by_source``."""
+        source, count = self.source(at), len(self._rows) // _ROW_NUMBERS
+        number = bisect_left(range(count), source, key=lambda one: self._rows[one * _ROW_NUMBERS])
+        first = number * _ROW_NUMBERS
+        if number == count or self._rows[first] != source:
+            return None
+        _, table, row, line = self._rows[first : first + _ROW_NUMBERS]
+        return RowPlace(self._tables[table], row, line)
 
     def root(self, path: bytes) -> int:
         """Return the place number of all files in a folder."""
@@ -266,25 +284,6 @@ def cannot_read(place: Place, error: OSError | ValueError) -> InputError:
     why = "broken symlink" if is_lost else reason(error)
     kind = InputNotFoundError if isinstance(error, FileNotFoundError) else InputError
     return kind(f"cannot read {describe_place(place)}: {why}", cause=error)
-
-
-class Skipped:
-    """Counts of files and values that belong to no sample, by reason. ``-v`` lists them. ``outside`` counts links that
-    point outside the given folder."""
-
-    def __init__(self, progress: Progress = QUIET) -> None:
-        self.counts: dict[str, int] = {}
-        self.outside = 0
-        self._note = progress.note
-
-    def add(self, reason: str, name: bytes, count: int = 1) -> None:
-        self.counts[reason] = self.counts.get(reason, 0) + count
-        self._note(f"skipped {to_text(name)}: {reason}")
-
-    def add_outside(self, path: bytes) -> None:
-        """Count a link that points outside the given folder."""
-        self.outside += 1
-        self._note(f"{to_text(path)} leads to {to_text(os.path.realpath(path))}")
 
 
 class KeyRule:

@@ -22,11 +22,13 @@ from heapq import merge
 from itertools import accumulate, chain, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.create.files import SEPARATOR, Files, Inline, Skipped, describe_place, is_value, numbers_of
+from wdscli.create.files import SEPARATOR, Files, Inline, describe_place, is_value, numbers_of
+from wdscli.create.left_out import INCOMPLETE, LeftOut, Unit
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import rank_places
 from wdscli.plan.names import Rekey
+from wdscli.plan.plan import DUPLICATE_KEY
 from wdscli.plan.request import OnDuplicate
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named, SeenNames
@@ -192,7 +194,7 @@ def as_given(samples: Samples, walked: array[int]) -> Samples:
 
 
 def require(
-    samples: Samples, fields: Sequence[str], incomplete: str, skipped: Skipped
+    samples: Samples, fields: Sequence[str], incomplete: str, left_out: LeftOut
 ) -> tuple[Samples, int]:
     """Return samples, and how many of them lack one of ``fields``. If ``incomplete`` is ``error``, an incomplete sample
     raises DataError ``missing-field``; ``skip`` leaves it out, and ``keep`` keeps it. ``jpg;png`` means that one of the
@@ -206,7 +208,8 @@ def require(
         if not missing:
             whole.append(sample)
         elif incomplete == "skip":
-            skipped.add("incomplete", samples.key(sample) + b" (no " + to_bytes(missing) + b")")
+            key, text = samples.key(sample), f"no {missing}"
+            left_out.add(INCOMPLETE, key + to_bytes(f" ({text})"), "samples", text=text, key=to_text(key))
         first = first or (missing and f'sample "{to_text(samples.key(sample))}" has no {missing}')
     lacking = samples.total - len(whole)
     if not lacking:
@@ -227,10 +230,8 @@ def require(
     return (take(samples, whole) if incomplete == "skip" else samples), lacking
 
 
-def leave_out(samples: Samples, keys: Collection[bytes], skipped: Skipped) -> Samples:
-    """Return all samples except samples with these keys. Each key is counted, even if it has no sample."""
-    for key in sorted(keys):
-        skipped.add("incomplete", key + b" (a source is missing)")
+def without(samples: Samples, keys: Collection[bytes]) -> Samples:
+    """Return all samples except samples with these keys."""
     return take(samples, (one for one in range(samples.total) if samples.key(one) not in keys))
 
 
@@ -341,7 +342,7 @@ def sample_ends(samples: Samples, form: Form) -> array[int]:
 
 
 def separated(
-    files: Files, policy: OnDuplicate, rekey: Rekey | None, first_index: int = 0
+    files: Files, policy: OnDuplicate, rekey: Rekey | None, left_out: LeftOut, first_index: int = 0
 ) -> tuple[Samples, int]:
     """Group files into samples by key. Return the samples, and how many were left out because of a repeated key.
     ``{index}`` in a format counts from ``first_index``. If ``policy`` is ``error``, a repeated field raises DataError;
@@ -359,6 +360,11 @@ def separated(
         for members in _apart(files, sorted(samples.members(sample)))[1:]
     ]
     if policy == "skip":
+        for sample, members in later:
+            key, place, source = samples.key(sample), files.row_place(members[0]), files.place(members[0])
+            name = "" if is_value(source) else describe_place(source)
+            unit: Unit = "samples" if place is None else "rows"
+            left_out.add(DUPLICATE_KEY, key, unit, place=place, key=to_text(key), source=name)
         return group(files, without={at for _, members in later for at in members}), len(later)
     rekey = rekey or Rekey(DEFAULT_REKEY)
     rows: dict[int, bytes] = {}
@@ -444,6 +450,7 @@ def settled(
     policy: OnDuplicate,
     rekey: Rekey | None,
     first_index: int,
+    left_out: LeftOut,
 ) -> tuple[Samples, int]:
     """Return the samples that may be added to a set with these ``keys``, and how many were left out. If ``policy`` is
     ``error``, a sample with an existing key raises DataError. Otherwise only a new key from a format that already
@@ -459,6 +466,8 @@ def settled(
             hint="leave such samples out with --on-duplicate skip, or give them new keys with --on-duplicate rekey",
         )
     if policy == "skip":
+        for key in map(samples.key, found):
+            left_out.add(DUPLICATE_KEY, key, "samples", text="key in the set already", key=to_text(key))
         gone = frozenset(found)
         return take(samples, (one for one in range(samples.total) if one not in gone)), len(found)
     samples = rekeyed(samples, rekey or Rekey(DEFAULT_REKEY), first_index, frozenset(found))

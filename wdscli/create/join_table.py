@@ -11,22 +11,32 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from tempfile import TemporaryFile
-from typing import IO, Literal, NamedTuple
+from typing import IO
 
-from wdscli.create.delimited import PLAIN, Reading
+from wdscli.create.delimited import PLAIN, Reading, refuse_row
 from wdscli.create.files import numbers_of
-from wdscli.create.table import Row, RowsByKey, TableOptions, TableReader, merged_json
-from wdscli.errors import DataError, InputError, UsageError, WdsError, failing
+from wdscli.create.json_merge import RowsByKey, merged_json
+from wdscli.create.left_out import LeftOut
+from wdscli.create.payloads import Named, Payloads
+from wdscli.create.table import (
+    Row,
+    TableOptions,
+    TableReader,
+    Value,
+    samples_of,
+)
+from wdscli.errors import DataError, InputError, failing
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, TableShard, pieces_of
 from wdscli.plan.join import JoinedTable
 from wdscli.plan.orders import Look
+from wdscli.plan.plan import DUPLICATE_KEY
+from wdscli.plan.request import Request
 from wdscli.plan.scratch import HINT
 from wdscli.plan.values import Extract
 from wdscli.progress import Progress
@@ -34,21 +44,13 @@ from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeyLog, KeySet
 from wdscli.selection import Selection
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import Payloads as SamplePayloads
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import Source, is_local, is_stream, open_source, remove
-from wdscli.storage.addresses import listed_address, local_path
+from wdscli.storage.addresses import local_path
 
 _ROWS_TOGETHER = 512
 JSON = b"json"
-
-
-class _Sample(NamedTuple):
-    """A row with at least one value: its key, its fields, and their values, which are bytes or addresses."""
-
-    row: Row
-    key: bytes
-    values: list[tuple[bytes, bytes | str]]
 
 
 @dataclass(frozen=True)
@@ -58,36 +60,35 @@ class Table(JoinedTable):
 
     reading: Reading = PLAIN
 
-    def write_shard(
-        self,
-        address: str,
-        on_duplicate: Literal["error", "skip"],
-        progress: Progress,
-        look: Look,
-        *,
-        trust_addresses: bool = False,
-    ) -> TableShard:
+    def write_shard(self, address: str, request: Request, progress: Progress, look: Look) -> TableShard:
+        left_out = LeftOut(progress, on_error=request.on_error, has_report=request.report is not None)
         options = TableOptions(
-            self.files, self.key, fields=self.fields, json_merge=self.json_rest, reading=self.reading
+            self.files,
+            self.key,
+            fields=self.fields,
+            json_merge=self.json_rest,
+            reading=self.reading._replace(refuse=left_out.refuse),
         )
         reader = TableReader(options, option="--table")
-        dropped: Counter[str] = Counter()
         if is_local(address):
             folder = os.path.dirname(local_path(address))
             with failing(f"write to {folder}", HINT), suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
         rows = f"{address}.rows" if self.json_rest else address
-        with ShardFile(rows, ShardSettings(with_index=False)) as shard:
+        with (
+            ShardFile(rows, ShardSettings(with_index=False)) as shard,
+            Payloads(request.trust_addresses, left_out) as payloads,
+        ):
             progress.start("reading the table", None, "samples")
-            samples = _samples(reader, dropped, progress)
-            for sample in _without_repeats(samples, on_duplicate, dropped):
-                _write(shard, sample, trust_addresses)
+            _write_rows(reader, shard, payloads, request.on_duplicate, progress)
             progress.finish()
             info = shard.commit()
+            lines = list(left_out.lines())
         if self.json_rest:
             info = _merged(rows, address, look)
         size = _size_of(reader.files, info.size_bytes)
-        return TableShard(dict(dropped), size, Stamp(info.size_bytes, info.checksum or ""))
+        dropped = dict(left_out.reasons.get("rows", {}))
+        return TableShard(dropped, size, Stamp(info.size_bytes, info.checksum or ""), lines)
 
 
 def _merged(rows: str, address: str, look: Look) -> ShardInfo:
@@ -166,7 +167,7 @@ class _Merging(Extract):
         self._objects, self._of_set, self._selection = objects, of_set, selection
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: SamplePayloads
     ) -> list[bytes]:
         for row in rows:
             number = self._objects.find(batch.keys[row], self._of_set)
@@ -196,76 +197,61 @@ def _size_of(addresses: Sequence[str], otherwise: int) -> int:
     return total
 
 
-def _samples(reader: TableReader, dropped: Counter[str], progress: Progress) -> Iterator[_Sample]:
-    """Yield the rows with at least one value. Rows without a value are counted in ``dropped``."""
-    for row in reader.rows(progress):
-        try:
-            key = reader.key(row)
-            values = [(field, value) for _, field, value in reader.values(row, key) if value is not None]
-        except UsageError:
-            raise
-        except WdsError as error:
-            raise _named(row, error) from None
-        if values:
-            yield _Sample(row, key, values)
-        else:
-            dropped["no-value"] += 1
+def _write_rows(
+    reader: TableReader, shard: ShardFile, payloads: Payloads, on_duplicate: str, progress: Progress
+) -> None:
+    """Write each row with a value as a sample. Rows with a repeated key are left out, or bad rows."""
+    keys, left_out = KeySet(), payloads.left_out
+    samples = samples_of(reader, payloads, progress)
+    while block := list(islice(samples, _ROWS_TOGETHER)):
+        repeated = set(keys.add([values[0].key for _, values in block]))
+        for number, (row, values) in enumerate(block):
+            key = values[0].key
+            if number not in repeated:
+                _write(shard, row, values, payloads)
+            elif on_duplicate == "error":
+                raise _repeated(row, key)
+            else:
+                left_out.add(DUPLICATE_KEY, key, "rows", place=row.place, key=to_text(key))
+    left_out.check_rows()
 
 
-def _without_repeats(
-    samples: Iterator[_Sample], on_duplicate: str, dropped: Counter[str]
-) -> Iterator[_Sample]:
-    """Yield the samples without repeated keys. Raises DataError for a repeated key if ``on_duplicate`` is ``error``."""
-    keys = KeySet()
-    while some := list(islice(samples, _ROWS_TOGETHER)):
-        repeated = keys.add([sample.key for sample in some])
-        if repeated and on_duplicate == "error":
-            row, key, _ = some[min(repeated)]
-            raise DataError(
-                f'{row.file}, row {row.number}: repeated key "{to_text(key)}"',
-                code="duplicate-key",
-                hint="leave out the later rows with --on-duplicate skip",
-            )
-        if repeated:
-            dropped["duplicate-key"] += len(set(repeated))
-        left_out = set(repeated)
-        yield from (sample for at, sample in enumerate(some) if at not in left_out)
+def _repeated(row: Row, key: bytes) -> DataError:
+    return DataError(
+        f'{row.place}: repeated key "{to_text(key)}"',
+        code="duplicate-key",
+        hint="leave out the later rows with --on-duplicate skip",
+    )
 
 
-def _write(shard: ShardFile, sample: _Sample, trust_addresses: bool) -> None:
-    payloads = [(field, value) for field, value in sample.values if isinstance(value, bytes)]
-    if len(payloads) == len(sample.values):
-        shard.write(sample.key, payloads)
+def _write(shard: ShardFile, row: Row, values: Sequence[Value], payloads: Payloads) -> None:
+    """Write the sample of a row. Raises InputError and DataError for a source that fails while it is read."""
+    key = values[0].key
+    whole = [(field, value) for _, field, value, _ in values if isinstance(value, bytes)]
+    if len(whole) == len(values):
+        shard.write(key, whole)
         return
-    try:
-        with ExitStack() as stack:
-            fields: list[tuple[bytes, int, Iterable[bytes]]] = []
-            for field, value in sample.values:
-                if isinstance(value, str):
-                    fields.append((field, *_pieces(value, sample.row.file, stack, trust_addresses)))
-                else:
-                    fields.append((field, len(value), [value]))
-            shard.write_pieces(sample.key, fields)
-    except (InputError, DataError) as error:
-        raise _named(sample.row, error) from None
+    with ExitStack() as stack:
+        try:
+            fields = list(_opened(row, values, payloads, stack))
+        except (InputError, DataError) as error:
+            payloads.left_out.refuse(row.place, error)
+            return
+        try:
+            if fields:
+                shard.write_pieces(key, fields)
+        except (InputError, DataError) as error:
+            refuse_row(row.place, error)
 
 
-def _pieces(address: str, where: str, stack: ExitStack, trust_addresses: bool) -> tuple[int, Iterable[bytes]]:
-    """Return size and pieces of the payload at an address in the table at ``where``."""
-    if address == "-":
-        raise InputError("standard input cannot be a payload", hint="name a file")
-    address = listed_address(where, address, trusted=trust_addresses, is_cell=True)
-    source = stack.enter_context(open_source(address, decompress=False))
-    if source.size is not None and source.seekable:
-        return source.size, pieces_of(source, 0, source.size)
-    # The size of a stream is known only at its end.
-    data = bytearray()
-    while piece := source.read_some(len(data), 1 << 20):
-        data += piece
-    return len(data), [bytes(data)]
-
-
-def _named(row: Row, error: WdsError) -> WdsError:
-    if getattr(error, "code", "") == "unsafe-name":
-        error.hint = "the column needs the keys of the samples: n01/img7 for n01/img7.jpg"
-    return row.named(error)
+def _opened(
+    row: Row, values: Sequence[Value], payloads: Payloads, stack: ExitStack
+) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
+    """Yield each field with the size and the pieces of its payload."""
+    for key, field, value, column in values:
+        if isinstance(value, str):
+            named = Named(value, row.place.table, column)
+            if (opened := payloads.opened(key, field, named, row.place, stack)) is not None:
+                yield field, *opened
+        elif value is not None:
+            yield field, len(value), [value]

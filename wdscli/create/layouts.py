@@ -21,7 +21,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from wdscli.create.delimited import PLAIN, Reading
+from wdscli.create.delimited import PLAIN, Reading, Record, RowPlace, numbered
 from wdscli.create.rows import batch_rows, class_names, number_type, read_exact
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.look.unpack import is_coded, kind_of
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
     :data:`SAMPLE_KEY`."""
 
     files: Sequence[str]
-    rows: Callable[[str, Collection[str], bool], Iterator[Mapping[str, Any]]]
+    rows: Callable[[str, Collection[str], bool], Iterator[Record]]
     options: TableOptions
     classes: tuple[str, ...] | None = None
     has_samples: bool = False
@@ -112,21 +112,26 @@ def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
     )
 
 
-def _samples(file: str, reading: Reading) -> Iterator[Mapping[str, Any]]:
+def _samples(file: str, reading: Reading) -> Iterator[Record]:
     """Yield the key and the payloads of each row. Raises UsageError for a table that ``wds cat`` did not write."""
-    for kind, row, line in read_exact(file, reading, (_KEY,)):
+    for kind, record, line in read_exact(file, reading, (_KEY,)):
+        row = record.cells
         if next(iter(row), None) != _KEY or (kind == "jsonl" and row.keys() != _LINE):
             raise no_key_option(list(row), "; tables that wds cat wrote need neither option")
         sample = {SAMPLE_KEY: row.pop(_KEY)}
-        if kind == "jsonl":
-            fields = _payloads_of_line(row["fields"], line)
+        try:
+            if kind == "jsonl":
+                fields = _payloads_of_line(row["fields"], line)
+            else:
+                fields = {
+                    to_text(field_of_column(name)): _payload(kind, name, cell)
+                    for name, cell in row.items()
+                    if cell is not None
+                }
+        except DataError as error:
+            reading.refuse(RowPlace(file, record.row, record.line), error)
         else:
-            fields = {
-                to_text(field_of_column(name)): _payload(kind, name, cell)
-                for name, cell in row.items()
-                if cell is not None
-            }
-        yield sample | fields
+            yield record._replace(cells=sample | fields)
 
 
 def _payload(kind: str, column: str, cell: Any) -> bytes:
@@ -212,7 +217,10 @@ def hf_layout(options: TableOptions) -> Layout:
         is_one = len(found) == 1 or "split" in taken or len(splits) < len(found)
         options = options._replace(rekey="{index:08d}" if is_one or "row" in taken else "{split}/{row:08d}")
 
-    def rows(name: str, columns: Collection[str], whole: bool) -> Iterator[Mapping[str, Any]]:
+    def rows(name: str, columns: Collection[str], whole: bool) -> Iterator[Record]:
+        return numbered(cells_of(name, columns, whole))
+
+    def cells_of(name: str, columns: Collection[str], whole: bool) -> Iterator[Mapping[str, Any]]:
         own = [one for one in _OWN if one in columns and one not in taken]
         split = name.rpartition(":")[2]
         for number, row in enumerate(_rows(found[name], name, columns, whole=whole)):

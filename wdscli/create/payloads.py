@@ -17,17 +17,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
 from typing import IO, NamedTuple, TypeVar
 
-from wdscli.create.files import Files, Inline, KeyRule, Place, Skipped, Stored, check_written
+from wdscli.create.delimited import RowPlace, refuse_row
+from wdscli.create.files import Files, Inline, KeyRule, Place, Stored, check_written
+from wdscli.create.left_out import EmptyCellError, LeftOut
 from wdscli.create.walk import Outputs
-from wdscli.errors import DataError, InputError, InputNotFoundError, OutputError, WdsError, empty_stream
+from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError, empty_stream
 from wdscli.model import to_text
+from wdscli.plan.inputs import pieces_of
 from wdscli.progress import QUIET, Progress
-from wdscli.selection.choice import OnError
 from wdscli.storage import is_local, is_stream, local_path, open_source
 from wdscli.storage.addresses import listed_address
 from wdscli.storage.local import write_all
@@ -45,47 +47,28 @@ _PROGRESS_LINES = 256
 
 
 class Named(NamedTuple):
-    """An address in a list or table, the name of this list or table, and whether the address is in a cell of a
-    table."""
+    """An address in a list or table, the name of this list or table, and for a table the column."""
 
     address: str
     where: str
-    is_cell: bool = False
+    column: str = ""
 
     def resolved(self, trusted: bool) -> str:
         """Return the address relative to the current folder. Raises InputError if the list or table must not name
         it."""
-        return listed_address(self.where, self.address, trusted=trusted, is_cell=self.is_cell)
-
-
-class Unread(NamedTuple):
-    """A source that could not be read, and its member. A folder has neither key nor field."""
-
-    key: str
-    field: str
-    source: str
-    reason: str
+        return listed_address(self.where, self.address, trusted=trusted, is_cell=bool(self.column))
 
 
 class Payloads:
-    """Use it as a context manager around planning and writing.
-
-    With ``on_error="skip"``, members are left out if their source cannot be read. Unless ``incomplete`` is ``error``,
-    members with a missing source are left out. ``unread`` lists these members. With ``incomplete="skip"``, their
-    samples are left out too, and ``lacking`` has the keys.
-    """
+    """Use it as a context manager around planning and writing. ``left_out`` decides about sources that cannot be
+    read."""
 
     outputs: Outputs | None = None
     """The command's own outputs, which cannot be payloads."""
 
-    def __init__(
-        self, trust_addresses: bool = False, *, on_error: OnError = "stop", incomplete: str = "error"
-    ) -> None:
-        self.unread: list[Unread] = []
-        self.lacking: set[bytes] = set()
+    def __init__(self, trust_addresses: bool = False, left_out: LeftOut | None = None) -> None:
+        self.left_out = left_out or LeftOut()
         self._trusts = trust_addresses
-        self._on_error = on_error
-        self._incomplete = incomplete
         from xxhash import xxh3_128
 
         self._digest = xxh3_128()
@@ -111,23 +94,31 @@ class Payloads:
         """Return a digest of all stored payloads, because they have no time of change."""
         return self._digest.hexdigest()
 
-    def of_member(self, key: bytes, field: bytes, named: Named) -> tuple[int, Place] | None:
+    def of_member(
+        self, key: bytes, field: bytes, named: Named, place: RowPlace | None = None
+    ) -> tuple[int, Place] | None:
         """Call :meth:`fetch` for one member. Return None if the member is left out. Raises InputError."""
         try:
             return self.fetch(named)
         except InputError as error:
-            self.lose(key, field, named.address, error)
+            self.left_out.lose(key, field, named.address, error, place)
         return None
 
-    def lose(self, key: bytes, field: bytes, source: str, error: InputError) -> None:
-        """Leave out a source that cannot be read, if the options allow this. Otherwise raise the error."""
-        is_absent = isinstance(error, InputNotFoundError) and self._incomplete != "error"
-        if not (is_absent or self._on_error == "skip"):
-            error.hint = error.hint or "--on-error skip leaves it out"
-            raise error
-        self.unread.append(Unread(to_text(key), to_text(field), source, error.message))
-        if key and self._incomplete == "skip":
-            self.lacking.add(key)
+    def opened(
+        self, key: bytes, field: bytes, named: Named, place: RowPlace, stack: ExitStack
+    ) -> tuple[int, Iterable[bytes]] | None:
+        """Return size and pieces of one member, whose source stays open in ``stack``. Return None if the member is left
+        out. Raises InputError."""
+        try:
+            source = stack.enter_context(open_source(self._address(named), decompress=False))
+            if source.size is not None and source.seekable:
+                return source.size, pieces_of(source, 0, source.size)
+            # The size of a stream is known only at its end.
+            data = stream_of(source).read()
+            return len(data), [data]
+        except InputError as error:
+            self.left_out.lose(key, field, named.address, error, place)
+        return None
 
     def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[Named]]) -> Iterator[Row]:
         """Yield the rows, and request the sizes of remote payloads in advance, several at the same time. Errors are
@@ -158,11 +149,7 @@ class Payloads:
     def fetch(self, named: Named) -> tuple[int, Place]:
         """Return size and place of a payload in a list or table. Streams and the output of commands are read here,
         because their size is unknown. Raises InputError."""
-        if named.address == "-":
-            raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
-        address = named.resolved(self._trusts)
-        if self.outputs is not None and is_local(address):
-            self.outputs.refuse(os.fsencode(local_path(address)))
+        address = self._address(named)
         size = self._sizes.pop(address, None)
         if isinstance(size, InputError):
             raise size
@@ -177,6 +164,17 @@ class Payloads:
                 self._digest.update(data)
                 self._append(file, data)
             return self._end - begin, Stored(file.name, begin)
+
+    def _address(self, named: Named) -> str:
+        """Return the address of a payload. Raises InputError, and UsageError for one of the command's own outputs."""
+        if not named.address:
+            raise EmptyCellError(f'column "{named.column}" is empty, so it names no file')
+        if named.address == "-":
+            raise InputError("standard input cannot be a payload", hint="name a file, or pipe:CMD")
+        address = named.resolved(self._trusts)
+        if self.outputs is not None and is_local(address):
+            self.outputs.refuse(os.fsencode(local_path(address)))
+        return address
 
     def _file(self) -> IO[bytes]:
         if self._scratch is None:
@@ -199,6 +197,7 @@ class Payloads:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.left_out.close()
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
@@ -240,34 +239,30 @@ def parse_line(line: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read_recipe(
-    address: str,
-    rule: KeyRule,
-    files: Files,
-    payloads: Payloads,
-    skipped: Skipped,
-    progress: Progress = QUIET,
+    address: str, rule: KeyRule, files: Files, payloads: Payloads, progress: Progress = QUIET
 ) -> None:
     """Add the members of a list. Raises InputError for a source that cannot be read, and DataError ``bad-list`` or
-    ``unsafe-name`` for a wrong line. All errors have the line's number."""
+    ``unsafe-name`` for wrong lines. All errors have the line's number."""
     number = 0
     with open_source(address) as source:
         for number, text in payloads.ahead(enumerate(stream_of(source), 1), partial(_addresses, address)):
+            place = RowPlace(address, 0, number)
             try:
                 if (line := parse_line(text)) is not None:
                     name, where = line
                     key, field = _split(name, rule)
-                    place = locate(key, field, where, payloads, address)
-                    if place is None:
-                        skipped.add("no-source", name)
-                    else:
-                        files.add(key, field, *place)
+                    located = locate(key, field, where, payloads, place)
+                    if located is not None:
+                        files.add(key, field, *located)
+            except UsageError as error:
+                refuse_row(place, error)
             except WdsError as error:
-                error.message = f"{address}, line {number}: {error.message}"
-                raise
+                payloads.left_out.refuse(place, error)
             if number % _PROGRESS_LINES == 0:
                 progress.advance(_PROGRESS_LINES)
-        if not number and address == "-":
-            raise empty_stream("bad-list")
+    if not number and address == "-":
+        raise empty_stream("bad-list")
+    payloads.left_out.check_rows()
 
 
 def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[Named]:
@@ -292,14 +287,14 @@ def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
 
 
 def locate(
-    key: bytes, field: bytes, source: bytes, payloads: Payloads, where: str
+    key: bytes, field: bytes, source: bytes, payloads: Payloads, place: RowPlace
 ) -> tuple[int, Place] | None:
-    """Return size and place of a member's source in the list at ``where``, or None to leave it out."""
+    """Return size and place of a member's source in a line of a list, or None to leave it out."""
     if source.startswith(b"text:"):
         payload = source[5:]
         return len(payload), payloads.keep(payload)
     if source.startswith(b"file:") and not source.startswith(b"file://"):
         source = source[5:]
-        if not is_local(where):
+        if not is_local(place.table):
             source = b"file://" + source
-    return payloads.of_member(key, field, Named(os.fsdecode(source), where))
+    return payloads.of_member(key, field, Named(os.fsdecode(source), place.table), place)

@@ -20,7 +20,17 @@ from contextlib import ExitStack
 from typing import IO, Any
 
 from wdscli.codecs.cells import TypedList
-from wdscli.create.delimited import PLAIN, UTF8, Delimited, Reading, is_number, json_lines
+from wdscli.create.delimited import (
+    PLAIN,
+    UTF8,
+    Delimited,
+    Reading,
+    Record,
+    RowPlace,
+    is_number,
+    json_lines,
+    numbered,
+)
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.shards.tables import METADATA
 from wdscli.storage import addresses_of, base_name, is_local, is_stream, list_folder, local_path, open_source
@@ -89,21 +99,23 @@ def _in_folder(address: str) -> list[str]:
     return [prefix + name for name in sorted(names, key=natural)]
 
 
-def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a text as rows with one column ``line``, which is None for an empty line. Raises InputError,
-    and DataError for a line that is too large."""
-    most = reading.max_cell_bytes
+def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[Record]:
+    """Yield the lines of a text as rows with one column ``line``, which is None for an empty line. Raises InputError. A
+    line that is too large is a bad row."""
+    max_bytes = reading.max_cell_bytes
     with open_source(address) as source:
         stream, number = stream_of(source, _BUFFER_BYTES), 1
-        while line := stream.readline(most + 2):
+        while line := stream.readline(max_bytes + 2):
+            is_whole = line.endswith(b"\n")
             line = line.rstrip(b"\r\n")
-            if len(line) > most:
-                raise DataError(
-                    f"{address}, line {number} is longer than {most} bytes",
-                    code="bad-table",
-                    hint="raise the limit with WDSCLI_MAX_DECODED=SIZE",
-                )
-            yield {"line": line.decode("utf-8", "surrogateescape") or None}
+            if len(line) > max_bytes:
+                hint = "raise the limit with WDSCLI_MAX_DECODED=SIZE"
+                error = DataError(f"it is longer than {max_bytes} bytes", code="bad-table", hint=hint)
+                reading.refuse(RowPlace(address, 0, number), error)
+                while not is_whole and (rest := stream.readline(_BUFFER_BYTES)):
+                    is_whole = rest.endswith(b"\n")
+            else:
+                yield Record(number, number, {"line": line.decode("utf-8", "surrogateescape") or None})
             number += 1
 
 
@@ -116,7 +128,7 @@ class Table:
         self._copies: dict[str, IO[bytes]] = {}
         self._numbers: frozenset[str] | None = None
 
-    def rows(self, file: str, columns: Collection[str], whole: bool) -> Iterator[dict[str, Any]]:
+    def rows(self, file: str, columns: Collection[str], whole: bool) -> Iterator[Record]:
         """Yield the rows of one of the files, by :func:`read_rows`."""
         if whole and self._numbers is None:
             self._numbers = self._find_numbers(columns)
@@ -134,6 +146,8 @@ class Table:
         text."""
         seen: dict[str, None] = {}
         text = {*columns, *self._reading.text}
+        # Bad rows are reported when the rows are read, not here.
+        reading = self._reading._replace(refuse=lambda place, error: None)
         typed = [file for file in self._files if kind_of(file) in ("", "csv", "tsv")]
         for file in typed:
             with ExitStack() as stack:
@@ -142,7 +156,7 @@ class Table:
                         self._copies[file] = _copied(stream_of(source, _BUFFER_BYTES))
                 stream, _ = _opened(file, self._copies.get(file), stack)
                 if (kind := kind_of(file) or _sniffed(stream)) in ("csv", "tsv"):
-                    table = Delimited(stream, file, kind, self._reading)
+                    table = Delimited(stream, file, kind, reading)
                     seen |= dict.fromkeys(table.names)
                     _drop_text(table, text)
         if unknown := [name for name in self._reading.text if name not in seen]:
@@ -188,7 +202,7 @@ def read_rows(
     reading: Reading = PLAIN,
     numbers: Collection[str] = (),
     copy: IO[bytes] | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Record]:
     """Yield the rows in order. ``columns`` are the columns in use (``a.b`` is inside ``a``). Unless ``whole`` is true,
     only these columns of Parquet and Arrow are read, if all of them exist. Cells of CSV and TSV in the columns
     ``numbers`` are :class:`~wdscli.create.delimited.NumberText`. ``copy`` is a file
@@ -203,7 +217,7 @@ def read_rows(
                     f"{address}: --encoding does not apply, because {kind} stores text as UTF-8",
                     hint="leave --encoding out",
                 )
-            yield from _arrow_rows(address, kind, (stream, is_mapped), stack, columns, whole=whole)
+            yield from numbered(_arrow_rows(address, kind, (stream, is_mapped), stack, columns, whole=whole))
             return
         if kind == "jsonl":
             yield from (row for row, _ in json_lines(stream, address, reading))
@@ -211,9 +225,7 @@ def read_rows(
             yield from Delimited(stream, address, kind, reading).rows(numbers)
 
 
-def read_exact(
-    address: str, reading: Reading, raw: Collection[str]
-) -> Iterator[tuple[str, dict[str, Any], str]]:
+def read_exact(address: str, reading: Reading, raw: Collection[str]) -> Iterator[tuple[str, Record, str]]:
     """Yield each row of a CSV, TSV, JSON Lines or Parquet file, with the format, and with the line if it is JSON. A row
     of CSV or TSV contains empty texts, but not absent cells. Cells in ``raw`` columns may have bytes of any encoding.
     For other formats, one empty row is yielded. Raises the errors of :func:`read_rows`."""
@@ -226,9 +238,9 @@ def read_exact(
             yield from ((kind, row, "") for row in Delimited(stream, address, kind, reading).exact(raw))
         elif kind == "parquet":
             rows = _arrow_rows(address, kind, (stream, is_mapped), stack)
-            yield from ((kind, row, "") for row in rows)
+            yield from ((kind, row, "") for row in numbered(rows))
         else:
-            yield kind, {}, ""
+            yield kind, Record(1, 0, {}), ""
 
 
 def column_names(address: str) -> list[str]:
@@ -240,7 +252,7 @@ def column_names(address: str) -> list[str]:
             from pyarrow import parquet
 
             return list(map(str, parquet.read_schema(stream).names))
-    return list(next(read_rows(address), {}))
+    return list(next((record.cells for record in read_rows(address)), {}))
 
 
 def _sniffed(stream: io.BufferedReader) -> str:

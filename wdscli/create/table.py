@@ -13,16 +13,15 @@ This module does not know how samples are ordered.
 from __future__ import annotations
 
 import json
-from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
 
 from wdscli.codecs.cells import cell_payload, extension_of, json_bytes
-from wdscli.create.delimited import NumberText
-from wdscli.create.files import SEPARATOR, Files, Inline, KeyRule, Skipped, check_written, numbers_of
+from wdscli.create.delimited import NumberText, RowPlace
+from wdscli.create.files import SEPARATOR, Files, Inline, KeyRule, check_written
+from wdscli.create.json_merge import JsonFiles, merged_json
 from wdscli.create.layouts import (
     OPTIONS,
     SAMPLE_KEY,
@@ -32,6 +31,7 @@ from wdscli.create.layouts import (
     no_key_option,
 )
 from wdscli.create.layouts import TableOptions as TableOptions
+from wdscli.create.left_out import NO_VALUE, LeftOut
 from wdscli.create.packing import payload_at
 from wdscli.create.payloads import Named, Payloads
 from wdscli.create.rows import ABSENT, Table, class_names, column_names, reach, read_lines, table_files
@@ -47,17 +47,11 @@ _ANY = "*"
 
 
 class Row(NamedTuple):
-    """A row: its file, its number in the file (from 1), its number in all files (from 0), and its cells by column."""
+    """A row: its place, its number in all files (from 0), and its cells by column."""
 
-    file: str
+    place: RowPlace
     number: int
-    place: int
     cells: Mapping[str, Any]
-
-    def named(self, error: WdsError) -> WdsError:
-        """Add file and row to an error."""
-        error.message = f"{self.file}, row {self.number}: {error.message}"
-        return error
 
 
 class _Format(Formatter):
@@ -105,7 +99,7 @@ class _Field(NamedTuple):
         if "{" not in self.column:
             return reach(row.cells, self.column)
         try:
-            return _FORMAT.vformat(self.column, (), {**row.cells, "index": row.place})
+            return _FORMAT.vformat(self.column, (), {**row.cells, "index": row.number})
         except KeyError:
             return None
         except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -117,12 +111,13 @@ class ClassName(bytes):
 
 
 class Value(NamedTuple):
-    """A row's value for one field of its sample. It is bytes, the address of a payload as text, or None. ``key`` is the
-    key to write."""
+    """A row's value for one field of its sample. It is bytes, the address of a payload as text, or None. An empty
+    address names no file. ``key`` is the key to write."""
 
     key: bytes
     field: bytes
     value: bytes | str | None
+    column: str = ""
 
 
 def _layout_of(options: TableOptions, option: str) -> Layout:
@@ -165,7 +160,8 @@ class TableReader:
     ) -> None:
         if options.kind == "table" and not options.is_exported:
             _check(options)
-        self._layout = _layout_of(options, option or OPTIONS[options.kind])
+        self._option = option or OPTIONS[options.kind]
+        self._layout = _layout_of(options, self._option)
         self.files = self._layout.files
         self.classes = self._layout.classes
         """The class names for the numbers in the field ``cls``, if the source has them."""
@@ -188,17 +184,18 @@ class TableReader:
     def rows(self, progress: Progress) -> Iterator[Row]:
         """Yield the rows of all files. Raises the errors of reading, and UsageError for a column that no row of a file
         has."""
-        index = 0
+        before = 0
         for file in self._layout.files:
             unseen = set(self._used)
             cells: Mapping[str, Any] = {}
-            for number, cells in enumerate(self._layout.rows(file, self._used, self._takes_rest), 1):
-                yield Row(file, number, index, cells)
-                index += 1
+            number = 0
+            for number, line, cells in self._layout.rows(file, self._used, self._takes_rest):
+                yield Row(RowPlace(file, number, line), before + number - 1, cells)
                 if unseen:
                     unseen = {name for name in unseen if reach(cells, name) is ABSENT}
                 if number % _PROGRESS_ROWS == 0:
                     progress.advance(_PROGRESS_ROWS)
+            before += number
             if unseen and cells:
                 # A row of JSON Lines may lack a column. If all rows lack it, the option is wrong.
                 raise _no_column(min(unseen), cells)
@@ -213,7 +210,7 @@ class TableReader:
         for field in self._fields:
             with suppress(WdsError):
                 if field.is_address and isinstance(value := field.value(row), (str, bytes)):
-                    yield Named(to_text(_as_name(value, field.column)), row.file, is_cell=True)
+                    yield Named(to_text(_as_name(value, field.column)), row.place.table, field.column)
 
     def key(self, row: Row) -> bytes:
         """Return the key in a row. Raises UsageError for a missing column, and DataError for a cell that is no key."""
@@ -227,7 +224,7 @@ class TableReader:
             return _as_name(value, key)
         try:
             named = {name: _in_text(row.cells[name], name) for name in self._key_columns}
-            named["index"] = row.place
+            named["index"] = row.number
             text = str(rekey)
             return to_bytes(_FORMAT.vformat(text, (), named) if "!k}" in text else text.format_map(named))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -245,8 +242,8 @@ class TableReader:
         for field in self._fields:
             name, column, is_address, _, text = field
             value = field.value(row)
-            if value is None or value is ABSENT:
-                yield Value(key, name, None)
+            if value is None or value is ABSENT or (is_address and _is_nan(value)):
+                yield Value(key, name, "" if is_address else None, column)
                 continue
             if isinstance(value, dict) and _is_media(value):
                 value, path = value["bytes"], value["path"]
@@ -257,8 +254,9 @@ class TableReader:
             if value is None:
                 yield Value(key, name, None)
                 continue
-            if is_address:
-                value = to_text(_as_name(value, column))
+            if is_address and not (value := to_text(_as_name(value, column))):
+                yield Value(key, name, "", column)
+                continue
             if _ANY in text:
                 text = text.replace(_ANY, _extension(value, path, column, is_address=is_address))
                 name = to_bytes(text)
@@ -266,7 +264,7 @@ class TableReader:
             if self._names_classes and text == "cls" and not is_address:
                 yield Value(written, name, self._class(value, column))
             else:
-                yield Value(written, name, value if is_address else cell_payload(value, column, text))
+                yield Value(written, name, value if is_address else cell_payload(value, column, text), column)
         if self._takes_rest:
             rest = self._rest(row.cells)
             if rest or self._options.json_rest:
@@ -316,7 +314,12 @@ class TableReader:
         """Return the key to write. Only rules other than first-dot may remove dots. Raises DataError."""
         if key == self._checked and field in self._safe:
             return key
-        written = self._checked_name(key, field)
+        try:
+            written = self._checked_name(key, field)
+        except DataError as error:
+            if self._option == "--table":
+                error.hint = "the column needs the keys of the samples: n01/img7 for n01/img7.jpg"
+            raise
         # A name with this beginning and only one part depends on both key and field.
         if written == key and not key.startswith(b"__"):
             if key != self._checked:
@@ -400,6 +403,11 @@ def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -
     return known
 
 
+def _is_nan(value: Any) -> bool:
+    """Return whether a cell has the number NaN, which is a missing value."""
+    return isinstance(value, float) and value != value
+
+
 def _as_name(value: Any, column: str) -> bytes:
     """Return a key or an address as bytes. Raises DataError for a value that is not text, bytes or a whole number."""
     try:
@@ -479,132 +487,95 @@ def _columns_of(options: TableOptions) -> set[str]:
     return names - {"index"}
 
 
-def merged_json(there: bytes, columns: bytes) -> bytes:
-    """Return a JSON object, updated with the members of another object. Raises DataError for values that are no
-    objects."""
-    try:
-        found = json.loads(there)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise DataError(
-            "the field json is not a JSON object, so no columns can be added to it",
-            code="bad-value",
-            hint="write the column to another field: --column meta.json=COLUMN",
-        )
-    return json_bytes(found | json.loads(columns))
+def samples_of(
+    reader: TableReader, payloads: Payloads, progress: Progress
+) -> Iterator[tuple[Row, list[Value]]]:
+    """Yield each row with the values of its fields. Empty cells, rows without a value and bad rows are left out. The
+    sizes of remote payloads are requested in advance. Raises InputError, and UsageError for a missing column. At the
+    end, the caller checks for bad rows (:meth:`~wdscli.create.left_out.LeftOut.check_rows`)."""
+    left_out = payloads.left_out
+    rows = reader.rows(progress)
+    for row in payloads.ahead(rows, reader.addresses) if reader.has_addresses else rows:
+        try:
+            key = reader.key(row)
+            values = list(reader.values(row, key))
+        except UsageError:
+            raise
+        except WdsError as error:
+            left_out.refuse(row.place, error)
+            continue
+        whole = [value for value in values if value[2] is not None]
+        if len(whole) < len(values):
+            _note_empty(left_out, row, key, values)
+        if whole:
+            yield row, whole
 
 
-class RowsByKey:
-    """Finds rows by the hashes of their keys. Each row needs 12 bytes, or 16 bytes if there are more than 2^32 rows."""
-
-    def __init__(self, hashes: array[int], rows: array[int]) -> None:
-        import numpy
-
-        order = numpy.argsort(numpy.asarray(hashes), kind="stable")
-        self._hashes = array("q", numpy.asarray(hashes)[order].tobytes())
-        self._rows: array[int] = array(rows.typecode, numpy.asarray(rows)[order].tobytes())
-
-    def find(self, wanted: int, has: Callable[[int], bool]) -> int | None:
-        """Return the first row with a key, or None. The hash of the key finds candidates, and ``has`` says whether a
-        row has the key."""
-        at = bisect_left(self._hashes, wanted)
-        while at < len(self._hashes) and self._hashes[at] == wanted:
-            if has(self._rows[at]):
-                return self._rows[at]
-            at += 1
-        return None
-
-
-class _Objects:
-    """The members with the field ``json`` among all files so far."""
-
-    def __init__(self, files: Files) -> None:
-        hashes, numbers = array("q"), numbers_of((), len(files))
-        for first, rows in files.all_rows():
-            for at, row in enumerate(rows, first):
-                if row.endswith(SEPARATOR + b"json"):
-                    hashes.append(hash(row))
-                    numbers.append(at)
-        self._rows, self._files = RowsByKey(hashes, numbers), files
-        self._taken = bytearray(len(files))
-
-    def take(self, key: bytes) -> int | None:
-        """Return the number of a sample's JSON file, which may be replaced only once. Return None if there is no such
-        file. Raises DataError for a repeated key."""
-        row = key + SEPARATOR + b"json"
-        number = self._rows.find(hash(row), lambda at: self._files.row(at) == row)
-        if number is not None:
-            if self._taken[number]:
-                raise DataError(f'repeated key "{to_text(key)}"', code="duplicate-key")
-            self._taken[number] = 1
-        return number
+def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[Value]) -> None:
+    """Count the empty cells of a row. A row with only empty cells is counted as a row."""
+    empty = [value.field for value in values if value.value is None]
+    if len(empty) == len(values):
+        left_out.add(NO_VALUE, key, "rows", place=row.place, key=to_text(key))
+        return
+    for field in empty:
+        name = key + b"." + field
+        left_out.add(NO_VALUE, name, "fields", place=row.place, key=to_text(key), field=to_text(field))
 
 
 class _Adder:
     """Adds the values of rows to the files of samples."""
 
-    def __init__(
-        self,
-        reader: TableReader,
-        files: Files,
-        payloads: Payloads,
-        skipped: Skipped,
-        objects: _Objects | None,
-    ) -> None:
-        self._reader, self._files, self._payloads = reader, files, payloads
-        self._skipped, self._objects = skipped, objects
+    def __init__(self, files: Files, payloads: Payloads, objects: JsonFiles | None) -> None:
+        self._files, self._payloads, self._objects = files, payloads, objects
         self._classes: dict[bytes, int] = {}
 
-    def add(self, row: Row) -> None:
-        """Add all values of a row. Raises UsageError, InputError, DataError."""
-        raw = self._reader.key(row)
-        for key, field, value in self._reader.values(row, raw):
-            if value is None:
-                self._skipped.add("no-value", raw + b"." + field)
-            elif isinstance(value, str):
-                found = self._payloads.of_member(key, field, Named(value, row.file, is_cell=True))
-                if found is None:
-                    self._skipped.add("no-source", key + b"." + field)
-                else:
-                    self._files.add(key, field, *found)
-            elif isinstance(value, ClassName):
+    def add(self, row: Row, values: Sequence[Value]) -> None:
+        """Add all values of a row. Raises UsageError, and InputError and DataError before a value is added."""
+        table, place = row.place.table, row.place
+        located = [
+            self._payloads.of_member(key, field, Named(value, table, column), place)
+            for key, field, value, column in values
+            if isinstance(value, str)
+        ]
+        is_merged = self._objects is not None and self._merged(values)
+        places = iter(located)
+        for key, field, value, _ in values:
+            if isinstance(value, ClassName):
                 if value not in self._classes:
                     self._classes[value] = self._files.keep(Inline(bytes(value)))
                 self._files.add_row(key + SEPARATOR + field, 0, self._classes[value])
-            elif not (field == b"json" and self._merged(key, value)):
-                self._files.add(key, field, len(value), self._payloads.keep(value))
+            elif isinstance(value, bytes):
+                if not (is_merged and field == b"json"):
+                    self._files.add(key, field, len(value), self._payloads.keep(value))
+            elif (found := next(places)) is not None:
+                self._files.add(key, field, *found)
 
-    def _merged(self, key: bytes, value: bytes) -> bool:
-        """Add a JSON object to the sample's existing object. Return False if the sample has no object."""
-        at = None if self._objects is None else self._objects.take(key)
-        if at is None:
+    def _merged(self, values: Sequence[Value]) -> bool:
+        """Add the row's JSON object to the sample's existing object. Return False if one of them does not exist."""
+        key, columns = next(((one.key, one.value) for one in values if one.field == b"json"), (b"", None))
+        number = None if self._objects is None or not isinstance(columns, bytes) else self._objects.take(key)
+        if number is None or not isinstance(columns, bytes):
             return False
-        value = merged_json(payload_at(self._files.place(at), self._files.size(at)), value)
-        self._files.put(at, len(value), self._files.keep(self._payloads.keep(value)))
+        value = merged_json(payload_at(self._files.place(number), self._files.size(number)), columns)
+        self._files.put(number, len(value), self._files.keep(self._payloads.keep(value)))
         return True
 
 
 def read_table(
-    options: TableOptions,
-    rule: KeyRule,
-    files: Files,
-    payloads: Payloads,
-    skipped: Skipped,
-    progress: Progress = QUIET,
+    options: TableOptions, rule: KeyRule, files: Files, payloads: Payloads, progress: Progress = QUIET
 ) -> tuple[tuple[str, ...] | None, bool]:
     """Add the samples of a table. Return the names of its classes, if it has any, and whether the field ``cls`` has
-    names that must be numbered. Raises InputError, UsageError for a missing column, and DataError with the row's number
-    for a wrong row."""
-    reader = TableReader(options, rule, names_classes=True)
-    adder = _Adder(reader, files, payloads, skipped, _Objects(files) if options.json_merge else None)
-    rows = reader.rows(progress)
-    for row in payloads.ahead(rows, reader.addresses) if reader.has_addresses else rows:
-        files.begin_source()
+    names that must be numbered. Raises the errors of :func:`samples_of`."""
+    reading = options.reading._replace(refuse=payloads.left_out.refuse)
+    reader = TableReader(options._replace(reading=reading), rule, names_classes=True)
+    adder = _Adder(files, payloads, JsonFiles(files) if options.json_merge else None)
+    for row, values in samples_of(reader, payloads, progress):
+        files.begin_source(row.place)
         try:
-            adder.add(row)
+            adder.add(row, values)
         except UsageError:
             raise
         except WdsError as error:
-            raise row.named(error) from None
+            payloads.left_out.refuse(row.place, error)
+    payloads.left_out.check_rows()
     return reader.classes, bool(reader.has_names)

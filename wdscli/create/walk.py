@@ -27,7 +27,8 @@ from errno import EACCES
 from itertools import islice
 from typing import NamedTuple
 
-from wdscli.create.files import SEPARATOR, Files, KeyRule, Skipped, cannot_read, check_written
+from wdscli.create.files import SEPARATOR, Files, KeyRule, cannot_read, check_written
+from wdscli.create.left_out import LeftOut
 from wdscli.errors import InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
@@ -176,14 +177,13 @@ def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
 
 class Wanted(NamedTuple):
     """The options that decide which files are taken. ``include`` and ``exclude`` match paths relative to the source.
-    ``outputs`` are never inputs. ``lose`` is called with key, field, path and error of a file that cannot be read;
-    unless ``skips`` is true, it raises the error. Links below a source are left out unless ``follows`` is true."""
+    ``outputs`` are never inputs. With ``skips``, the permission to read each file is checked. Links below a source are
+    left out unless ``follows`` is true."""
 
     rule: KeyRule
     include: Globs
     exclude: Globs
     outputs: Outputs
-    lose: Callable[[bytes, bytes, str, InputError], None]
     skips: bool = False
     follows: bool = True
 
@@ -201,7 +201,7 @@ class _Folder(NamedTuple):
     """The paths of files that belong to sets found in the walk."""
 
 
-def walk(source: str, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress = QUIET) -> None:
+def walk(source: str, wanted: Wanted, files: Files, skipped: LeftOut, progress: Progress = QUIET) -> None:
     """Add the folder or file ``source``. Raises InputError if it cannot be read or is not a file."""
     path = os.fsencode(source)
     try:
@@ -238,7 +238,7 @@ def _why_not(path: bytes, wanted: Wanted) -> str:
     return "excluded" if is_excluded else ""
 
 
-def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: Skipped, progress: Progress) -> None:
+def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: LeftOut, progress: Progress) -> None:
     pending = [_Folder(root, b"", frozenset(), files.root(root), os.path.realpath(root), set())]
     while pending:
         folder = pending.pop()
@@ -259,7 +259,7 @@ def _lose(
     member: tuple[bytes, bytes],
     error: OSError,
     wanted: Wanted,
-    skipped: Skipped,
+    skipped: LeftOut,
     hint: str | None = None,
 ) -> None:
     """Leave out a file or folder that cannot be read, or raise InputError."""
@@ -267,11 +267,10 @@ def _lose(
     unread.hint = hint if isinstance(unread, InputNotFoundError) else None
     if os.path.islink(path):
         unread.hint = "--on-error skip leaves it out, --no-follow leaves out all links"
-    wanted.lose(*member, to_text(path), unread)
-    skipped.add("unreadable", path)
+    skipped.lose(*member, to_text(path), unread)
 
 
-def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped) -> list[_Folder]:
+def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: LeftOut) -> list[_Folder]:
     """Return the subfolders to walk, in reverse order."""
     if not names:
         return []
@@ -294,7 +293,7 @@ def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: Skipped
     return entered
 
 
-def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> list[bytes]:
+def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: LeftOut) -> list[bytes]:
     """Add the files of one folder, and return the names of its subfolders."""
     is_own = wanted.outputs.in_folder(folder.path)
     subfolders: list[bytes] = []
@@ -336,7 +335,7 @@ def _add(
     folder: _Folder,
     wanted: Wanted,
     files: Files,
-    skipped: Skipped,
+    skipped: LeftOut,
 ) -> Iterator[bytes]:
     """Add the files among some entries, and yield the names of subfolders. ``is_own`` says which names are outputs."""
     for entry in sorted(entries, key=lambda one: one.name):
@@ -412,7 +411,7 @@ def _is_folder(entry: _Entry) -> bool:
         return False
 
 
-def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: Skipped) -> None:
+def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: LeftOut) -> None:
     """Add one file, unless the key rule finds no sample for it."""
     path = folder.prefix + entry.name
     found = wanted.rule.split(path)

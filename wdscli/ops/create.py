@@ -9,7 +9,6 @@ existing set are compared with the keys of the new samples. This module does not
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from array import array
@@ -23,10 +22,11 @@ from xxhash import xxh3_128
 
 from wdscli.arrays import numpy
 from wdscli.create import grouping
-from wdscli.create.files import Files, KeyRule, Skipped, is_value, numbers_of
+from wdscli.create.files import Files, KeyRule, is_value, numbers_of
 from wdscli.create.grouping import Samples
+from wdscli.create.left_out import LeftOut, Unit, Unread
 from wdscli.create.packing import PackMaker, PackTask, payload_at
-from wdscli.create.payloads import Payloads, Unread, read_recipe
+from wdscli.create.payloads import Payloads, read_recipe
 from wdscli.create.rows import kind_of
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import Globs, Outputs, Wanted, walk
@@ -51,7 +51,6 @@ from wdscli.shards.proof import find_index
 from wdscli.shards.reading import index_batches
 from wdscli.shards.view import check_new_names
 from wdscli.shards.writing import OutputSet, ShardSettings
-from wdscli.shown import shown_in
 from wdscli.storage import addresses_of, base_name, folder_of, open_sink, open_source
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once
@@ -66,10 +65,10 @@ class CreateOptions:
     """The options about samples. Each field is the option of ``wds create`` with the same name.
 
     ``no_follow`` leaves out links below a source. Unless ``incomplete`` is ``error``, members without a source file are
-    left out; with ``skip``, also their samples. ``report`` names a file that gets a line of JSON for each unreadable
-    source. ``order`` is ``path`` (bytewise by key) or ``shuffle`` (by ``seed``). If it is None, samples keep the order
-    of the list or table; without a list or table it means ``path``. At most ``limit`` samples are written. ``append``
-    adds shards to an existing set.
+    left out; with ``skip``, also their samples. ``report`` names a file that gets a line of JSON for each file, row,
+    field and sample that is left out. ``order`` is ``path`` (bytewise by key) or ``shuffle`` (by ``seed``). If it is
+    None, samples keep the order of the list or table; without a list or table it means ``path``. At most ``limit``
+    samples are written. ``append`` adds shards to an existing set.
     """
 
     from_list: str | Sequence[str] | None = None
@@ -110,6 +109,9 @@ class CreateReport:
     """The number of shards that an earlier run made."""
     unread: tuple[Unread, ...] = ()
     """The sources that could not be read. Their members are left out."""
+    left_out: Mapping[Unit, Mapping[str, int]] = field(default_factory=dict)
+    """Counts of files, rows, fields and samples that were left out, by unit and reason. A field's reason begins with
+    the field's name."""
     links_outside: int = 0
     """The number of links that point outside the given folder."""
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -225,9 +227,9 @@ def create(
         done = _added_before(request, options, standing, progress)
         if done is not None:
             return done
-    with _payloads(request, options) as payloads:
+    with _payloads(request, options, progress) as payloads:
         plan = plan_create(request, options, payloads, standing=standing, progress=progress)
-        return _carried_out(plan, dry_run=dry_run, progress=progress)
+        return _carried_out(plan, payloads.left_out, dry_run=dry_run, progress=progress)
 
 
 def standing_set(output: str, settings: ShardSettings) -> Standing:
@@ -250,7 +252,7 @@ def standing_set(output: str, settings: ShardSettings) -> Standing:
     return Standing.of(out.pattern, manifest, folder_of(address))
 
 
-def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> CreateReport:
+def _carried_out(plan: CreatePlan, left_out: LeftOut, *, dry_run: bool, progress: Progress) -> CreateReport:
     """Write the shards of a plan, or its plan file. Write nothing for a dry run, or if the set is up to date."""
     request, standing = plan.request, plan.output.standing
     if request.if_changed:
@@ -261,7 +263,7 @@ def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> Crea
             return replace(plan.report, manifest=found, kept=len(found.shards), is_unchanged=True)
     if dry_run:
         return plan.report
-    _write_report(plan.options.report, plan.report.unread)
+    _write_report(plan.options.report, left_out)
     if standing is not None and not plan.report.shards:
         return replace(plan.report, manifest=standing.manifest)
     if request.plan_file is not None:
@@ -270,8 +272,14 @@ def _carried_out(plan: CreatePlan, *, dry_run: bool, progress: Progress) -> Crea
     return run_create(plan, progress=progress)
 
 
-def _payloads(request: Request, options: CreateOptions) -> Payloads:
-    return Payloads(request.trust_addresses, on_error=request.on_error, incomplete=options.incomplete)
+def _payloads(request: Request, options: CreateOptions, progress: Progress) -> Payloads:
+    left_out = LeftOut(
+        progress,
+        on_error=request.on_error,
+        incomplete=options.incomplete,
+        has_report=options.report is not None,
+    )
+    return Payloads(request.trust_addresses, left_out)
 
 
 def _added_before(
@@ -283,7 +291,7 @@ def _added_before(
     if last is None:
         return None
     before, mark = last
-    with suppress(DataError), _payloads(request, options) as payloads:
+    with suppress(DataError), _payloads(request, options, progress) as payloads:
         plan = plan_create(request, options, payloads, standing=before, progress=progress)
         work = plan.work()
         if (run := run_of(work)).mark.text == mark:
@@ -364,7 +372,7 @@ class _Creating:
         self.base = None if standing is None else standing.manifest
         """The set that samples are added to."""
         self.request, self.options, self.payloads, self.progress = request, options, payloads, progress
-        self.rule, self.skipped = KeyRule(options.key_rule), Skipped(progress)
+        self.rule, self.left_out = KeyRule(options.key_rule), payloads.left_out
         self.files = Files(by_source=request.on_duplicate != "error")
         check_post(request.post, output, is_stream=out.pattern.is_stream)
         # An output with one name and no limit is one shard of any size.
@@ -376,7 +384,7 @@ class _Creating:
 
     def find(self) -> None:
         """Find all files."""
-        options, files, skipped, progress = self.options, self.files, self.skipped, self.progress
+        options, files, left_out, progress = self.options, self.files, self.left_out, self.progress
         sources = self.request.inputs
         lists = addresses_of(options.from_list, "--from list:")
         if not sources and not lists and options.table is None:
@@ -384,11 +392,11 @@ class _Creating:
         self.payloads.outputs = outputs = Outputs(self.output)
         self.globs = globs = Globs(options.include, "--include"), Globs(options.exclude, "--exclude")
         skips = self.request.on_error == "skip"
-        wanted = Wanted(self.rule, *globs, outputs, self.payloads.lose, skips, not options.no_follow)
+        wanted = Wanted(self.rule, *globs, outputs, skips, not options.no_follow)
         progress.start("finding files", None, "files")
         for source in sources:
             files.begin_source()
-            walk(source, wanted, files, skipped, progress)
+            walk(source, wanted, files, left_out, progress)
         for glob in globs:
             glob.check(progress)
         files.first_listed = len(files)
@@ -396,9 +404,9 @@ class _Creating:
             self.walked = grouping.sorted_numbers(files)
         for address in lists:
             files.begin_source()
-            read_recipe(address, self.rule, files, self.payloads, skipped, progress)
+            read_recipe(address, self.rule, files, self.payloads, progress)
         if options.table is not None:
-            table = options.table, self.rule, files, self.payloads, skipped, progress
+            table = options.table, self.rule, files, self.payloads, progress
             self.classes, self.has_names = read_table(*table)
         progress.finish()
         self.renamed_keys = self.rule.count_renamed(files.keys)
@@ -411,10 +419,10 @@ class _Creating:
     def arrange(self) -> None:
         """Group the files into samples, leave out unwanted samples, and order the rest."""
         request, options, base = self.request, self.options, self.base
-        lacking = self.payloads.lacking
+        left_out = self.left_out
         rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
         first_index = 0 if base is None else base.samples
-        samples, repeated = grouping.separated(self.files, request.on_duplicate, rekey, first_index)
+        samples, repeated = grouping.separated(self.files, request.on_duplicate, rekey, left_out, first_index)
         if self.rule.is_first_dot and (dotted := grouping.dotted_names(samples)):
             self.progress.warn(
                 f"{dotted}; --key-rule last-dot makes a sample of each file name without its suffix"
@@ -425,11 +433,11 @@ class _Creating:
             samples = grouping.fields_as_given(samples)
         if self.walked is not None and options.order != "path":
             samples = grouping.as_given(samples, self.walked)
-        if lacking:
-            samples = grouping.leave_out(samples, lacking, self.skipped)
-        self.incomplete = len(lacking)
+        if left_out.lacking:
+            samples = grouping.without(samples, left_out.drop_samples())
+        self.incomplete = len(left_out.lacking)
         if options.require:
-            samples, more = grouping.require(samples, options.require, options.incomplete, self.skipped)
+            samples, more = grouping.require(samples, options.require, options.incomplete, left_out)
             self.incomplete += more
         if options.label_from is not None or self.has_names:
             if base is not None and base.classes is None:
@@ -443,7 +451,9 @@ class _Creating:
             samples = grouping.rekeyed(samples, rekey, first_index)
         if base is not None:
             keys = partial(_keys_of, self.output, base, self.progress)
-            samples, more = grouping.settled(samples, keys, request.on_duplicate, rekey, first_index)
+            samples, more = grouping.settled(
+                samples, keys, request.on_duplicate, rekey, first_index, left_out
+            )
             repeated += more
         self.dropped = {DUPLICATE_KEY: repeated} if repeated else {}
         if options.limit is not None and options.limit < samples.total:
@@ -453,8 +463,8 @@ class _Creating:
 
     def cut(self) -> CreatePlan:
         """Cut the samples into shards. Raises InputError if there are none."""
-        out, samples, skipped, dropped = self.output, self.samples, self.skipped, self.dropped
-        counts = dict(sorted(skipped.counts.items()))
+        out, samples, left_out, dropped = self.output, self.samples, self.left_out, self.dropped
+        counts = left_out.counts
         # With --append, the set may already contain all samples.
         if not samples.total and not (self.base is not None and dropped.keys() == {DUPLICATE_KEY}):
             found = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
@@ -474,8 +484,9 @@ class _Creating:
             oversized=sizes.oversized(self.cuts),
             classes=self.classes,
             manifest_address=out.manifest_address,
-            unread=tuple(self.payloads.unread),
-            links_outside=skipped.outside,
+            unread=tuple(left_out.unread),
+            links_outside=left_out.outside,
+            left_out=left_out.summary(),
             dropped=dropped,
             matched={
                 f"{globs.option} {glob}": n for globs in self.globs for glob, n in globs.matched.items()
@@ -527,13 +538,13 @@ def run_create(plan: CreatePlan, *, progress: Progress = QUIET) -> CreateReport:
     return replace(plan.report, manifest=done.manifest, kept=done.kept)
 
 
-def _write_report(address: str | None, unread: Sequence[Unread]) -> None:
-    """Write a line of JSON for each source that could not be read."""
+def _write_report(address: str | None, left_out: LeftOut) -> None:
+    """Write a line of JSON for each thing that is left out."""
     if address is None:
         return
     with open_sink(address, force=True) as sink:
-        for one in unread:
-            sink.write(json.dumps(shown_in(one._asdict())).encode("ascii") + b"\n")
+        for line in left_out.lines():
+            sink.write(line)
 
 
 def _mark(plan: CreatePlan, options: str) -> PlanMark:

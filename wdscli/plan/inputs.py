@@ -8,7 +8,7 @@ named pipe can be read only once, so a survey copies them first. This module doe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -43,11 +43,12 @@ class Stamp(NamedTuple):
 
 class TableShard(NamedTuple):
     """A table that became a shard. It has counts of omitted rows by reason, the number of bytes read, and a stamp of
-    the content. A resumed run compares the stamp."""
+    the content. A resumed run compares the stamp. ``report`` has a line of JSON for each omitted row and field."""
 
     dropped: dict[str, int]
     size_bytes: int
     stamp: Stamp
+    report: Sequence[bytes] = ()
 
 
 class Input(NamedTuple):

@@ -85,17 +85,10 @@ class JoinedTable:
         """The addresses of the files. Raises UsageError if standard input is named twice."""
         return addresses_of(self.files, "--table")
 
-    def write_shard(
-        self,
-        address: str,
-        on_duplicate: Literal["error", "skip"],
-        progress: Progress,
-        look: Look,
-        *,
-        trust_addresses: bool = False,
-    ) -> TableShard:
-        """Write the rows as a shard at ``address``. ``look`` reads the earlier sets for ``json_rest``. Raises
-        UsageError for a missing column, DataError with the row's number, InputError, and OutputError."""
+    def write_shard(self, address: str, request: Request, progress: Progress, look: Look) -> TableShard:
+        """Write the rows as a shard at ``address``. ``look`` reads the earlier sets for ``json_rest``. The request's
+        ``on_error`` and ``on_duplicate`` decide about bad rows and repeated keys. Raises UsageError for a missing
+        column, DataError with the places of bad rows, InputError, and OutputError."""
         raise NotImplementedError
 
 
@@ -212,9 +205,8 @@ class Join(Order):
                 hint="make a set from the table first (wds create --from), or use a shared folder: --tmp DIR",
             )
         place = scratch.place(number)
-        policy: Literal["error", "skip"] = "skip" if request.on_duplicate == "skip" else "error"
-        made = table.write_shard(place, policy, progress, look, trust_addresses=request.trust_addresses)
-        return Input(address, place, stamp=made.stamp), made
+        shard = table.write_shard(place, request, progress, look)
+        return Input(address, place, stamp=shard.stamp), shard
 
     def repeated(self, surveyed: Surveyed, request: Request) -> I64:
         """Return the rows that repeat a key in their set. Raises DataError if repeated keys are an error."""

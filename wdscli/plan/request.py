@@ -96,6 +96,8 @@ class Request(NamedTuple):
     """The address for a plan file. If it is given, the plan is stored and not run. Such a plan must not depend on this
     process."""
 
+    report: str | None = None
+    """The address of a file that gets a line of JSON for each sample, row and field that is left out."""
     if_changed: bool = False
     """Exit without writing if the output is up to date; replace it if the same command made it."""
     stamp: str | None = None

@@ -3,7 +3,7 @@
 Annotations here are real objects, not text, because Typer reads the annotations of option groups at every start.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
@@ -31,11 +31,14 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.create.layouts import Kind
+    from wdscli.create.left_out import Unit
     from wdscli.create.table import TableOptions
     from wdscli.ops.create import CreateOptions, CreateReport
     from wdscli.plan.request import Request
 
 RENAMES_SHOWN = 3
+DUPLICATE_KEY = "duplicate-key"
+"""The reason of a repeated key, which is counted by rows and samples."""
 
 
 @panel("Samples")("""
@@ -43,7 +46,7 @@ RENAMES_SHOWN = 3
         and field, or two groups.
     --require EXT,...  Fields that every sample must have. 'jpg;png' requires one of the two.
     incomplete: --missing  Sample that lacks a field: fail, skip or keep it. For lists and tables, this also decides
-        about source files that do not exist.
+        about source files that do not exist, and about empty cells for file names.
     --label-from  Add the field cls with the folder's class number. The classes are the names of the parent
         folders, or of the top folders below SOURCE, numbered in sorted order.
     --on-duplicate  Repeated field: fail, skip, or use a new key. A field is repeated if two folders, lines
@@ -178,8 +181,8 @@ Sources = Annotated[
     --append  Add shards to an existing set. The existing shards stay unchanged.
     """)
 @panel("Errors")("""
-    --on-error  A source file cannot be read: fail, or leave it out.
-    +--report FILE  For each source that cannot be read, write a line of JSON to FILE.
+    --on-error  A source file cannot be read, or a row is bad: fail, or leave it out.
+    +--report FILE  Write a line of JSON to FILE for each file, row, sample and field that is left out.
     """)
 class SetOptions(NamedTuple):
     """The options about the new set."""
@@ -225,7 +228,7 @@ def create(
         print_unchanged(out, report, _plain(report, made.append))
     else:
         _print_set(out, report, made.append)
-    _print_found(out, report)
+    _print_found(out, report, None if output.dry_run else made.report)
 
 
 def _request(
@@ -282,7 +285,7 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
         "links_outside": report.links_outside,
         **facts(
             report,
-            "bytes=size_bytes skipped dropped incomplete matched renamed renamed_keys classes oversized",
+            "bytes=size_bytes skipped left_out dropped incomplete matched renamed renamed_keys classes oversized",
         ),
         "manifest": shown(address) if address else None,
         "fingerprint": None if manifest is None else manifest.fingerprint,
@@ -290,8 +293,19 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
     }
 
 
-def _print_found(out: Out, report: "CreateReport") -> None:
-    """Print the files and values that were found but were not written, or were written differently."""
+def _losses(left_out: "Mapping[Unit, Mapping[str, int]]") -> Iterator[str]:
+    """Yield a clause for each reason for which rows, samples and fields were left out."""
+    units: list[Unit] = ["rows", "samples"]
+    for unit in units:
+        for reason, count in left_out.get(unit, {}).items():
+            yield f"{plural(count, unit[:-1])} left out: {reason}"
+    for reason, count in left_out.get("fields", {}).items():
+        yield f"{plural(count, 'sample')} {'lacks' if count == 1 else 'lack'} {reason}"
+
+
+def _print_found(out: Out, report: "CreateReport", lines: str | None) -> None:
+    """Print the files, rows and values that were found but were not written, or were written differently. ``lines`` is
+    the file that lists them."""
     for glob, count in report.matched.items():
         took = (
             f"took {plural(count, 'file')}"
@@ -299,12 +313,14 @@ def _print_found(out: Out, report: "CreateReport") -> None:
             else f"left out {plural(count, 'path')}"
         )
         out.summary(f"{glob} {took}")
-    if report.skipped:
-        out.summary(f"skipped: {by_reason(dict(report.skipped))}")
+    if files := report.left_out.get("files"):
+        out.summary(f"skipped: {by_reason(dict(files))}")
+    if clauses := list(_losses(report.left_out)):
+        out.summary("; ".join(clauses) + (f", see {shown(lines)}" if lines else ""))
     if report.links_outside:
         leads = "link points" if report.links_outside == 1 else "links point"
         out.summary(f"{report.links_outside} {leads} outside the given folder; --no-follow leaves links out")
-    print_losses(out, dict(report.dropped), {})
+    print_losses(out, {reason: n for reason, n in report.dropped.items() if reason != DUPLICATE_KEY}, {})
     if report.incomplete and "incomplete" not in report.skipped:
         out.summary(f"kept {plural(report.incomplete, 'sample')} without a required field")
     if report.classes is not None:
