@@ -64,7 +64,7 @@ from wdscli.selection.values import Numbers
 from wdscli.shards.index import SampleArrays
 from wdscli.shards.layout import VIEWS_PER_READ, ViewSource
 from wdscli.shards.moving import copied, find_original
-from wdscli.shards.view_shards import check_bases
+from wdscli.shards.view_shards import changed_shard
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage.addresses import view_of
 from wdscli.storage.kinds import stored_version
@@ -559,14 +559,8 @@ class Copier:
         return self.task.inputs[int(self.chunk.rows.shards[row])].address
 
     def _changed(self, row: int) -> DataError:
-        check_bases(self._address(row))
-        return DataError(
-            f"sample {int(self.chunk.rows.places[row])} differs from the planned sample",
-            code="changed",
-            shard=self._address(row),
-            offset=int(self.chunk.rows.starts[row]),
-            hint="the shard has changed, or its index is stale: rebuild it with `wds index`",
-        )
+        message = f"sample {int(self.chunk.rows.places[row])} differs from the planned sample"
+        return changed_shard(self._address(row), message, int(self.chunk.rows.starts[row]))
 
 
 def clear_padding(

@@ -36,6 +36,7 @@ from wdscli.plan.scratch import HINT, PART_BITS, Objects, Scattered, Scratch
 from wdscli.plan.strategy import Limits
 from wdscli.plan.table import MISSING_SHARD, Ordered, PlanTable, blocks_of, in_turn
 from wdscli.progress import Progress
+from wdscli.shards.view_shards import changed_shard
 from wdscli.storage import Source, open_sink, open_source, remove
 from wdscli.storage.ahead import REQUEST_BYTES, fill_all
 from wdscli.storage.local import announce, reason, write_all
@@ -450,13 +451,8 @@ class _Chunk:
             raise self._changed(file, start + done)
 
     def _changed(self, file: int, offset: int) -> DataError:
-        return DataError(
-            "the shard ends before its planned samples",
-            code="changed",
-            shard=self._task.inputs[file].address,
-            offset=offset,
-            hint="the shard has changed, or its index is stale: rebuild it with `wds index`",
-        )
+        address = self._task.inputs[file].address
+        return changed_shard(address, "the shard ends before its planned samples", offset)
 
 
 def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tuple[int, int, int, int]], int]:

@@ -318,14 +318,21 @@ def open_view_shard(address: str) -> Source:
     return ViewSource(address, layout, check, view.open_base, view.changed, is_remote=is_remote)
 
 
-def check_bases(address: str) -> None:
-    """Raise DataError if a base of the shard at ``VIEW.json/NAME`` has other headers than in the view. Do nothing for
-    other addresses."""
+def changed_shard(address: str, message: str, offset: int | None) -> DataError:
+    """Return the error for a shard that differs from its index, or from a plan. If a base of the shard at
+    ``VIEW.json/NAME`` has other headers than in the view, raise the view's error instead."""
     if (shard := _find(address)) is not None:
         view, number = shard
         with checking(Check.ALL):
             view.renew(number)
             view.layout(number)
+    return DataError(
+        message,
+        code="changed",
+        shard=address,
+        offset=offset,
+        hint="the shard was changed, or its index is stale: rebuild it with `wds index`",
+    )
 
 
 def check_view(address: str, fingerprint: str) -> None:

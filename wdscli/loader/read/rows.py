@@ -29,7 +29,7 @@ from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog, ShardTable
 from wdscli.samples.reading import Expected
 from wdscli.shards.layout import ViewSource
-from wdscli.shards.view_shards import check_bases
+from wdscli.shards.view_shards import changed_shard
 from wdscli.shown import shown
 from wdscli.storage import Source
 from wdscli.tar import core
@@ -295,14 +295,8 @@ class Held(Source):
 
 def changed(table: ShardTable, sample: int) -> DataError:
     """Return the error for a sample that differs from the index. Raises the error of a view's base that was changed."""
-    check_bases(table.address)
-    return DataError(
-        f"sample {sample} differs from the index",
-        code="changed",
-        shard=table.address,
-        offset=int(table.starts[sample]) if sample < table.samples else None,
-        hint="the shard was changed, or its index is stale: rebuild it with `wds index`",
-    )
+    offset = int(table.starts[sample]) if sample < table.samples else None
+    return changed_shard(table.address, f"sample {sample} differs from the index", offset)
 
 
 EXPENSIVE = 2
