@@ -182,8 +182,8 @@ class Grouper:
                     if batch.keys:  # otherwise it was salvaged, and its sample was already returned
                         self._prefix = batch.keys[-1] + b"."
                     part = columns if end - row == len(columns.names) else columns.part(row, end)
-                    for column, more in zip(batch.numbers(), part[1:], strict=True):
-                        column.extend(more)
+                    for column, column_part in zip(batch.numbers(), part[1:], strict=True):
+                        column.extend(column_part)
                     row = end
                     continue
             self._add_row(batch, columns, row)
@@ -233,16 +233,16 @@ class Grouper:
         """Return all samples except the last, which may continue."""
         if len(batch.keys) < 2:
             return new_batch(batch.index)
-        rest = new_batch(batch.index + len(batch.keys) - 1)
+        open_batch = new_batch(batch.index + len(batch.keys) - 1)
         last = batch.firsts.pop()
-        rest.keys.append(batch.keys.pop())
-        rest.firsts.append(0)
-        rest.fields.extend(batch.fields[last:])
+        open_batch.keys.append(batch.keys.pop())
+        open_batch.firsts.append(0)
+        open_batch.fields.extend(batch.fields[last:])
         del batch.fields[last:]
-        for column, tail in zip(batch.numbers(), rest.numbers()):
+        for column, tail in zip(batch.numbers(), open_batch.numbers()):
             tail.extend(column[last:])
             del column[last:]
-        self._batch = rest
+        self._batch = open_batch
         return self._closed(batch)
 
     def finish(self) -> SampleBatch:
@@ -260,9 +260,9 @@ class Grouper:
             if row is not None:
                 # finish() then returns the complete samples before it.
                 self._batch = _opened(batch, row)
-                first, seen = firsts[row], set[bytes]()
-                while fields[first] not in seen:
-                    seen.add(fields[first])
+                first, earlier_fields = firsts[row], set[bytes]()
+                while fields[first] not in earlier_fields:
+                    earlier_fields.add(fields[first])
                     first += 1
                 raise duplicate_field(self.shard, batch.starts[first], batch.keys[row] + b"." + fields[first])
         if any(flags):
@@ -449,12 +449,12 @@ class Salvager:
         self.cut: bytes | None = None
         """The key of the sample that the end of a truncated shard cuts."""
 
-    def batches(self, known: int = -1) -> Iterator[SampleBatch]:
-        """Yield the samples. ``known`` is the expected number of samples in the shard. If a damaged shard has fewer
-        samples, the missing samples are counted as ``lost``."""
+    def batches(self, expected_samples: int = -1) -> Iterator[SampleBatch]:
+        """Yield the samples. ``expected_samples`` is the number of samples that the shard should have, or -1. If a
+        damaged shard has fewer samples, the missing samples are counted as ``lost``."""
         yield from self._batches()
-        if self.was_hurt and known > self.seen:
-            self.dropped["lost"] = self.dropped.get("lost", 0) + known - self.seen
+        if self.was_hurt and expected_samples > self.seen:
+            self.dropped["lost"] = self.dropped.get("lost", 0) + expected_samples - self.seen
 
     def _batches(self) -> Iterator[SampleBatch]:
         after_damage = False

@@ -237,22 +237,22 @@ class KeySet:
         """Add keys without the core. If another key has the same number, a key gets the next free number."""
         numbers = [hash(key) * self._multiplier & _ALL for key in keys]
         new = dict(zip(numbers, places := self._log.places(begin, keys)))
-        known = self._in_runs(numbers)
-        if known or len(new) < len(numbers) or not self._small.keys().isdisjoint(numbers):
+        place_in_runs = self._in_runs(numbers)
+        if place_in_runs or len(new) < len(numbers) or not self._small.keys().isdisjoint(numbers):
             new = {}
-            for at, (key, number, place) in enumerate(zip(keys, numbers, places)):
-                there = known.get(number)
-                while there or (there := new.get(number) or self._small.get(number)):
-                    if self._log.has(there, key):
+            for row, (key, number, place) in enumerate(zip(keys, numbers, places)):
+                earlier_place = place_in_runs.get(number)
+                while earlier_place or (earlier_place := new.get(number) or self._small.get(number)):
+                    if self._log.has(earlier_place, key):
                         break
                     number = number + 1 & _ALL
-                    there = self._in_runs([number]).get(number)
+                    earlier_place = self._in_runs([number]).get(number)
                 else:
                     new[number] = place
                     continue
                 if repeated is None:
                     return False
-                repeated.append(at)
+                repeated.append(row)
         self._small.update(new)
         if len(self._small) > self._small_limit:
             self._settle()
@@ -260,15 +260,15 @@ class KeySet:
 
     def _in_runs(self, numbers: list[int]) -> dict[int, int]:
         """Return the places of the numbers that are in a sorted array."""
-        found: dict[int, int] = {}
+        place_by_number: dict[int, int] = {}
         if not self._runs:
-            return found
+            return place_by_number
         wanted: U64 = numpy.array(numbers, dtype=numpy.uint64)
         for rising, places in self._runs:
-            at = numpy.minimum(numpy.searchsorted(rising, wanted), len(rising) - 1)
-            hits = numpy.flatnonzero(rising[at] == wanted)
-            found.update(zip(wanted[hits].tolist(), places[at[hits]].tolist()))
-        return found
+            rows = numpy.minimum(numpy.searchsorted(rising, wanted), len(rising) - 1)
+            hits = numpy.flatnonzero(rising[rows] == wanted)
+            place_by_number.update(zip(wanted[hits].tolist(), places[rows[hits]].tolist()))
+        return place_by_number
 
     def _settle(self) -> None:
         """Move the dictionary into a new sorted array. Merge it with the last array while that is less than twice as
@@ -277,7 +277,10 @@ class KeySet:
         places: U64 = numpy.fromiter(self._small.values(), numpy.uint64)
         self._small = {}
         while self._runs and len(self._runs[-1][0]) < 2 * len(numbers):
-            more, their_places = self._runs.pop()
-            numbers, places = numpy.concatenate((more, numbers)), numpy.concatenate((their_places, places))
+            earlier_numbers, earlier_places = self._runs.pop()
+            numbers, places = (
+                numpy.concatenate((earlier_numbers, numbers)),
+                numpy.concatenate((earlier_places, places)),
+            )
         order = numpy.argsort(numbers)
         self._runs.append((numbers[order], places[order]))

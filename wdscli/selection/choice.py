@@ -64,10 +64,10 @@ class SelectionState:
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
-    def merge_names(self, other: SelectionState) -> None:
+    def merge_names(self, state: SelectionState) -> None:
         """Add the names seen in another part of the same samples."""
-        self.found |= other.found
-        self.seen_names.merge(other.seen_names)
+        self.found |= state.found
+        self.seen_names.merge(state.seen_names)
 
     def count(self, batch: SampleBatch, samples: int) -> None:
         """Add the members of the first ``samples`` of a batch."""
@@ -154,12 +154,12 @@ class Selection(NamedTuple):
         is_open = self.draw is not None and self.draw.is_open
         return self._replace(draw=None, limit=None) if is_open else self
 
-    def with_classes(self, known: Callable[[], Sequence[str] | None]) -> Selection:
+    def with_classes(self, read_classes: Callable[[], Sequence[str] | None]) -> Selection:
         """Return the selection with class names for the numbers in ``cls``. ``known`` reads the names from the set's
         manifest."""
         if self.where is None or b"cls" not in self.where.payload_fields:
             return self
-        return self._replace(where=self.where.with_classes(known() or ()))
+        return self._replace(where=self.where.with_classes(read_classes() or ()))
 
     def using(self, names: frozenset[str]) -> Selection:
         """Return the selection that takes the values with these names from batches (:meth:`Where.using`)."""
@@ -295,7 +295,10 @@ class Selection(NamedTuple):
             text = (
                 f" among the {state.seen} that were read" if state.seen != 1 else " in the one that was read"
             )
-            missing_names = [one._replace(message=one.message + text, needed=False) for one in missing_names]
+            missing_names = [
+                missing_name._replace(message=missing_name.message + text, needed=False)
+                for missing_name in missing_names
+            ]
         elif self.key_rule is not None and state.seen_names.keys:
             missing_names += self.key_rule.missing_names(state.found, state.seen_names)
         return missing_names if self.where is None else [*missing_names, *self.where.missing_names]
@@ -321,14 +324,14 @@ class Selection(NamedTuple):
 _TRIVIAL = Selection()
 
 
-def texts_of(given: str | Iterable[str] | None) -> list[str]:
+def texts_of(text_or_texts: str | Iterable[str] | None) -> list[str]:
     """Return the values of a repeatable option as a list. The option may be missing."""
-    return [given] if isinstance(given, str) else list(given or ())
+    return [text_or_texts] if isinstance(text_or_texts, str) else list(text_or_texts or ())
 
 
-def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | None:
+def _words(text_or_texts: str | Iterable[str] | None, option: str) -> tuple[str, ...] | None:
     """Return the comma-separated names in a repeatable option."""
-    texts = texts_of(given)
+    texts = texts_of(text_or_texts)
     if not texts:
         return None
     words = tuple(word.strip().removeprefix(".") for text in texts for word in text.split(","))
@@ -337,16 +340,16 @@ def _words(given: str | Iterable[str] | None, option: str) -> tuple[str, ...] | 
     return words
 
 
-def _where(given: str | Sequence[str] | None) -> Where | None:
+def _where(text_or_texts: str | Sequence[str] | None) -> Where | None:
     """Return one expression. Several expressions are joined by ``and``."""
-    texts = texts_of(given)
+    texts = texts_of(text_or_texts)
     if not texts:
         return None
     from wdscli.selection.where import Where
 
-    found = [Where(text) for text in texts]
+    conditions = [Where(text) for text in texts]
     # Each expression was parsed alone, so its brackets are balanced. The line break ends a comment in it.
-    return found[0] if len(found) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
+    return conditions[0] if len(conditions) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
 
 
 def parse_span(text: str) -> range:
@@ -426,7 +429,9 @@ class FieldRule:
         return {
             "keep": None if self.keep is None else list(self.keep),
             "drop": list(self.drop),
-            "rename": [[to_text(one.new), [to_text(old) for old in one.olds]] for one in self.renames],
+            "rename": [
+                [to_text(rename.new), [to_text(old) for old in rename.olds]] for rename in self.renames
+            ],
         }
 
     @property
@@ -559,49 +564,51 @@ class KeyRule(NamedTuple):
         """Return whether the rule selects a key."""
         return self.matches(key, set()) and not self.leaves_out(key, set())
 
-    def matches(self, key: bytes, found: set[bytes]) -> bool:
+    def matches(self, key: bytes, matched: set[bytes]) -> bool:
         """Return whether ``--keys`` and ``--keys-from`` select ``key``. The keys and globs that match are added to
-        ``found``."""
+        ``matched``."""
         is_listed = self.listed is None or key in self.listed
         if self.listed is not None and is_listed:
-            found.add(key)
+            matched.add(key)
         if not self.exact and self.any_glob is None:
             return is_listed
         is_exact = key in self.exact
         if is_exact:
-            found.add(key)
+            matched.add(key)
         text = to_text(key) if self.any_glob is not None else ""
         if self.any_glob is None or self.any_glob.match(text) is None:
             return is_exact and is_listed
         for glob, pattern in self.globs:
-            if glob not in found and pattern.match(text):
-                found.add(glob)
+            if glob not in matched and pattern.match(text):
+                matched.add(glob)
         return is_listed
 
-    def leaves_out(self, key: bytes, found: set[bytes]) -> bool:
-        """Return whether ``key`` must be left out. If so, it is added to ``found``."""
+    def leaves_out(self, key: bytes, matched: set[bytes]) -> bool:
+        """Return whether ``key`` must be left out. If so, it is added to ``matched``."""
         if self.left_out is None or key not in self.left_out:
             return False
-        found.add(key)
+        matched.add(key)
         return True
 
-    def missing_names(self, found: set[bytes], seen_names: SeenNames) -> list[MissingName]:
+    def missing_names(self, matched: set[bytes], seen_names: SeenNames) -> list[MissingName]:
         """Return the keys and globs that match no sample, and the key files that contain no key of a sample."""
         missing_names = []
         like = f"keys are {listed([to_text(key) for key in seen_names.keys], ', ')}"
-        if missing := sorted(self.exact - found):
-            close = dict.fromkeys(one for key in missing[:_SHOWN] for one in seen_names.similar_keys(key))
+        if missing := sorted(self.exact - matched):
+            close = dict.fromkeys(
+                similar_key for key in missing[:_SHOWN] for similar_key in seen_names.similar_keys(key)
+            )
             hint = f"did you mean {listed(list(close), ' or ')}?" if close else like
             if any(b"," in key for key in missing):
                 hint = f"repeat the option for several keys: --keys a --keys b; {hint}"
             names = listed([to_text(key) for key in missing], " or ")
             noun = "key" if len(missing) == 1 else "keys"
             missing_names.append(MissingName(f"no sample has the {noun} {names} for --keys", hint))
-        if globs := [to_text(glob) for glob, _ in self.globs if glob not in found]:
+        if globs := [to_text(glob) for glob, _ in self.globs if glob not in matched]:
             missing_names.append(
                 MissingName(f"no sample has a key like {listed(globs, ' or ')} for --keys", like)
             )
-        if self.listed is not None and found.isdisjoint(self.listed):
+        if self.listed is not None and matched.isdisjoint(self.listed):
             files = " and ".join(self.sources)
             missing_names.append(MissingName(f"no sample has a key of {files} for --keys-from", like))
         return missing_names
@@ -611,4 +618,4 @@ def _keys_in(addresses: Sequence[str]) -> dict[bytes, None]:
     """The keys of all these files."""
     from wdscli.selection.keyfiles import key_lines
 
-    return {key: None for one in addresses for key in key_lines(one)}
+    return {key: None for address in addresses for key in key_lines(address)}

@@ -150,9 +150,9 @@ class NumbersByKey:
                 numbers.add(number)
         except (ValueError, RecursionError) as error:
             raise InputError(f"cannot read {address} as a table: {error}") from None
-        found: U64 = numpy.array(lows, dtype=numpy.uint64)
-        order = found.argsort(kind="stable")
-        self._lows, self._highs = found[order], numpy.array(highs, dtype=numpy.uint64)[order]
+        low_halves: U64 = numpy.array(lows, dtype=numpy.uint64)
+        order = low_halves.argsort(kind="stable")
+        self._lows, self._highs = low_halves[order], numpy.array(highs, dtype=numpy.uint64)[order]
         self._numbers = Numbers(numbers.numbers().array[order], False)
 
     def of(self, keys: Iterable[bytes]) -> Numbers:
@@ -162,20 +162,20 @@ class NumbersByKey:
         digests = [xxh3_128_intdigest(key, self._seed) for key in keys]
         lows: U64 = numpy.array([digest & _LOW for digest in digests], dtype=numpy.uint64)
         highs: U64 = numpy.array([digest >> 64 for digest in digests], dtype=numpy.uint64)
-        found = Numbers(numpy.full(len(lows), MISSING, dtype=numpy.int64), False)
+        numbers = Numbers(numpy.full(len(lows), MISSING, dtype=numpy.int64), False)
         if self._numbers.array.dtype.kind == "f":
-            found = found.as_float()
+            numbers = numbers.as_float()
         # Before this row are all rows with the same lower half, the last row of a key first.
-        at = self._lows.searchsorted(lows, "right") - 1
+        table_rows = self._lows.searchsorted(lows, "right") - 1
         rows = numpy.arange(len(lows))
         while len(rows):
-            rows = rows[(at[rows] >= 0) & (self._lows[at[rows]] == lows[rows])]
-            is_same = self._highs[at[rows]] == highs[rows]
+            rows = rows[(table_rows[rows] >= 0) & (self._lows[table_rows[rows]] == lows[rows])]
+            is_same = self._highs[table_rows[rows]] == highs[rows]
             same = rows[is_same]
-            found.array[same] = self._numbers.array[at[same]]
+            numbers.array[same] = self._numbers.array[table_rows[same]]
             rows = rows[~is_same]
-            at[rows] -= 1
-        return found
+            table_rows[rows] -= 1
+        return numbers
 
 
 _LOW = (1 << 64) - 1
@@ -185,10 +185,10 @@ def _numbered(address: str, name: str) -> Iterator[tuple[bytes, float]]:
     """Keys and numbers of a table. Raises ValueError, RecursionError, InputError."""
 
     def choose(names: list[str]) -> list[str]:
-        others = [one for one in names if one != COLUMN]
-        if name not in names and len(others) != 1:
+        value_columns = [value_name for value_name in names if value_name != COLUMN]
+        if name not in names and len(value_columns) != 1:
             raise _lacks(address, names, name)
-        return [COLUMN, name if name in names else others[0]]
+        return [COLUMN, name if name in names else value_columns[0]]
 
     is_parquet = is_local(address) and _begins_as_parquet(address)
     data = b"" if is_parquet else read_all(address)

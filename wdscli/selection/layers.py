@@ -62,7 +62,7 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
     >>> [slot.field for slot in lay_out([(b"jpg", b"txt"), (b"txt",)], ["error", "suffix"]).slots]
     [b'jpg', b'txt', b'2.txt']
     """
-    there: dict[bytes, Slot] = {}
+    slot_by_field: dict[bytes, Slot] = {}
     out: list[Slot] = []
     renamed: list[Slot] = []
     replaced = 0
@@ -70,15 +70,15 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
     for part, shape in enumerate(parts):
         for member, field in enumerate(shape or ()):
             slot = Slot(field, part, member)
-            before = there.get(field)
+            before = slot_by_field.get(field)
             policy = policies[part]
             if before is None:
-                there[field] = slot
+                slot_by_field[field] = slot
                 continue
             conflicts.add((field, policy))
             if policy == "suffix":
-                slot = slot._replace(field=_free(suffixed(field, part), there, shape or ()))
-                there[slot.field] = slot
+                slot = slot._replace(field=_free(suffixed(field, part), slot_by_field, shape or ()))
+                slot_by_field[slot.field] = slot
                 renamed.append(slot)
             elif policy == "error" or before.part == part:
                 raise conflict(f'has a field "{to_text(field)}" in two sets')
@@ -86,12 +86,12 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
                 loser = before if policy == "right" else slot
                 replaced += policy == "right"
                 out.append(loser)
-                there[field] = slot if policy == "right" else before
-    return Layout(tuple(there.values()), tuple(out), tuple(renamed), replaced, frozenset(conflicts))
+                slot_by_field[field] = slot if policy == "right" else before
+    return Layout(tuple(slot_by_field.values()), tuple(out), tuple(renamed), replaced, frozenset(conflicts))
 
 
-def _free(field: bytes, there: dict[bytes, Slot], shape: Shape) -> bytes:
-    if field in there or field in shape:
+def _free(field: bytes, slot_by_field: dict[bytes, Slot], shape: Shape) -> bytes:
+    if field in slot_by_field or field in shape:
         raise conflict(f'has a field "{to_text(field)}" already, and --on-conflict suffix needs this name')
     return field
 

@@ -146,37 +146,37 @@ class SeenNames:
 
     def similar_keys(self, wanted: bytes) -> list[str]:
         """Return keys that are similar to a key."""
-        known = dict(self.keys)
-        known.update((key, None) for key in self._followed.get(wanted, ()) if key is not None)
-        return nearest(to_text(wanted), map(to_text, known))
+        candidates = dict(self.keys)
+        candidates.update((key, None) for key in self._followed.get(wanted, ()) if key is not None)
+        return nearest(to_text(wanted), map(to_text, candidates))
 
-    def merge(self, other: SeenNames) -> None:
+    def merge(self, seen_elsewhere: SeenNames) -> None:
         """Add the names seen by another process."""
-        self.fields |= other.fields
-        self.places |= other.places
-        for place, names in other.alternatives.items():
+        self.fields |= seen_elsewhere.fields
+        self.places |= seen_elsewhere.places
+        for place, names in seen_elsewhere.alternatives.items():
             self.alternatives.setdefault(place, set()).update(names)
         self.alternatives = {
             place: names for place, names in self.alternatives.items() if place not in self.places
         }
-        for wanted, pair in other._followed.items():
+        for wanted, pair in seen_elsewhere._followed.items():
             self._followed.setdefault(wanted, (None, None))
             self.see_keys([key for key in pair if key is not None], [wanted])
-        self.see_keys(list(other.keys), ())
+        self.see_keys(list(seen_elsewhere.keys), ())
 
     def absent(self, named: Iterable[Named]) -> list[MissingName]:
         """Return the names that were not seen, one entry per purpose."""
-        found: dict[str, dict[Named, str]] = {}
+        hints_by_purpose: dict[str, dict[Named, str]] = {}
         fields = sorted(map(to_text, self.fields))
         for name in dict.fromkeys(named):
-            if not any(is_there(one, fields) for one in name.fields):
-                found.setdefault(name.purpose, {})[name] = field_hint(name, fields)
+            if not any(is_there(field, fields) for field in name.fields):
+                hints_by_purpose.setdefault(name.purpose, {})[name] = field_hint(name, fields)
             elif name.path is not None and name.place in self.alternatives:
                 steps = [step for step in name.path if isinstance(step, str)]
-                found.setdefault(name.purpose, {})[name] = hint_of(
+                hints_by_purpose.setdefault(name.purpose, {})[name] = hint_of(
                     steps, sorted(self.alternatives[name.place])
                 )
-        return [_absence(purpose, some) for purpose, some in found.items()]
+        return [_absence(purpose, hints) for purpose, hints in hints_by_purpose.items()]
 
 
 def is_there(name: str, fields: Sequence[str]) -> bool:
@@ -197,22 +197,22 @@ def _absence(purpose: str, names: Mapping[Named, str]) -> MissingName:
     return MissingName(message, "; ".join(filter(None, hints)), any(name.needed for name in names))
 
 
-def hint_of(words: Iterable[str], there: Sequence[str], most: int = _SHOWN) -> str:
+def hint_of(words: Iterable[str], names: Sequence[str], most: int = _SHOWN) -> str:
     """Return a hint: names similar to some words, or else the first names in ``there``.
 
     >>> hint_of(["width"], ["widht", "x"]), hint_of(["y"], ["a", "x"]), hint_of(["y"], [])
     ('did you mean widht?', 'there are a, x', '')
     """
-    close = dict.fromkeys(one for word in words for one in nearest(word, there))
+    close = dict.fromkeys(name for word in words for name in nearest(word, names))
     if close:
         return f"did you mean {listed(list(close), ' or ')}?"
-    return f"there {'are' if len(there) > 1 else 'is'} {listed(there, ', ', most)}" if there else ""
+    return f"there {'are' if len(names) > 1 else 'is'} {listed(names, ', ', most)}" if names else ""
 
 
-def field_hint(name: Named, there: Sequence[str]) -> str:
+def field_hint(name: Named, fields: Sequence[str]) -> str:
     """Return a hint for a field that no sample has: similar fields, and the place in JSON with this name."""
-    is_in_json = "json" in there and name.purpose in _OF_VALUES and name.text.isidentifier()
-    return hint_of(name.fields, there) + f"; a value in JSON is json.{name.text}" * is_in_json
+    is_in_json = "json" in fields and name.purpose in _OF_VALUES and name.text.isidentifier()
+    return hint_of(name.fields, fields) + f"; a value in JSON is json.{name.text}" * is_in_json
 
 
 _OF_VALUES = (" to sort by", " for --count", " for --by", " for --stratify")
@@ -224,5 +224,5 @@ def listed(names: Sequence[str], join: str, most: int = _NAMED_AT_MOST) -> str:
     >>> listed(["a", "b", "c", "d", "e"], " or ")
     'a or b or c and 2 more'
     """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return join.join(names[:most]) + more
+    rest_text = f" and {len(names) - most} more" if len(names) > most else ""
+    return join.join(names[:most]) + rest_text

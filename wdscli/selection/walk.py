@@ -26,11 +26,11 @@ from wdscli.tar import CANONICAL, Form
 
 class Salvage(NamedTuple):
     """How a walk treats damage. ``report`` is called with each error, and ``dropped`` counts samples that are not
-    intact, by reason. ``known`` is the expected number of samples, or -1."""
+    intact, by reason. ``expected_samples`` is the number of samples that the shard should have, or -1."""
 
     report: Callable[[DataError], None]
     dropped: Dropped
-    known: int = -1
+    expected_samples: int = -1
 
 
 @dataclass(slots=True)
@@ -80,9 +80,9 @@ class Walk:
             return iter_batches(
                 source, form=self.form, lenient=self.lenient, ignored=self.ignored, see=see, begin=self.begin
             )
-        report, dropped, known = self.salvage
+        report, dropped, expected_samples = self.salvage
         salvager = Salvager(source, report, dropped, form=self.form, ignored=self.ignored, see=see)
-        batches = salvager.batches(known)
+        batches = salvager.batches(expected_samples)
         return keep_safe(batches, dropped) if self.checks_names else batches
 
     def _requesting(

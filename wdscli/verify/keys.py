@@ -110,15 +110,15 @@ class KeyColumns:
         kinds: U8 = numpy.zeros(count, dtype=numpy.uint8)
         firsts: I64 = numpy.arange(count, dtype=numpy.int64)
         for first, *rows in _groups(numpy.frombuffer(self.digests, dtype=numpy.uint64)):
-            seen = self.masks[first]
+            seen_fields = self.masks[first]
             for row in rows:
-                kinds[row] = DUPLICATE if seen & self.masks[row] else INTERLEAVED
-                seen |= self.masks[row]
+                kinds[row] = DUPLICATE if seen_fields & self.masks[row] else INTERLEAVED
+                seen_fields |= self.masks[row]
             firsts[rows] = first
-        others = numpy.flatnonzero(kinds == 0)
-        for first, *rows in _groups(numpy.frombuffer(folded, dtype=numpy.uint64)[others]):
-            kinds[others[rows]] = COLLISION
-            firsts[others[rows]] = others[first]
+        distinct_rows = numpy.flatnonzero(kinds == 0)
+        for first, *rows in _groups(numpy.frombuffer(folded, dtype=numpy.uint64)[distinct_rows]):
+            kinds[distinct_rows[rows]] = COLLISION
+            firsts[distinct_rows[rows]] = distinct_rows[first]
         return Repeats(kinds, firsts)
 
     def distinct(self, repeats: Repeats | None) -> bytes:
@@ -185,12 +185,12 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[Across]:
         places = numpy.minimum(numpy.searchsorted(repeated, part), len(repeated) - 1)
         hits = numpy.flatnonzero(repeated[places] == part)
         places = places[hits]
-        known = first_in[places] >= 0
-        first_in[places[~known]] = shard
-        again, where = hits[known], places[known]
+        is_repeat = first_in[places] >= 0
+        first_in[places[~is_repeat]] = shard
+        again, where = hits[is_repeat], places[is_repeat]
         if len(again):
-            some = list(zip(part[again[:limit]].tolist(), first_in[where[:limit]].tolist()))
-            yield shard, some, len(again) - len(some)
+            reported = list(zip(part[again[:limit]].tolist(), first_in[where[:limit]].tolist()))
+            yield shard, reported, len(again) - len(reported)
 
 
 PRESENT = "present-key"
@@ -248,15 +248,15 @@ class KeyList(NamedTuple):
         read it."""
         if is_stream(address):
             raise UsageError("--absent needs a file, because several processes read it", hint="--absent FILE")
-        found = sha256()
+        state = sha256()
         try:
             with open_source(address, decompress=False) as source:
                 for piece in source.pieces():
-                    found.update(piece)
+                    state.update(piece)
         except InputNotFoundError as error:
             error.hint = "--absent takes a file with one key per line; for one key: echo KEY > keys.txt"
             raise
-        return cls(address, found.hexdigest())
+        return cls(address, state.hexdigest())
 
 
 @lru_cache(1)
@@ -299,8 +299,8 @@ def suspicious(keys: frozenset[bytes]) -> Iterator[str]:
         ("has a zero byte, as no key has; save the list as UTF-8", b"\0", lambda key: b"\0" in key),
     ):
         if any(mark in together for mark in marks) and (wrong := sorted(filter(is_wrong, keys))):
-            more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
-            yield f'the listed key "{to_text(wrong[0])}"{more} {says}'
+            rest_text = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
+            yield f'the listed key "{to_text(wrong[0])}"{rest_text} {says}'
 
 
 def _is_quoted(key: bytes) -> bool:

@@ -59,12 +59,12 @@ def judge_fields(fields: Fields, required: Fields) -> list[Problem]:
         for field in required
         if field not in fields
     ]
-    for place, other in _alike(fields):
+    for place, like_field in _alike(fields):
         field = to_text(fields[place])
         if fields[place] in fields[:place]:
             problems.append(Problem("duplicate-field", f'the sample has the field "{field}" twice', place))
         else:
-            message = f'the fields "{to_text(other)}" and "{field}" differ only in case'
+            message = f'the fields "{to_text(like_field)}" and "{field}" differ only in case'
             problems.append(Problem("case-collision", message, place))
     return problems
 
@@ -168,9 +168,9 @@ class Judge:
         """Return the problems with a list of fields. They apply to every sample with this list."""
         problems = []
         if "webdataset" in self._profiles:
-            for place, other in _alike(names):
-                if other != names[place]:
-                    both = f'"{to_text(other)}" and "{to_text(names[place])}"'
+            for place, like_name in _alike(names):
+                if like_name != names[place]:
+                    both = f'"{to_text(like_name)}" and "{to_text(names[place])}"'
                     message = f"webdataset lowercases the fields {both} to one name"
                     problems.append(Problem("webdataset-case-collision", message, place))
         if "dali" in self._profiles:
@@ -365,11 +365,11 @@ def type_of(value: Any, place: str) -> Type:
     if isinstance(value, dict):
         for key in value:
             key.encode()
-        return {key: type_of(one, f"{place}.{key}") for key, one in value.items()}
+        return {key: type_of(element, f"{place}.{key}") for key, element in value.items()}
     if isinstance(value, list):
         kind: Type = None
-        for one in value:
-            kind = merged(kind, type_of(one, f"{place}[]"), f"{place}[]", numbers=True)
+        for element in value:
+            kind = merged(kind, type_of(element, f"{place}[]"), f"{place}[]", numbers=True)
         return [kind]
     if isinstance(value, str):
         value.encode()
@@ -381,21 +381,21 @@ def type_of(value: Any, place: str) -> Type:
     return None if value is None else type(value).__name__
 
 
-def merged(one: Type, other: Type, place: str, *, numbers: bool = False) -> Type:
+def merged(first_type: Type, second_type: Type, place: str, *, numbers: bool = False) -> Type:
     """Return the common type of two samples, or of two elements of a list. With ``numbers``, whole numbers and
     fractions may be mixed. Raises TypeClash."""
-    if one is None or other is None or one == other:
-        return one if other is None else other
-    if isinstance(one, dict) and isinstance(other, dict):
-        both = dict(one)
-        for key, kind in other.items():
-            both[key] = merged(one.get(key), kind, f"{place}.{key}", numbers=numbers)
+    if first_type is None or second_type is None or first_type == second_type:
+        return first_type if second_type is None else second_type
+    if isinstance(first_type, dict) and isinstance(second_type, dict):
+        both = dict(first_type)
+        for key, kind in second_type.items():
+            both[key] = merged(first_type.get(key), kind, f"{place}.{key}", numbers=numbers)
         return both
-    if isinstance(one, list) and isinstance(other, list):
-        return [merged(one[0], other[0], f"{place}[]", numbers=numbers)]
-    if numbers and (one, other) in (("int", "float"), ("float", "int")):
+    if isinstance(first_type, list) and isinstance(second_type, list):
+        return [merged(first_type[0], second_type[0], f"{place}[]", numbers=numbers)]
+    if numbers and (first_type, second_type) in (("int", "float"), ("float", "int")):
         return "float"
-    raise TypeClash(f"{place} has {_noun(other)}, but earlier values are {_noun(one)}")
+    raise TypeClash(f"{place} has {_noun(second_type)}, but earlier values are {_noun(first_type)}")
 
 
 def _encoded(kind: Type, value: Any, place: str, dropped: set[str]) -> Any:
@@ -404,11 +404,14 @@ def _encoded(kind: Type, value: Any, place: str, dropped: set[str]) -> Any:
     element changes."""
     if isinstance(kind, dict) and isinstance(value, dict):
         dropped.update(f"{place}.{key}" for key in value.keys() - kind.keys())
-        return {key: _encoded(one, value.get(key), f"{place}.{key}", dropped) for key, one in kind.items()}
+        return {
+            key: _encoded(key_kind, value.get(key), f"{place}.{key}", dropped)
+            for key, key_kind in kind.items()
+        }
     if isinstance(kind, list) and isinstance(value, list) and value:
-        first = next((one for one in value if _is_filled(one, kind[0])), value[-1])
+        first = next((element for element in value if _is_filled(element, kind[0])), value[-1])
         if _encoded(kind[0], first, place, set()) != first:
-            return [_encoded(kind[0], one, f"{place}[]", dropped) for one in value]
+            return [_encoded(kind[0], element, f"{place}[]", dropped) for element in value]
     is_exact = kind == "float" and type(value) is int and abs(value) <= _MAX_INT and float(value) == value
     return float(value) if is_exact else value
 
@@ -422,13 +425,13 @@ def _is_filled(value: Any, kind: Type) -> bool:
 def _check_stored(kind: Type, value: Any, place: str) -> None:
     """Raise TypeClash for a value that Arrow cannot convert to ``kind`` without a loss."""
     if isinstance(kind, dict) and isinstance(value, dict):
-        for key, one in value.items():
+        for key, element in value.items():
             if key not in kind:
                 raise TypeClash(f"{place} has the key {json.dumps(key)}, which earlier lists do not have")
-            _check_stored(kind[key], one, f"{place}.{key}")
+            _check_stored(kind[key], element, f"{place}.{key}")
     elif isinstance(kind, list) and isinstance(value, list):
-        for one in value:
-            _check_stored(kind[0], one, f"{place}[]")
+        for element in value:
+            _check_stored(kind[0], element, f"{place}[]")
     elif value is not None and not (isinstance(kind, str) and _FITS[kind](value)):
         raise _clash(place, value, kind)
 

@@ -299,12 +299,12 @@ class Plan:
             return masks
         rows: I64 = numpy.append(repeats.rows(INTERLEAVED), repeats.rows(DUPLICATE))
         likely, again = {*rows.tolist(), *repeats.firsts[rows].tolist()}, set[int]()
-        first_of, firsts, seen = self._first_of, dict[bytes, int](), masks.copy()
+        first_of, firsts, seen_fields = self._first_of, dict[bytes, int](), masks.copy()
         for stretch in self._stretches() if likely else ():
             # Equal digests are only candidates. The keys decide.
             if (row := stretch.row) not in likely or (first := firsts.setdefault(stretch.key, row)) == row:
                 continue
-            if seen[first] & seen[row]:
+            if seen_fields[first] & seen_fields[row]:
                 again.add(row)
                 reason = f"the sample at byte {keys.starts[first]} has the same key"
                 self._leave_out("duplicate-key", reason, stretch.start, stretch.key)
@@ -312,7 +312,7 @@ class Plan:
                 first_of[row] = first
                 masks[first] |= masks[row]
                 self._joined.setdefault(first, []).extend(stretch.members)
-            seen[first] |= seen[row]
+            seen_fields[first] |= seen_fields[row]
         # A sample is dropped as a whole.
         self._dropped |= {first_of[row] for row in self._dropped if row in first_of}
         self._dropped |= first_of.keys() | again
@@ -346,7 +346,8 @@ class Plan:
         """Drop intact samples that lack a required field."""
         self._dropped |= rows
         room = self._ledger.room("missing-field")
-        for stretch in islice((one for one in self._stretches() if one.row in rows), room) if rows else ():
+        lacking = (stretch for stretch in self._stretches() if stretch.row in rows)
+        for stretch in islice(lacking, room) if rows else ():
             self._leave_out("missing-field", "it lacks a required field", stretch.start, stretch.key)
         self._ledger.more("missing-field", len(rows) - room)
 
@@ -447,11 +448,11 @@ def _looked_at(
     counts = [len(packed) // 8 for packed in digests]
     repeating = []
     across = list(repeats_across(digests, _EVERY))
-    for number, found, _ in compared(across, addresses, executor, tasks[0].seed, {}):
-        if found:
-            tasks[number] = tasks[number]._replace(dropped=frozenset(key for key, *_ in found))
+    for number, repeated_keys, _ in compared(across, addresses, executor, tasks[0].seed, {}):
+        if repeated_keys:
+            tasks[number] = tasks[number]._replace(dropped=frozenset(key for key, *_ in repeated_keys))
             repeating.append(tasks[number])
-            counts[number] -= len(found)
+            counts[number] -= len(repeated_keys)
     for result in run_tasks(executor, salvage, repeating):
         left_out.add_all(result.ledger)
     return [task for task, count in zip(tasks, counts) if count], sum(counts), left_out

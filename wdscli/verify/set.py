@@ -180,11 +180,11 @@ def verify(
 
 def _list_at(address: str, progress: Progress) -> tuple[KeyList, int]:
     """Return a list of keys, and their number. Warn of keys that are probably mistakes."""
-    found = KeyList.at(address)
-    keys = listed_keys(found)
+    key_list = KeyList.at(address)
+    keys = listed_keys(key_list)
     for remark in suspicious(keys):
         progress.warn(remark)
-    return found, len(keys)
+    return key_list, len(keys)
 
 
 def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progress) -> VerifyReport:
@@ -224,16 +224,16 @@ def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progr
 
 def _unfinished(shards: ShardSet, limit: int) -> Iterator[Ledger]:
     """Return a finding for each command that was interrupted while it wrote this set."""
-    for one in shards.unfinished:
-        text, hint = one.describe()
-        ledger = Ledger(one.address, limit)
+    for unfinished_run in shards.unfinished:
+        text, hint = unfinished_run.describe()
+        ledger = Ledger(unfinished_run.address, limit)
         ledger.add("unfinished", text, hint=hint)
         yield ledger
 
 
 def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> None:
     """Raise UsageError if no manifest has a checksum, or InputError for a shard that does not exist."""
-    if any(one.shard.checksum for one in listings):
+    if any(listing.shard.checksum for listing in listings):
         return
     for address in shards.addresses:
         if not (is_stream(address) or exists(address)):
@@ -247,7 +247,8 @@ def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> 
 def _views_of(shards: ShardSet) -> list[OpenView]:
     """Return the views that the set's shards belong to."""
     return [
-        opened(one) for one in dict.fromkeys(place[0] for place in map(view_of, shards.addresses) if place)
+        opened(view_address)
+        for view_address in dict.fromkeys(place[0] for place in map(view_of, shards.addresses) if place)
     ]
 
 
@@ -291,9 +292,9 @@ def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress
     """Yield the result of each task, in order. For Hugging Face, the first shard is checked before all others, because
     its first samples define the JSON types for all shards."""
 
-    def run(some: list[ShardTask]) -> Iterator[ShardResult]:
-        addresses = [task.address for task in some]
-        return run_shard_tasks(executor, check_shard, some, progress, "checking shards", addresses)
+    def run(chosen_tasks: list[ShardTask]) -> Iterator[ShardResult]:
+        addresses = [task.address for task in chosen_tasks]
+        return run_shard_tasks(executor, check_shard, chosen_tasks, progress, "checking shards", addresses)
 
     if len(tasks) > 1 and "hf" in tasks[0].checks.profiles:
         (first,) = run(tasks[:1])
@@ -333,7 +334,9 @@ def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardRes
         members=sum(result.members for result in results),
         size_bytes=sum(result.size_bytes for result in results),
         findings=tuple(sorted(ledger.findings, key=place)),
-        counts=dict(sorted(ledger.counts.items(), key=lambda item: codes.get(item[0], last))),
+        counts=dict(
+            sorted(ledger.counts.items(), key=lambda code_and_count: codes.get(code_and_count[0], last))
+        ),
         ignored=dict(sorted(ignored.items())),
         undecoded=dict(sorted(ledger.undecoded.items())),
         searched=tuple(
@@ -367,13 +370,13 @@ def compared(
         for number, digests in wanted.items()
     ]
     located = dict(zip(wanted, run_tasks(executor, locate, tasks)))
-    for number, repeats, more in across:
-        found = []
+    for number, repeats, unreported in across:
+        repeated_keys = []
         for digest, first in repeats:
-            here, there = located[number].get(digest), located[first].get(digest)
-            if here is not None and there is not None and here[0] == there[0]:
-                found.append((*here, first, there[1]))
-        yield number, found, more
+            place, first_place = located[number].get(digest), located[first].get(digest)
+            if place is not None and first_place is not None and place[0] == first_place[0]:
+                repeated_keys.append((*place, first, first_place[1]))
+        yield number, repeated_keys, unreported
 
 
 def _add_repeats(
@@ -386,12 +389,12 @@ def _add_repeats(
 ) -> None:
     """Report keys that are also in an earlier shard."""
     across = list(repeats_across(digests, whole.limit))
-    for number, found, more in compared(across, addresses, executor, seed, kept):
+    for number, repeated_keys, unreported in compared(across, addresses, executor, seed, kept):
         ledger = Ledger(addresses[number], whole.limit)
-        for key, offset, first, there in found:
-            message = f"{addresses[first]} has the same key, at byte {there}"
+        for key, offset, first, first_offset in repeated_keys:
+            message = f"{addresses[first]} has the same key, at byte {first_offset}"
             ledger.add("duplicate-key", message, offset=offset, member=key)
-        ledger.more("duplicate-key", more)
+        ledger.more("duplicate-key", unreported)
         whole.add_all(ledger)
 
 
@@ -399,17 +402,19 @@ def _add_mixed(whole: Ledger, addresses: Sequence[str], results: Sequence[ShardR
     """Report samples with other fields than most samples of the set: one finding per list of fields in each shard."""
     totals: Counter[frozenset[bytes]] = Counter()
     for result in results:
-        totals.update({fields: seen.count for fields, seen in result.shapes.items()})
+        totals.update({fields: shape.count for fields, shape in result.shapes.items()})
     if len(totals) < 2:
         return
     usual = max(totals, key=lambda fields: (totals[fields], len(fields)))
     for address, result in zip(addresses, results):
         ledger = Ledger(address, whole.limit)
-        for fields, seen in sorted(result.shapes.items(), key=lambda item: item[1].offset):
+        for fields, shape in sorted(
+            result.shapes.items(), key=lambda fields_and_shape: fields_and_shape[1].offset
+        ):
             if fields != usual:
-                count = "a sample" if seen.count == 1 else f"the first of {seen.count} samples"
+                count = "a sample" if shape.count == 1 else f"the first of {shape.count} samples"
                 message = f"{count} with {_fields(fields)}; most have {_fields(usual)}"
-                ledger.add("mixed-fields", message, offset=seen.offset, member=seen.key)
+                ledger.add("mixed-fields", message, offset=shape.offset, member=shape.key)
         whole.add_all(ledger)
 
 

@@ -245,12 +245,12 @@ class HeaderPass:
 
     def shapes(self) -> dict[frozenset[bytes], Shape]:
         """Return the counts of samples by their set of fields. Lists that were not remembered are missing."""
-        found: dict[frozenset[bytes], Shape] = {}
+        shape_by_fields: dict[frozenset[bytes], Shape] = {}
         for names, shape in self._shapes.items():
-            first = found.setdefault(frozenset(names), shape)
+            first = shape_by_fields.setdefault(frozenset(names), shape)
             if first is not shape:
                 first.count += shape.count
-        return found
+        return shape_by_fields
 
     def _report(self, problem: Problem, batch: SampleBatch, row: int) -> None:
         at, member = batch.firsts[row], batch.keys[row]
@@ -394,8 +394,8 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
             check_listed(task.listing, headers.samples, builder, ledger)
     if foreign is not None and builder is not None and is_whole:
         size = source.size or 0
-        found = builder.index(task.address, size, headers.ignored)
-        check_foreign(foreign, found, source.stored.size or size, ledger)
+        scanned_index = builder.index(task.address, size, headers.ignored)
+        check_foreign(foreign, scanned_index, source.stored.size or size, ledger)
 
 
 def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> None:
@@ -466,8 +466,8 @@ def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledg
         reported = rows[: ledger.room(code)].tolist()
         for row in reported:
             first = int(repeats.firsts[row])
-            key, other = _key(keys, source, row), _key(keys, source, first)
-            if key == other or (kind == COLLISION and key.lower() == other.lower()):
+            key, first_key = _key(keys, source, row), _key(keys, source, first)
+            if key == first_key or (kind == COLLISION and key.lower() == first_key.lower()):
                 text = message.format(keys.starts[first])
                 ledger.add(code, text, offset=keys.starts[row], member=key)
         ledger.more(code, len(rows) - len(reported))
@@ -498,15 +498,15 @@ def locate(task: LocateTask) -> dict[int, tuple[bytes, int]]:
     """Return key and offset of the samples with the wanted digests, each key only at its first place. Samples that can
     no longer be read are left out."""
     missing = set(task.digests)
-    found: dict[int, tuple[bytes, int]] = {}
+    place_by_digest: dict[int, tuple[bytes, int]] = {}
     for key, offset in _located(task):
         number = digest(key, task.seed)
         if number in missing:
             missing.discard(number)
-            found[number] = key, offset
+            place_by_digest[number] = key, offset
             if not missing:
                 break
-    return found
+    return place_by_digest
 
 
 def _located(task: LocateTask) -> Iterator[tuple[bytes, int]]:
