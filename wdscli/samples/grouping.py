@@ -422,12 +422,12 @@ def group_columns(columns: Columns, shard: str) -> SampleBatch:
 
 
 class Salvager:
-    """Finds every sample of one archive that is surely complete. ``report`` is called with each error of the
-    archive, and with the first lost member and the first repeated field. ``dropped``
-    counts dropped samples: ``damaged`` (next to damage), ``link``, ``special`` and ``sparse`` (a member is lost),
-    ``duplicate-field``. ``see`` is called with every window
-    before its samples are yielded, because the payloads of a stream must be read at this time. If ``see`` finds a
-    truncated payload, the shard ends there."""
+    """Finds every sample of one archive that is surely complete.
+
+    ``report`` is called with each error of the archive, and with the first lost member and the first repeated field.
+    ``dropped`` counts dropped samples: ``damaged`` (next to damage), ``link``, ``special`` and ``sparse`` (a member is
+    lost), ``duplicate-field``. ``see`` is called with every window before its samples are yielded, because the payloads
+    of a stream must be read at this time. If ``see`` finds a truncated payload, the shard ends there."""
 
     def __init__(
         self,
