@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from loader_cases import RAGGED, Cls, Even, Numbers, World, everything, make_ragged, make_set
 from loader_sets import write_set
+from shard_cases import numbered, write_shards
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
@@ -453,3 +454,31 @@ def test_what_a_filter_leaves_out_is_counted() -> None:
     given = sum(map(len, data))
     left_out = sum(sum(reasons.values()) for reasons in data.stats()["dropped"].values())
     assert given + left_out == len(everything())
+
+
+@pytest.mark.parametrize("name", ["epoch", "next", "item", "batch", "mark", "topology"])
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, float("inf"), float("nan")])
+def test_a_state_with_a_number_that_no_position_has(tmp_path: Path, name: str, number: float) -> None:
+    """issue 35, 17: a damaged checkpoint is a UsageError, for all kinds of datasets."""
+    paths = write_shards(tmp_path, [numbered(12, "a"), numbered(8, "b")])
+    plain = lambda: wds.WebDataset(paths)  # noqa: E731
+    planned = lambda: plain().batched(4, bucket="cls", buckets=[2])  # noqa: E731
+    for make in (
+        plain,
+        planned,
+        lambda: wds.mix([plain(), plain()]),
+        lambda: wds.WebLoader(plain(), batch_size=4),
+    ):
+        data = make()
+        next(iter(data))
+        state = data.state_dict()
+        if name == "mark" and "mark" not in state:
+            continue
+        state[name] = {"mark": [number, number, "0"], "topology": [number, 1]}.get(name, number)
+        try:
+            other = make()
+            other.load_state_dict(state)
+            list(zip(range(3), other))
+        except UsageError:
+            continue
+        assert name in ("batch", "mark")  # one of no effect

@@ -469,6 +469,10 @@ class Plans:
             return
         number, _ = _list_of(cuts, epoch, share)
         plan = self._plan(source, number, share.world)
+        if not (0 <= window <= plan.windows and 0 <= first < 1 << 62):
+            raise UsageError(
+                f"this is not the state of a wdscli loader: it has the window {window} of {plan.windows}"
+            )
         if window < plan.windows and plan.digest(window) != digest:
             raise UsageError(
                 f"the state was saved with other values of {self.rule.value}, so samples would be lost or repeated",

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from wdscli.errors import UsageError
 
 STATE_VERSION = 1
+_END = 1 << 62
+"""A bound for all numbers in states. Larger numbers do not fit into arrays."""
 ANY = 0
 """The number in a topology that means any number of ranks or workers."""
 NAMED_FIRST = ("fingerprint", "seed", "shuffle")
@@ -54,20 +56,27 @@ class Place(NamedTuple):
                 raise UsageError(
                     f"the state has version {state['wdscli']}, but this wdscli reads version {STATE_VERSION}"
                 )
-            place = cls(int(state["epoch"]), int(state["next"]), int(state.get("item", 0)))
+            place = cls(_number(state["epoch"]), _number(state["next"]), _number(state.get("item", 0)))
             worker, topology = (
                 _pair(state[name]) if name in state else None for name in ("worker", "topology")
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise _no_state() from None
-        if min(place[:3]) < 0:
-            raise UsageError("this is not the state of a wdscli loader: it has a negative number")
         return place._replace(worker=worker, topology=topology)
 
 
 def _pair(values: Any) -> tuple[int, int]:
     first, second = values
-    return int(first), int(second)
+    return _number(first), _number(second)
+
+
+def _number(value: Any) -> int:
+    """Return a number of a state. Raises UsageError if no position has it."""
+    number = int(value)
+    if not 0 <= number < _END:
+        sort = "a negative number" if number < 0 else "the impossible number"
+        raise UsageError(f"this is not the state of a wdscli loader: it has {sort} {number}")
+    return number
 
 
 def _no_state() -> UsageError:
