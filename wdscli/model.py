@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Result = TypeVar("Result")
 
@@ -90,12 +90,37 @@ class ShardInfo:
     members: int
     size_bytes: int
     headers: str
-    checksum: str | None = None
-    fields: Mapping[str, FieldTotals] = field(default_factory=dict)
-    index: bool = False
+    checksum: str | None
+    fields: Mapping[str, FieldTotals]
+    index: bool
     version: str = field(default="", compare=False)
     tar_bytes: int = field(default=-1, compare=False)
     is_copy: bool = field(default=False, compare=False)
+
+
+class Facts(NamedTuple):
+    """The facts of a shard that its index has: counts, the digest of its headers, and count and bytes of each field."""
+
+    samples: int
+    members: int
+    headers: str
+    fields: Mapping[str, FieldTotals]
+
+    def of_shard(
+        self, name: str, size_bytes: int, *, checksum: str | None, index: bool, tar_bytes: int = -1
+    ) -> ShardInfo:
+        """Return all facts of the shard."""
+        return ShardInfo(
+            name,
+            self.samples,
+            self.members,
+            size_bytes,
+            self.headers,
+            checksum,
+            self.fields,
+            index,
+            tar_bytes=tar_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,15 @@ class TestDocument:
         for number in range(count):
             for folder in ("photos", "captions"):
                 name, digest = f"{folder}/train-{number:06d}.tar", f"{number:016x}"
-                bases.append(ShardInfo(name, 10**4, 10**4, 10**9 + number, digest, f"xxh3_128:{2 * digest}"))
+                bases.append(
+                    ShardInfo(name, 10**4, 10**4, 10**9 + number, digest, f"xxh3_128:{2 * digest}", {}, False)
+                )
             runs = tuple((Run(2 * number + place, 0, 10**4),) for place in (0, 1))
             shards.append(ViewShard(f"{number:032x}", runs))
         view = View(bases, shards, Rule((None, None), ("error", "error")), Form())
         infos = tuple(
-            ShardInfo(f"train-{n:06d}.tar", 10**4, 2 * 10**4, 2 * 10**9 + n, "") for n in range(count)
+            ShardInfo(f"train-{n:06d}.tar", 10**4, 2 * 10**4, 2 * 10**9 + n, "", None, {}, False)
+            for n in range(count)
         )
         text = Manifest("big", infos, view=view).to_json()
         tracemalloc.start()

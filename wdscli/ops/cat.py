@@ -371,7 +371,7 @@ def _measured(picker: SampleReader, keys: _Keys, request: Request, preserve: boo
                 size += out_length(sizes, request.settings.form)
     if NAME not in request.output:
         picker.check_empty(samples)
-    return ShardInfo("", samples, members, size + END_BYTES, "")
+    return ShardInfo("", samples, members, size + END_BYTES, "", None, {}, False)
 
 
 class _Keys:

@@ -367,15 +367,7 @@ def _reads_once(task: IndexTask) -> bool:
 def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None = None) -> ShardInfo:
     """Return the shard's entry for the manifest. The existing manifest's checksum is reused if headers and size
     agree."""
-    info = ShardInfo(
-        name=base_name(task.address),
-        samples=index.samples,
-        members=index.members,
-        size_bytes=source.stored.size or 0,
-        headers=index.digest,
-        fields=index.totals(),
-        index=True,
-    )
+    info = index.facts().of_shard(base_name(task.address), source.stored.size or 0, checksum=None, index=True)
     known = task.known
     if (
         known is not None

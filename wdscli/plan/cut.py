@@ -137,9 +137,9 @@ class Outputs:
         return self._probe.pattern.is_stream
 
     @property
-    def first_address(self) -> str:
-        """The address of the first shard. A part has the name ``part``."""
-        return self._probe.address(0)
+    def first_address(self) -> str | None:
+        """The address of the first shard. A part has the name ``part``. Without names of shards, it is None."""
+        return None if self.names is not None and not self.names else self._probe.address(0)
 
     def cuts(self, cuts: Cuts) -> Cuts:
         """Return the cuts of each part for this output. A single file is one shard, and braces give the exact number of

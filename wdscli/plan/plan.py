@@ -243,9 +243,9 @@ class _Planning:
         self.outputs = self._outputs(request)
         check_reach(request, addresses, is_stream=self.outputs.is_stream)
         self.outputs.check(None, addresses)
-        if addresses and not (self.outputs.is_stream or is_view(request.output)):
-            first, force = self.outputs.first_address, request.settings.force
-            check_mixing(self.shards, first, force=force, warn=self.progress.warn)
+        first = None if self.outputs.is_stream or is_view(request.output) else self.outputs.first_address
+        if first is not None:
+            check_mixing(self.shards, first, force=request.settings.force, warn=self.progress.warn)
         self.cuts = self.outputs.cuts(request.cuts)
         if request.rekey is not None:
             self.rekey = Rekey.parse(request.rekey)

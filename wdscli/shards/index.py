@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, U64, Buffer, Column, Scratch, joined_keys, msgpack_pieces, numpy, spread, steps
 from wdscli.errors import DataError
-from wdscli.model import FieldTotals, to_text
+from wdscli.model import Facts, FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.samples.reading import Expected
 from wdscli.schema import check
@@ -234,6 +234,10 @@ class Index:
         is_gap = ends > begins
         is_gap[-1] = self.size - int(begins[-1]) > len(END_OF_ARCHIVE)
         return begins[is_gap], ends[is_gap]
+
+    def facts(self) -> Facts:
+        """Return the facts of the shard, for its entry in a manifest."""
+        return Facts(self.samples, self.members, self.digest, self.totals())
 
     def totals(self) -> dict[str, FieldTotals]:
         """Return count and bytes of every field."""
@@ -534,6 +538,10 @@ class IndexBuilder:
             to_text(field): FieldTotals(self._counts[number], self._bytes[number])
             for field, number in self._field_ids.items()
         }
+
+    def facts(self) -> Facts:
+        """Return the facts of the shard, as :meth:`Index.facts`."""
+        return Facts(self.samples, self.members, self.digest(), self.totals())
 
     def columns(self) -> dict[str, Buffer]:
         """Return the packed columns, little-endian. They may be views of memory, so add no samples while you use

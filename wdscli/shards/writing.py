@@ -333,16 +333,12 @@ class ShardFile:
         return seal.hexdigest()
 
     def _info(self, size: int) -> ShardInfo:
-        return ShardInfo(
-            name=base_name(self.address),
-            samples=self.index.samples,
-            members=self.index.members,
-            size_bytes=size if self._packer is None else self._sink.written,
-            tar_bytes=size,
-            headers=self.index.digest(),
+        return self.index.facts().of_shard(
+            base_name(self.address),
+            size if self._packer is None else self._sink.written,
             checksum=written(self._settings.checksum, self._through.digest),
-            fields=self.index.totals(),
             index=self._with_index,
+            tar_bytes=size,
         )
 
     def discard(self) -> None:

@@ -8,7 +8,7 @@ their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -96,7 +96,7 @@ class _Input:
         return {} if self.view is None else self.view.new_keys(self.number)
 
 
-_Base: TypeAlias = "tuple[ShardInfo, dict[str, FieldTotals] | None]"
+_Base: TypeAlias = "tuple[ShardInfo, Mapping[str, FieldTotals] | None]"
 """A base, without its name and checksum, and its fields. They are None if the base is not as wdscli writes it."""
 
 
@@ -113,7 +113,7 @@ class _Writer:
         self.numbers: dict[str, int] = {}
         self.bases: list[ShardInfo] = []
         self.indexes: Recent[str, Index] = Recent(INDEX_CACHE_BYTES, lambda index: index.memory_bytes)
-        self.totals: list[dict[str, FieldTotals] | None] = []
+        self.totals: list[Mapping[str, FieldTotals] | None] = []
         """The fields of each base that is as wdscli writes it, None for other bases."""
         self.rows = bytearray()
         self.listed = listed_shards(ShardSet(contents.addresses, None, None, ListingCache()))
@@ -166,8 +166,9 @@ class _Writer:
             ends = int((index.starts[-1:] + index.lengths[-1:]).sum()) + len(END_OF_ARCHIVE)
             is_canonical = not index.marks.any() and not index.ignored and ends == source.size
             is_canonical = is_canonical and source.stored is source
-            shard = ShardInfo("", index.samples, index.members, source.size, index.digest)
-            return shard, index.totals() if is_canonical else None
+            facts = index.facts()
+            shard = facts._replace(fields={}).of_shard("", source.size, checksum=None, index=False)
+            return shard, facts.fields if is_canonical else None
 
     def _index(self, address: str, source: Source) -> Index:
         """Return the index of a base. It is cached for a while."""
@@ -187,7 +188,9 @@ class _Writer:
                 columns += self._traced(inputs, places, rule)
         keys = self._new_keys(shard)
         digest = self._digest(columns, keys)
-        info = ShardInfo(base_name(shard.address), shard.samples, shard.members, shard.size_bytes, "")
+        info = ShardInfo(
+            base_name(shard.address), shard.samples, shard.members, shard.size_bytes, "", None, {}, False
+        )
         found = [runs_of(*one, max(1, shard.samples // ROWS_PER_RUN)) for one in columns]
         if None in found:
             numbers: I64 = numpy.concatenate([column for pair in columns for column in pair])
