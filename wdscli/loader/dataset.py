@@ -20,7 +20,7 @@ from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out
 from wdscli.loader.order.source import Apart, EpochReader, Keys, PositionSource, Spare, Values
-from wdscli.loader.place.cuts import Cut, Epochs, EqualSizes
+from wdscli.loader.place.cuts import Cut, EqualSizes
 from wdscli.loader.place.iteration import Iteration, IterationState
 from wdscli.loader.place.planned import Plans
 from wdscli.loader.place.ranks import (
@@ -171,7 +171,7 @@ class PositionDataset(Iterated[Item]):
     @property
     def _by_worker(self) -> bool:
         """Whether an epoch is longer with more workers."""
-        return any(isinstance(cut, Epochs) and cut.by_worker for cut in self._cuts)
+        return any(cut.by_worker for cut in self._cuts)
 
     @property
     def tail(self) -> Tail:
@@ -185,8 +185,7 @@ class PositionDataset(Iterated[Item]):
         epoch, so that :meth:`set_epoch` and :meth:`load_state_dict` of the dataset also reach its WebLoader."""
         if not self._by_worker:
             return self
-        cuts = (cut.resolved(workers) if isinstance(cut, Epochs) else cut for cut in self._cuts)
-        return self._with(_cuts=tuple(cuts))
+        return self._with(_cuts=tuple(cut.resolved(workers) for cut in self._cuts))
 
     def _in_samples(self: Self) -> Self:
         """Return a copy that has as many samples in an epoch even if a batch stage is added later."""
@@ -230,7 +229,7 @@ class PositionDataset(Iterated[Item]):
 
     def _viewed_source(self, share: Share) -> PositionSource:
         """Return the source after the stages that choose positions, such as slices and epochs of another length."""
-        if self._plans is not None and self.pipeline.spreads and any(map(_counts_items, self._cuts)):
+        if self._plans is not None and self.pipeline.spreads and any(cut.counts_items for cut in self._cuts):
             raise UsageError(
                 f"slice() and with_epoch() cannot count the samples of {self._plans.rule.name}",
                 hint="call them before unbatched() and unlisted(), or use with_epoch(samples=n)",
@@ -579,8 +578,3 @@ class PositionDataset(Iterated[Item]):
             )
         self._state.move(place)
         self._trail = state.get("trail")
-
-
-def _counts_items(cut: Cut) -> bool:
-    """Return whether a cut counts the items that stages make from batches."""
-    return cut.counts_batches if isinstance(cut, Epochs) else cut.of == "items"

@@ -372,7 +372,7 @@ class MixStream(Stream):
             ended = yield from self._of_phase(pattern, sets, sets_passes)
             if ended is None or self.rules.stop == "first":
                 return
-            sets = pattern.others(ended)
+            sets = pattern.remaining(ended)
             phase += 1
 
     def _of_phase(self, pattern: Pattern, sets: list[int], sets_passes: list[_PassesOfSet]) -> Any:

@@ -107,20 +107,20 @@ def _edges(buckets: Any, size: int) -> tuple[tuple[float, ...], tuple[int, ...]]
         if any(first >= second for first, second in pairwise(edges)):
             raise UsageError(f"buckets={list(buckets)}: the edges must increase", hint="buckets=[0.8, 1.25]")
         return edges, (size,) * (len(edges) + 1)
-    found: list[float] = []
+    bounds: list[float] = []
     sizes = [0]
     for (first, end), of_range in sorted(buckets.items()):
-        if first >= end or (found and first < found[-1]):
+        if first >= end or (bounds and first < bounds[-1]):
             raise UsageError(
                 f"buckets: ({first}, {end}) is empty or overlaps another bucket", hint="{(0, 256): 128, ...}"
             )
-        if found and first == found[-1]:
+        if bounds and first == bounds[-1]:
             sizes.pop()
         else:
-            found.append(float(first))
-        found.append(float(end))
+            bounds.append(float(first))
+        bounds.append(float(end))
         sizes += [want_whole(f"buckets: the size of ({first}, {end})", of_range, 1), 0]
-    return tuple(found), tuple(sizes)
+    return tuple(bounds), tuple(sizes)
 
 
 class Planned(NamedTuple):

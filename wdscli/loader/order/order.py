@@ -91,11 +91,11 @@ def rising(values: Any) -> I64:
 def gathered(numbers: I64, read: Callable[[int, I64], Iterable[Any]]) -> list[Any]:
     """Call ``read(number, rows)`` for each different number and the rows that have this number. Return the items of all
     calls in the order of the rows."""
-    found: list[Any] = [None] * len(numbers)
+    gathered_items: list[Any] = [None] * len(numbers)
     for number, rows in groups(numbers):
-        for row, item in zip(rows.tolist(), read(number, rows)):
-            found[row] = item
-    return found
+        for row, sample in zip(rows.tolist(), read(number, rows)):
+            gathered_items[row] = sample
+    return gathered_items
 
 
 def drawn(held: list[Any], draw: int) -> Any:
@@ -127,12 +127,12 @@ class Permutation:
         """Return the numbers to which the permutation maps ``places``."""
         if self._table is not None:
             return self._table[places]
-        found = self._feistel(places)
-        outside = (found >= self._count).nonzero()[0]
+        permuted = self._feistel(places)
+        outside = (permuted >= self._count).nonzero()[0]
         while len(outside):
-            found[outside] = self._feistel(found[outside])
-            outside = outside[found[outside] >= self._count]
-        return found
+            permuted[outside] = self._feistel(permuted[outside])
+            outside = outside[permuted[outside] >= self._count]
+        return permuted
 
     def find(self, permuted: int) -> int:
         """Return the place that the permutation maps to ``permuted``."""
@@ -254,20 +254,20 @@ class EpochOrder:
     def _in_windows(self, positions: I64) -> I64:
         """Convert positions of the epoch to places in the sequence of the permuted shards' samples."""
         places, lane_of = numpy.divmod(positions, self._lanes)
-        found: I64 = numpy.empty_like(positions)
+        located: I64 = numpy.empty_like(positions)
         for lane, chosen in groups(lane_of):
             begin, count = _lane(lane, self.total, self._lanes)
-            found[chosen] = begin + self._in_lane(places[chosen], lane, count)
-        return found
+            located[chosen] = begin + self._in_lane(places[chosen], lane, count)
+        return located
 
     def _in_lane(self, places: I64, lane: int, count: int) -> I64:
         windows = -(-count // self._window)
-        found: I64 = places.copy()
+        located: I64 = places.copy()
         for window, chosen in groups(((places + 1) * windows - 1) // count):
             _, first, end = self._window_at(int(places[chosen[0]]), count)
             permuted = self._permutation(end - first, WINDOW, lane, window)
-            found[chosen] = first + permuted.at(places[chosen] - first)
-        return found
+            located[chosen] = first + permuted.at(places[chosen] - first)
+        return located
 
     def _window_at(self, place: int, count: int) -> tuple[int, int, int]:
         """Return (number, begin, end) of the window that has ``place`` in a lane of ``count`` samples."""
@@ -278,28 +278,28 @@ class EpochOrder:
     def locate_in_blocks(self, positions: I64) -> tuple[I64, I64, I64]:
         """Return three arrays for the positions: the block, the shard and the sample in the shard. Blocks are numbered
         from 0 through the whole epoch."""
-        found: I64 = numpy.empty((3, len(positions)), dtype=numpy.int64)
+        columns: I64 = numpy.empty((3, len(positions)), dtype=numpy.int64)
         of_group, within = stretches(self._group_ends, positions)
         for number, chosen in groups(of_group):
             group = self._group(number)
             blocks, offsets = stretches(group.ends, self._in_group(within[chosen], number, group))
-            found[0, chosen] = self._first_blocks[number] + blocks
-            found[1, chosen] = group.shards[blocks]
-            found[2, chosen] = group.firsts[blocks] + offsets
-        return found[0], found[1], found[2]
+            columns[0, chosen] = self._first_blocks[number] + blocks
+            columns[1, chosen] = group.shards[blocks]
+            columns[2, chosen] = group.firsts[blocks] + offsets
+        return columns[0], columns[1], columns[2]
 
     def _in_group(self, places: I64, number: int, group: Group) -> I64:
         """Convert the places of a group's samples in the epoch to places in the sequence of the group's blocks."""
-        found: I64 = numpy.empty_like(places)
+        located: I64 = numpy.empty_like(places)
         of_window, within = stretches(group.windows, places)
         for window, chosen in groups(of_window):
             first, size, lanes = self._window_of_blocks(window, group)
             rows, lane_of = numpy.divmod(within[chosen], lanes)
-            for lane, some in groups(lane_of):
+            for lane, in_lane in groups(lane_of):
                 begin, count = _lane(lane, size, lanes)
                 permuted = self._permutation(count, IN_BLOCKS, number, window, lane)
-                found[chosen[some]] = first + begin + permuted.at(rows[some])
-        return found
+                located[chosen[in_lane]] = first + begin + permuted.at(rows[in_lane])
+        return located
 
     def _window_of_blocks(self, window: int, group: Group) -> tuple[int, int, int]:
         """Return (first place, number of samples, number of lanes) of a window of a group."""

@@ -56,8 +56,8 @@ def quotas_of(weights: Sequence[Weight]) -> tuple[int, ...]:
     ((7, 3), (1, 2), (3, 2))
     """
     fractions = [exact(weight) for weight in weights]
-    scale = lcm(*(one.denominator for one in fractions))
-    whole = [int(one * scale) for one in fractions]
+    scale = lcm(*(fraction.denominator for fraction in fractions))
+    whole = [int(fraction * scale) for fraction in fractions]
     if sum(whole) // gcd(*whole) > LARGEST:
         whole = _rounded(fractions)
     divisor = gcd(*whole)
@@ -71,11 +71,11 @@ def shares_of(weights: Sequence[Weight]) -> tuple[int, ...]:
     >>> shares_of([3, 1]), shares_of([0, 2])
     ((49152, 16384), (0, 65536))
     """
-    some = {at: exact(weight) for at, weight in enumerate(weights) if weight != 0}
-    if not some:
+    fractions = {number: exact(weight) for number, weight in enumerate(weights) if weight != 0}
+    if not fractions:
         raise UsageError("all weights of a step are 0", hint="give one set a weight above 0")
-    rounded = dict(zip(some, _rounded(list(some.values()))))
-    return tuple(rounded.get(at, 0) for at in range(len(weights)))
+    rounded = dict(zip(fractions, _rounded(list(fractions.values()))))
+    return tuple(rounded.get(number, 0) for number in range(len(weights)))
 
 
 def check_stop(stop: str) -> None:
@@ -92,27 +92,27 @@ def exact(weight: Weight, what: str = "weight") -> Fraction:
     try:
         if isinstance(weight, float) and abs(weight) != inf:
             simple = Fraction(weight).limit_denominator(LARGEST)
-            found = simple if float(simple) == weight else Fraction(weight)
+            fraction = simple if float(simple) == weight else Fraction(weight)
         else:
-            found = Fraction(weight)
+            fraction = Fraction(weight)
     except (ValueError, TypeError, ArithmeticError):
         raise UsageError(f'"{weight}" is not a {what}', hint="a number above 0, for example 0.7") from None
-    if found <= 0:
+    if fraction <= 0:
         raise UsageError(f"a {what} of {weight}", hint="leave the set out instead")
-    return found
+    return fraction
 
 
 def _rounded(fractions: Sequence[Fraction]) -> list[int]:
     """Return the fractions scaled to whole numbers that add up to :data:`LARGEST`. The largest remainders are rounded
     up."""
     unit = sum(fractions, Fraction(0)) / (LARGEST - len(fractions))
-    shares = [one / unit for one in fractions]
+    shares = [fraction / unit for fraction in fractions]
     # Each set gets at least 1.
     whole = [1 + int(share) for share in shares]
     short = LARGEST - sum(whole)
-    order = sorted(range(len(fractions)), key=lambda at: (int(shares[at]) - shares[at], at))
-    for at in order[:short]:
-        whole[at] += 1
+    order = sorted(range(len(fractions)), key=lambda row: (int(shares[row]) - shares[row], row))
+    for row in order[:short]:
+        whole[row] += 1
     return whole
 
 
@@ -145,7 +145,7 @@ class Pattern:
         self._key = None if seed is None else key(seed, MIX, phase)
         self._kept: tuple[bytes, tuple[I64, I64]] | None = None
 
-    def others(self, which: int) -> list[int]:
+    def remaining(self, which: int) -> list[int]:
         """Return the sets of the next phase if set ``which`` ended this phase. Without a seed, the sets take turns,
         and the next turn has the set that follows set ``which``."""
         sets: list[int] = self.sets.tolist()
@@ -154,9 +154,9 @@ class Pattern:
     def rows(self, blocks: I64) -> tuple[I64, I64]:
         """Return two arrays with a row for each block. At each place of a block, the first array has the set, as an
         index into ``sets``. The second array counts the set's earlier places in the block."""
-        known = blocks.tobytes()
-        if self._kept is None or self._kept[0] != known:
-            self._kept = known, self._laid_out(blocks)
+        name = blocks.tobytes()
+        if self._kept is None or self._kept[0] != name:
+            self._kept = name, self._laid_out(blocks)
         return self._kept[1]
 
     def labels(self) -> Iterator[int]:
@@ -180,9 +180,9 @@ class Pattern:
         for first in range(0, len(different), step):
             chosen = ((row_of >= first) & (row_of < first + step)).nonzero()[0]
             labels, turns = self.rows(different[first : first + step])
-            at = row_of[chosen] - first, places[chosen]
-            which[chosen] = labels[at]
-            samples[chosen] = blocks[chosen] * self.quotas[labels[at]] + turns[at]
+            cells = row_of[chosen] - first, places[chosen]
+            which[chosen] = labels[cells]
+            samples[chosen] = blocks[chosen] * self.quotas[labels[cells]] + turns[cells]
         return which, samples
 
     def position(self, which: int, sample: int) -> int:
@@ -191,12 +191,12 @@ class Pattern:
         labels, turns = self.rows(numpy.array([block], dtype=numpy.int64))
         return block * self.size + int(((labels[0] == which) & (turns[0] == turn)).argmax())
 
-    def given(self, length: int) -> list[int]:
+    def counts(self, length: int) -> list[int]:
         """Return the number of samples of each set in the first ``length`` positions."""
-        blocks, rest = divmod(length, self.size)
-        labels = self.rows(numpy.array([blocks], dtype=numpy.int64))[0][0, :rest]
-        more = numpy.bincount(labels, minlength=len(self.sets)).tolist()
-        return [blocks * quota + one for quota, one in zip(self.quotas.tolist(), more)]
+        blocks, places = divmod(length, self.size)
+        labels = self.rows(numpy.array([blocks], dtype=numpy.int64))[0][0, :places]
+        in_last_block = numpy.bincount(labels, minlength=len(self.sets)).tolist()
+        return [blocks * quota + count for quota, count in zip(self.quotas.tolist(), in_last_block)]
 
 
 class Schedule:
@@ -227,15 +227,15 @@ class Schedule:
     def _phase(self, pattern: Pattern, stop: Stop) -> list[int]:
         """Add a phase, and return the sets of the next phase."""
         sets = pattern.sets.tolist()
-        before = [self.taken[one] for one in sets]
-        left = [self._lengths[one] - taken for one, taken in zip(sets, before)]
+        before = [self.taken[number] for number in sets]
+        left = [self._lengths[number] - taken for number, taken in zip(sets, before)]
         length, ended = _longest(pattern, left) if stop == "repeat" else _shortest(pattern, left)
         length = min(length, ENDLESS)
-        for one, given in zip(sets, pattern.given(length)):
-            self.taken[one] += given
+        for number, taken in zip(sets, pattern.counts(length)):
+            self.taken[number] += taken
         self._phases.append((pattern, numpy.array(before, dtype=numpy.int64)))
         self._ends.append(min(ENDLESS, length + (self._ends[-1] if self._ends else 0)))
-        return pattern.others(ended)
+        return pattern.remaining(ended)
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """Return two arrays for the positions: the set, and the number of the set's sample in this epoch. A number that
@@ -298,12 +298,12 @@ class Changing:
             counts, before = self._of_turn(turn)
             of_turn = (different // TURNS == turn).nonzero()[0]
             for first in range(int(of_turn[0]), int(of_turn[-1]) + 1, together):
-                some = different[first : min(first + together, int(of_turn[-1]) + 1)]
-                chosen = ((row_of >= first) & (row_of < first + len(some))).nonzero()[0]
+                together_steps = different[first : min(first + together, int(of_turn[-1]) + 1)]
+                chosen = ((row_of >= first) & (row_of < first + len(together_steps))).nonzero()[0]
                 row, place = row_of[chosen] - first, places[chosen]
-                labels, ranks = self._laid_out(some, counts[some % TURNS])
+                labels, ranks = self._laid_out(together_steps, counts[together_steps % TURNS])
                 sets[chosen] = labels[row, place]
-                samples[chosen] = before[some % TURNS][row, sets[chosen]] + ranks[row, place]
+                samples[chosen] = before[together_steps % TURNS][row, sets[chosen]] + ranks[row, place]
         return sets, samples
 
     def _laid_out(self, steps: I64, counts: I64) -> tuple[I64, I64]:
@@ -341,7 +341,7 @@ class Changing:
         bounds = self._bounds[segment] * (end - steps)[:, None]
         bounds += self._bounds[segment + 1] * (steps - first)[:, None]
         unit = LARGEST * (end - first)[:, None]
-        whole, rest = numpy.divmod(self._size * bounds, unit)
+        whole, remainders = numpy.divmod(self._size * bounds, unit)
         # Whole numbers give the same result on all machines.
-        ends: I64 = whole + (rest * TURNS > (GOLDEN * within % TURNS)[:, None] * unit)
+        ends: I64 = whole + (remainders * TURNS > (GOLDEN * within % TURNS)[:, None] * unit)
         return numpy.diff(ends, axis=1)

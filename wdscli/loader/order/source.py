@@ -67,15 +67,14 @@ class Holds(Fact):
 
     def __init__(self, key: str) -> None:
         self.key = key
-        self.found: dict[int, tuple[int, int] | None] = {}
-        """The found (shard, place), or None, for each catalog that was searched. The dict's keys are the id() of the
-        catalogs."""
+        self.places: dict[int, tuple[int, int] | None] = {}
+        """The (shard, place) of the sample, or None, by the id() of each catalog that was searched."""
 
     def __call__(self, catalog: Any, shards: I64, places: I64) -> Any:
         number = id(catalog)
-        if number not in self.found:
-            self.found[number] = catalog.find(self.key)
-        shard, place = self.found[number] or (-1, -1)
+        if number not in self.places:
+            self.places[number] = catalog.find(self.key)
+        shard, place = self.places[number] or (-1, -1)
         return (shards == shard) & (places == place)
 
 
@@ -91,12 +90,12 @@ class Values(Fact):
             raise UsageError(
                 f"one value per set is allowed only for a mix: {dict(self.expression)}", hint='"json.tokens"'
             )
-        found: F64 = numpy.empty(len(shards))
+        values: F64 = numpy.empty(len(shards))
         order = rising(shards)
         for first, end in runs(shards[order]):
             rows = order[first:end]
-            found[rows] = catalog.values(int(shards[rows[0]]), self.expression)[places[rows]]
-        return found
+            values[rows] = catalog.values(int(shards[rows[0]]), self.expression)[places[rows]]
+        return values
 
     def prepare(self, catalog: Any) -> None:
         """If the first index does not have the values, read the payloads of all samples once."""
@@ -152,7 +151,7 @@ class EpochReader:
             rows = numpy.asarray(self.about(positions, fact)).nonzero()[0]
             if len(rows):
                 return first + int(rows[0])
-            if searched.stop >= ENDLESS and not any(fact.found.values()):
+            if searched.stop >= ENDLESS and not any(fact.places.values()):
                 break
         return None
 
@@ -323,8 +322,8 @@ class Thinned(NamedTuple):
         if place == length:
             return 0
         stretch = ((place + 1) * self.count(length) - 1) // length
-        given = self._chosen(numpy.array([stretch], dtype=numpy.int64), length, of_epoch)
-        return stretch if int(given[0]) >= place else stretch + 1
+        chosen = self._chosen(numpy.array([stretch], dtype=numpy.int64), length, of_epoch)
+        return stretch if int(chosen[0]) >= place else stretch + 1
 
     def identity(self) -> list[Any]:
         return ["rsample", self.p, self.seed]
@@ -404,9 +403,9 @@ class Viewed(Derived):
         return _ViewReader(self.source.reader(epoch), self.view.placed(self.source.length(epoch), epoch))
 
 
-def seen_as(seen: PositionSource, source: PositionSource) -> PositionSource:
-    """Return ``source`` with the same views as ``seen`` has."""
-    return seen.over(seen_as(seen.source, source)) if isinstance(seen, Derived) else source
+def seen_as(view: PositionSource, source: PositionSource) -> PositionSource:
+    """Return ``source`` with the same views as the source ``view`` has."""
+    return view.over(seen_as(view.source, source)) if isinstance(view, Derived) else source
 
 
 class _ViewReader(EpochReader):
@@ -508,8 +507,8 @@ class _PassReader(EpochReader):
     def __init__(self, source: PositionSource, first: int, skipped: int) -> None:
         self._source = source
         self._length = max(1, source.length(first))
-        more, self._skipped = divmod(skipped, self._length)
-        self._first = first + more
+        skipped_passes, self._skipped = divmod(skipped, self._length)
+        self._first = first + skipped_passes
         self._readers: OrderedDict[int, EpochReader] = OrderedDict()
         self._at = self._noted = 0
         """The epoch at the end of the latest read, and the last epoch of all noted positions."""

@@ -44,6 +44,11 @@ class Epochs(NamedTuple):
         """Whether the cut counts batches, if the dataset makes batches."""
         return self.items is not None and not self.samples and not self.is_later
 
+    @property
+    def counts_items(self) -> bool:
+        """Whether the cut counts the items that stages make from batches, if there are such stages."""
+        return self.counts_batches
+
     def of_worker(self, share: Share, items_are_samples: bool = False) -> int | None:
         """Return the number of items after which the epoch of one worker is cut, or None if it is not cut. A
         length in samples cuts only with ``items_are_samples``."""
@@ -87,6 +92,20 @@ class Part(NamedTuple):
 
     chosen: Slice
     of: Literal["samples", "batches", "items"]
+
+    @property
+    def by_worker(self) -> bool:
+        """Whether an epoch is longer with more workers."""
+        return False
+
+    @property
+    def counts_items(self) -> bool:
+        """Whether the cut counts the items that stages make from batches, if there are such stages."""
+        return self.of == "items"
+
+    def resolved(self, workers: int) -> Part:
+        """Return the same slice, because it counts no items of single workers."""
+        return self
 
 
 Cut: TypeAlias = "Epochs | Part"

@@ -131,8 +131,8 @@ class EpochBoard:
     @property
     def latest(self) -> int | None:
         """The epoch of the workers' latest iteration, or None if they have begun no iteration since :meth:`publish`."""
-        found = int(self._numbers[LATEST])
-        return None if found == NONE else found
+        epoch = int(self._numbers[LATEST])
+        return None if epoch == NONE else epoch
 
     @property
     def workers(self) -> int:
@@ -275,12 +275,12 @@ class Iteration:
         for unit in units:
             number, items = unit.number, unit.items
             after = start._replace(batch=number + step, item=0)
-            for at in range(start.item if number == start.batch else 0, len(items)):
-                is_last = at + 1 == len(items)
-                place = self._place = after if is_last else start._replace(batch=number, item=at + 1)
+            for row in range(start.item if number == start.batch else 0, len(items)):
+                is_last = row + 1 == len(items)
+                place = self._place = after if is_last else start._replace(batch=number, item=row + 1)
                 if is_last and ended(place.batch):
                     self.over()
-                yield items[at]
+                yield items[row]
             self._place = after
         self._finish()
 

@@ -182,8 +182,8 @@ class Plan:
 
     def _first(self, window: int) -> int:
         """Return the number of the first batch of ``window``, counted from the nearest known window."""
-        known = (number for step in count() for number in (window - step, window + step))
-        near = next(number for number in known if number in self._firsts)
+        by_distance = (number for step in count() for number in (window - step, window + step))
+        near = next(number for number in by_distance if number in self._firsts)
         for before in range(near, window):
             self._firsts[before + 1] = self._firsts[before] + len(self._window(before).plan.ends)
         for after in range(near, window, -1):
@@ -312,8 +312,8 @@ class PlannedBatches(EpochBatches):
     @property
     def _steps(self) -> int:
         """The number of steps of the ranks."""
-        more = 0 if self.tail == "drop" else self.share.world - 1
-        return (self._total + more) // self.share.world
+        padding = 0 if self.tail == "drop" else self.share.world - 1
+        return (self._total + padding) // self.share.world
 
     @property
     def _total(self) -> int:

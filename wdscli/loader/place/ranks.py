@@ -52,14 +52,14 @@ def find_rank(rank: int | None = None, world: int | None = None) -> tuple[int, i
     the values of the launcher, or else (0, 1). Raises UsageError if only one of the arguments is given, and for an
     impossible rank."""
     if rank is None and world is None:
-        found = (0, 1) if is_dealt_out() else launched_rank() or (0, 1)
+        share = (0, 1) if is_dealt_out() else launched_rank() or (0, 1)
     elif rank is None or world is None:
         raise UsageError("rank= and world_size= work only together", hint="give both or neither")
     else:
-        found = want_whole("rank", rank), want_whole("world_size", world)
-    if not 0 <= found[0] < found[1]:
-        raise UsageError(f"rank {found[0]} of {found[1]} is impossible", hint="ranks count from 0")
-    return found
+        share = want_whole("rank", rank), want_whole("world_size", world)
+    if not 0 <= share[0] < share[1]:
+        raise UsageError(f"rank {share[0]} of {share[1]} is impossible", hint="ranks count from 0")
+    return share
 
 
 def launched_rank() -> tuple[int, int] | None:

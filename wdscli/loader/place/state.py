@@ -42,11 +42,17 @@ class Place(NamedTuple):
         """Return the state, a new dict of plain values. ``batch`` is the number of samples in a global batch, and
         ``source`` is the identity of the source."""
         place = {"epoch": self.epoch, "next": self.batch}
-        more: dict[str, Any] = {"item": self.item or None, "topology": self.topology, "worker": self.worker}
-        more = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in more.items() if value
+        details: dict[str, Any] = {
+            "item": self.item or None,
+            "topology": self.topology,
+            "worker": self.worker,
         }
-        return {"wdscli": STATE_VERSION, "source": dict(source), "batch": batch, **place, **more}
+        details = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in details.items()
+            if value
+        }
+        return {"wdscli": STATE_VERSION, "source": dict(source), "batch": batch, **place, **details}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Place:
@@ -98,9 +104,9 @@ def check_fits(state: Mapping[str, Any], source: Mapping[str, Any], batch: int, 
         )
     for name in sorted({*theirs, *source}, key=lambda name: (name not in NAMED_FIRST, name)):
         if _plain(theirs.get(name)) != _plain(source.get(name)):
-            what, one, other = _difference(name, _plain(theirs.get(name)), _plain(source.get(name)))
+            what, saved, current = _difference(name, _plain(theirs.get(name)), _plain(source.get(name)))
             raise UsageError(
-                f"the state was saved with {what}: {one!r}, but this loader has {other!r}", hint=hint
+                f"the state was saved with {what}: {saved!r}, but this loader has {current!r}", hint=hint
             )
     if state.get("batch") != batch:
         if isinstance(state.get("batch"), int) and state["batch"] % world == 0 and state["batch"]:
@@ -117,9 +123,9 @@ def _difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:
     if name == "mix" and isinstance(theirs, list) and isinstance(ours, list):
         if len(theirs) != len(ours):
             return "another number of sets", len(theirs), len(ours)
-        for number, (one, other) in enumerate(zip(theirs, ours)):
-            if one != other and isinstance(one, list) and isinstance(other, list):
-                what, *both = _difference_of_set(one, other)
+        for number, (saved, current) in enumerate(zip(theirs, ours)):
+            if saved != current and isinstance(saved, list) and isinstance(current, list):
+                what, *both = _difference_of_set(saved, current)
                 return f"{what} of set {number}", *both
     return "other data" if name == "fingerprint" else f"another {name}", theirs, ours
 
@@ -146,8 +152,9 @@ def of_loader(state: Any) -> Any:
     if isinstance(state.get("dataset_state"), Mapping):
         return state["dataset_state"]
     try:
-        states = [one["dataset_state"] for one in state["_snapshot"]["_worker_snapshots"].values()]
-        places = [Place.of_state(one) for one in states]
+        snapshots = state["_snapshot"]["_worker_snapshots"].values()
+        states = [snapshot["dataset_state"] for snapshot in snapshots]
+        places = [Place.of_state(worker_state) for worker_state in states]
     except (KeyError, TypeError, AttributeError):
         return state
     if state.get("_steps_since_snapshot"):
@@ -164,7 +171,9 @@ def of_loader(state: Any) -> Any:
             "this state of a StatefulDataLoader has batches that do not follow each other",
             hint="call load_state_dict() of a StatefulDataLoader with the same number of workers",
         )
-    return {**{name: value for name, value in states[0].items() if name != "worker"}, "next": batches[0]}
+    # The state with the next batch also has the mark of its window.
+    first = states[[place.batch for place in places].index(batches[0])]
+    return {name: value for name, value in first.items() if name != "worker"}
 
 
 def regrouped(state: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
