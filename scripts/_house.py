@@ -1,7 +1,8 @@
 """The size of the house in one line: code lines of trunk and leaves, modules, what `shuffle` reaches, what is longest.
 
-    python scripts/_house.py            the line that scripts/check prints
+    python scripts/_house.py            the line that scripts/check prints; fails above a limit
     python scripts/_house.py --longest  and the longest functions
+    python scripts/_house.py --names    and the modules with names that say nothing
 
 A code line is one that is neither blank, nor comment, nor docstring. Leaves are the rooms that the contract "Leaves" of
 pyproject.toml lists.
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +26,17 @@ TOP = Path(__file__).parents[1]
 HOUSE = TOP / "wdscli"
 LONG_LINES = 40
 MANY_PARAMETERS = 7
+MOST_MODULES = 16
+"""The most modules of a folder, so that a reader can survey it."""
+MOST_MODULE_LINES = 640
+"""A module is one idea, up to about 600 lines."""
+MOST_HELP_LINES = 60
+"""``--help`` fits a screen."""
+_EMPTY = "found one some at given known more other made rest there said others seen here item obj res val"
+EMPTY_NAMES = frozenset(_EMPTY.split())
+"""Names that say nothing about what they hold (STYLE, Names)."""
+MOST_EMPTY_NAMES = 2.0
+"""The bound for empty names, in 1,000 lines."""
 RECORDS = {"NamedTuple", "TypedDict"}
 
 
@@ -171,8 +185,62 @@ def option_names() -> set[str]:
     return found
 
 
+def bound_names(path: Path) -> Iterator[str]:
+    """The names that a module binds: variables, loop variables and parameters. Attributes do not count."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
+def empty_names() -> dict[str, int]:
+    """How many empty names each module binds; modules without any are left out."""
+    counts = {name: sum(map(EMPTY_NAMES.__contains__, bound_names(path))) for name, path in MODULES.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def module_lines() -> int:
+    """All lines of all modules."""
+    return sum(len(path.read_text().splitlines()) for path in MODULES.values())
+
+
+def beyond_limits() -> list[str]:
+    """What is longer than its limit: modules, folders, and helps at 80 columns."""
+    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    texts = [f"{name} has {count} lines" for name, count in lines.items() if count > MOST_MODULE_LINES]
+    folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    texts += [
+        f"{folder.relative_to(TOP)} has {count} modules"
+        for folder, count in folders.items()
+        if count > MOST_MODULES
+    ]
+    helps = {name: help_lines(name) for name in commands()}
+    return texts + [
+        f"wds {name} --help has {count} lines" for name, count in helps.items() if count > MOST_HELP_LINES
+    ]
+
+
+def commands() -> list[str]:
+    """The names of all commands."""
+    sys.path.insert(0, str(HOUSE.parent))
+    from wdscli.cli.main import COMMANDS
+
+    return [*COMMANDS]
+
+
+def help_lines(name: str) -> int:
+    """The lines of a command's ``--help`` at 80 columns."""
+    from wdscli.cli.main import load
+
+    os.environ["COLUMNS"] = "80"
+    command = load(name)
+    context = command.context_class(command, info_name=f"wds {name}", **command.context_settings)
+    return len(command.get_help(context).splitlines())
+
+
 def main() -> None:
-    """Print the line."""
+    """Print the line, and then what is beyond a limit."""
     lines = {module: code_lines(path) for module, path in MODULES.items()}
     leaf = sum(count for module, count in lines.items() if is_leaf(module))
     reached = reach("wdscli.ops.shuffle", ("ops", "plan", "copy", "run"))
@@ -185,11 +253,17 @@ def main() -> None:
         f"{sum(one.lines >= LONG_LINES for one in every)} functions of {LONG_LINES} lines, "
         f"{sum(one.parameters >= MANY_PARAMETERS for one in every)} of {MANY_PARAMETERS} parameters, "
         f"longest {every[0].name} ({every[0].lines}); {records()} records; C core {core:,} lines; "
-        f"{len(option_names())} option names"
+        f"{len(option_names())} option names; "
+        f"{1000 * sum(empty_names().values()) / module_lines():.1f} empty names in 1,000 lines"
     )
     if "--longest" in sys.argv:
         for one in every[:30]:
             print(f"{one.lines:5} {one.parameters:3}  {one.name}")
+    if "--names" in sys.argv:
+        for name, count in sorted(empty_names().items(), key=lambda pair: -pair[1]):
+            print(f"{count:5}  {name}")
+    if texts := beyond_limits():
+        sys.exit("\n".join(texts))
 
 
 if __name__ == "__main__":

@@ -156,3 +156,14 @@ def test_what_runs_in_workers(project: Path) -> None:
 def test_what_is_named_runs(project: Path) -> None:
     assert len(ran(project, "tests")) == EVERY
     assert len(ran(project, "-k", "test_many")) == 80
+
+
+def test_the_test_files_near_a_change() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    import _near
+
+    assert "tests/commands/test_cmd_split.py" in [*_near.near(["wdscli/cli/commands/split.py"])]
+    files = [*_near.near(["wdscli/plan/sort.py"])]
+    assert "tests/commands/test_cmd_sort.py" in files
+    assert len(files) < 20
+    assert [*_near.near(["tests/tar/test_tar_writer.py", "README.md"])] == ["tests/tar/test_tar_writer.py"]

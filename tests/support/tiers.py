@@ -1,7 +1,7 @@
 """The two tiers of the tests: a fast one for each change, and all of them.
 
-``pytest`` without a path, ``-k`` or ``-m`` runs the fast tier; with one of these it runs all that they name, and with
-``WDSCLI_TESTS=all`` (``scripts/test --all``) every test. The fast tier leaves out
+``pytest`` runs the fast tier, of all files or of those it is given. If ``-k``, ``-m`` or ``FILE::TEST`` name tests, it
+runs all of them, and with ``WDSCLI_TESTS=all`` (``scripts/test --all``) every test. The fast tier leaves out
 
 - a test with the mark ``exhaustive``; where it has several cases, a sample stays, but for ``exhaustive(sample=False)``;
 - a case with this mark of its own, ``pytest.param(2, marks=EXHAUSTIVE)``, if other cases of the test have none;
@@ -105,7 +105,7 @@ class Tiers:
     def __init__(self, config: pytest.Config) -> None:
         worker = getattr(config, "workerinput", None)
         option = config.option
-        named = config.args_source is config.ArgsSource.ARGS or option.keyword or option.markexpr
+        named = option.keyword or option.markexpr or any("::" in argument for argument in config.args)
         self.fast = worker["fast"] if worker else not named and os.environ.get("WDSCLI_TESTS") != "all"
         if self.fast:
             settings.register_profile("fast tier", settings.default, max_examples=EXAMPLES)
