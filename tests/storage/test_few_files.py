@@ -15,6 +15,9 @@ FEW = 12
 READ = """
 import sys, wdscli.loader as loader
 print(len(list(loader.WebDataset(sys.argv[1:], shuffle="full"))))
+table = loader.IndexedDataset(sys.argv[1:])
+together = table.__getitems__([*range(len(table))])
+assert together == [table[row] for row in range(len(table))]
 """
 
 

@@ -134,7 +134,7 @@ class Fetcher:
 
     def _parts(self, shard: int, places: list[int]) -> list[Part]:
         table = self._catalog.table(shard)
-        return parts_of(table, self.source(shard), table.wanted(self._fields), places)
+        return list(parts_of(table, self.source(shard), table.wanted(self._fields), places))
 
     def _few(self, shards: list[int], places: list[int]) -> list[Raw]:
         found: list[Any] = [None] * len(shards)

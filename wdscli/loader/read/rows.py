@@ -118,17 +118,21 @@ def read_samples(
     InputError, and DataError if a sample differs from the index."""
     names = table.wanted(fields)
     parts = [_ready(part) for part in parts_of(table, source, names, places)]
+    if any(part.source.fd is None and not isinstance(part.source, Held) for part in parts):
+        # To open a base, the view has closed another one, because the process may not have more open files.
+        parts = [_ready(part, stays_open=False) for part in parts_of(table, source, names, places)]
     found = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places), small)
     return _completed(table, names, parts, places, found)
 
 
-def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> list[Part]:
-    """Return the shards to read: ``source`` itself, or, if it is a shard of a view, the base shards that have wanted
-    fields."""
+def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> Iterator[Part]:
+    """Yield the shards to read: ``source`` itself, or, if it is a shard of a view, the base shards that have wanted
+    fields. A base may be closed when the next one is opened (:meth:`ViewSource.base`)."""
     is_view = isinstance(source, ViewSource) and source.fd is None and source.layout.is_plain
     if not isinstance(source, ViewSource) or not is_view or table.are_members:
-        return [Part(table, source, names, places)]
-    layout, found = source.layout, list[Part]()
+        yield Part(table, source, names, places)
+        return
+    layout = source.layout
     for number, layer in enumerate(layout.layers):
         wanted = [None if code < 0 else names[code] for code in layer.codes]
         if all(name is None for name in wanted):
@@ -140,13 +144,12 @@ def parts_of(table: ShardTable, source: Source, names: list[str | None], places:
             rows = [all_rows[places[row]] for row in at]
         if rows:
             layer.table = layer.table or ShardTable(table.address, layer.index)
-            found.append(Part(layer.table, source.base(layer.base), wanted, rows, at))
-    return found
+            yield Part(layer.table, source.base(layer.base), wanted, rows, at)
 
 
-def _ready(part: Part) -> Part:
-    """Return the part with its bytes read into memory, unless the core can read them from a file."""
-    if core.CORE is not None and part.source.fd is not None:
+def _ready(part: Part, *, stays_open: bool = True) -> Part:
+    """Return the part with its bytes read into memory, unless the core can read them from a file that stays open."""
+    if core.CORE is not None and stays_open and part.source.fd is not None:
         return part
     return part._replace(source=Held(part.source, ranges(part.table, part.names, part.rows)))
 
@@ -264,7 +267,9 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> tup
         # An index may be wrong. If a range is impossible, the ranges of single members are used, and reading finds the
         # error.
         if (begins >= 0).all() and (begins < ends).all() and (ends <= table.size).all():
-            return begins, ends
+            # The samples of a shuffled view are in any order in its bases.
+            order = begins.argsort()
+            return begins[order], ends[order]
     wanted: list[Expected] = [
         member for place in places for number, member in table.members(place) if names[number] is not None
     ]
