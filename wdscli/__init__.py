@@ -1,6 +1,6 @@
 """wdscli: make, look at, check, reorder and load WebDataset shard sets."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 def version_line() -> str:
