@@ -235,7 +235,6 @@ class TestInTurn:
             (["--weights", "1,1,0"], "a weight of 0"),
             (["--weights", "1,1,x"], "is not a weight"),
             (["--stop", "first"], "--stop first works only with --weights"),
-            (["--report", "x"], "--report needs --dedup"),
             (["--dedup", "key", "--report", "-"], "--report needs a file name"),
             (["--dedup", ","], "--dedup needs a value"),
         ],
@@ -300,7 +299,8 @@ class TestDedup:
             "--json",
         ).objects
         assert keys_of(tmp_path / "out.tar") == kept
-        assert summary["dropped"]["duplicate"] == len(told)
+        dropped = summary["dropped"]
+        assert dropped["duplicate"] + dropped.get("duplicate-key", 0) == len(told)
         assert summary["samples_in"] == 8 == summary["samples"] + sum(summary["dropped"].values())
         assert_true_set(tmp_path)
 
@@ -326,8 +326,10 @@ class TestDedup:
                 "of": {"key": "a0", "shard": names[0], "index": 0},
             },
         ]  # fmt: skip
-        assert ran.objects[:-1] == expected
-        assert [json.loads(line) for line in report.read_text().splitlines()] == expected
+        assert ran.objects[:-2] == expected
+        repeated = ran.objects[-2]
+        assert (repeated["duplicate"], repeated["by"]) == ("a2", ["key"])
+        assert [json.loads(line) for line in report.read_text().splitlines()] == [*expected, repeated]
         assert f"left out b0 (sample 0 of {names[1]}): same jpg as a1 (sample 1 of {names[0]})" in ran.err
         assert "left out 3 samples: duplicate 2, duplicate-key 1" in ran.err
         quiet = good(*options, "-o", tmp_path / "b.tar")
@@ -600,3 +602,23 @@ class TestOptions:
             merge(request, stop="first")
         with pytest.raises(UsageError):
             merge(request, dedup=[""])
+
+
+def test_the_report_lists_repeated_keys_damage_and_rows(tmp_path: Path, good: Command) -> None:
+    one = tar_of([("a.txt", b"a"), ("b.txt", b"b")])
+    (tmp_path / "one.tar").write_bytes(one)
+    (tmp_path / "two.tar").write_bytes(tar_of([("b.txt", b"c"), ("c.txt", b"c")]))
+    (tmp_path / "cut.tar").write_bytes(tar_of([("d.txt", b"c"), ("e.txt", b"c")])[:1400])
+    (tmp_path / "t.csv").write_text("id,t\na,x\nb\na,y\n")
+    shards = [tmp_path / "one.tar", tmp_path / "two.tar", tmp_path / "cut.tar"]
+    skips = ["--on-error", "skip", "--on-duplicate", "skip", "--report", tmp_path / "r.jsonl", "--force"]
+    ran = good(*shards, "-o", tmp_path / "o.tar", *skips, "-v")
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [line.get("duplicate") for line in lines] == [None, "b"]
+    assert "cut.tar at byte 1024" in lines[0]["reason"]
+    assert lines[1]["of"]["shard"] == str(tmp_path / "one.tar")
+    assert f"left out b (sample 0 of {tmp_path}/two.tar)" in ran.err
+    table = ["--table", tmp_path / "t.csv", "--key-column", "id", "--column", "txt=t"]
+    good(shards[0], *table, "-o", tmp_path / "j.tar", *skips)
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert sorted((line["row"], line["line"]) for line in lines) == [(2, 3), (3, 4)]

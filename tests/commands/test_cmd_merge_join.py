@@ -437,7 +437,7 @@ class TestDuplicates:
         assert f'repeated key "k1" (first: sample 0 of {other})' in ran.err
         assert "--on-duplicate skip" in ran.err
         ran = good(*joined, tmp_path / "out.tar", "--on-duplicate", "skip", "--json")
-        assert ran.objects[0]["dropped"] == {"duplicate-key": 1, "no-partner": 4}
+        assert ran.objects[-1]["dropped"] == {"duplicate-key": 1, "no-partner": 4}
         assert [dict(fields)["txt"] for _, fields in samples_of(tmp_path / "out.tar")] == [
             b"caption 1",
             b"caption 2",

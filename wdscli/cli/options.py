@@ -366,7 +366,8 @@ class DuplicateOptions(NamedTuple):
 @_select("""
     --dedup key|FIELD,...  Drop samples that repeat a key or a field. The first of the selected samples is kept. A field
         is repeated if its bytes are the same. With several names, a sample is dropped only if all of them are repeated.
-    +--report FILE  For each sample that --dedup drops, write a line of JSON to FILE.
+    +--report FILE  Write a line of JSON to FILE for each sample that --dedup, --on-duplicate skip or --on-error skip
+        leaves out, and for each row of a table.
     +--allow-empty  Do not fail if a named field, key or JSON path does not exist, or if no sample is left.
     """)
 class InputOptions(NamedTuple):

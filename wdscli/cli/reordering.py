@@ -18,7 +18,7 @@ from wdscli.units import human_size
 if TYPE_CHECKING:
     from wdscli.cli.options import GeneralOptions, InputOptions, OutputOptions, ReorderOptions
     from wdscli.ops.create import CreateReport
-    from wdscli.plan.duplicates import Duplicates
+    from wdscli.plan.duplicates import Duplicates, LeftOutSamples
     from wdscli.plan.orders import Order
     from wdscli.plan.plan import ReorderPlan
     from wdscli.plan.request import Request
@@ -69,8 +69,6 @@ def read_request(
     """Return the library's request. ``more`` are further fields of the request. Raises UsageError."""
     from wdscli.plan.request import Request
 
-    if inputs.report is not None and not inputs.dedup:
-        raise UsageError("--report needs --dedup", hint="add --dedup key, or --dedup FIELD")
     if inputs.report == "-":
         raise UsageError("--report needs a file name", hint="--json lists the duplicates on standard output")
     # The options as typed, without defaults. A repeatable option that was given once is stored as a value, not as a
@@ -90,6 +88,7 @@ def read_request(
         allow_empty=inputs.allow_empty,
         dedup=inputs.dedup or (),
         trust_addresses=general.trust_addresses,
+        report=inputs.report,
         **inputs.duplicates._asdict(),
         **more,
     )
@@ -101,11 +100,9 @@ def reorder(
     order: Order,
     *,
     dry_run: bool,
-    report: str | None = None,
     planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> None:
-    """Plan the request in this order, and run, print or write the plan. ``report`` is the address for a list of
-    duplicates; ``planned`` is called with the plan."""
+    """Plan the request in this order, and run, print or write the plan. ``planned`` is called with the plan."""
     from wdscli.plan.plan import make_plan
     from wdscli.plan.planfile import write_plan
     from wdscli.plan.scratch import Scratch
@@ -122,7 +119,8 @@ def reorder(
                 return
         plan = (plan_of_run if runs else make_plan)(request, order, scratch, progress=progress)
         out.note(f"strategy {': '.join(plan.choice)}")
-        _print_duplicates(out, plan.duplicates, None if dry_run else report, force=force or request.resume)
+        report = None if dry_run else request.report
+        _print_left_out(out, plan.left_out, report, force=force or request.resume)
         planned(plan)
         if dry_run:
             print_plan(out, plan)
@@ -151,37 +149,46 @@ def _say_lone_shards(out: Out, request: Request, report: ReorderReport) -> None:
         out.summary(f"{which}one shard; webdataset needs one for each worker: --shards N writes N shards")
 
 
-def _print_duplicates(out: Out, found: Duplicates | None, report: str | None, *, force: bool) -> None:
-    """Print each duplicate: as an object with ``--json``, as a line with ``-v``. Also write it as a line of JSON to the
-    file ``report``."""
+def _print_left_out(out: Out, left_out: LeftOutSamples, report: str | None, *, force: bool) -> None:
+    """Print each duplicate: as an object with ``--json``, as a line with ``-v``. Write a line of JSON to the file
+    ``report`` for everything that is left out."""
     from contextlib import nullcontext
 
     from wdscli.storage import open_sink
 
-    if found is None or not (found.total or report) or not (out.json or out.talk.verbose or report):
+    if not (out.json or out.talk.verbose or report):
         return
     with nullcontext() if report is None else open_sink(report, force=force) as sink:
-        for number, one in enumerate(found.listed()):
-            facts = {
-                "duplicate": one.key,
-                "shard": shown(one.shard),
-                "index": one.place,
-                "bytes": one.size_bytes,
-                "by": list(found.by),
-                "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
-            }
-            if out.json:
-                out.object(facts)
-            if number < DUPLICATES_SHOWN:
-                out.note(
-                    f"left out {one.key} (sample {one.place} of {one.shard}): same {' and '.join(found.by)} as "
-                    f"{one.first_key} (sample {one.first_place} of {one.first_shard})"
-                )
-            elif number == DUPLICATES_SHOWN:
-                more = "" if sink else ": --report FILE lists all"
-                out.note(f"... and {found.total - number} more{more}")
-            if sink is not None:
-                sink.write(json_line(facts))
+        write = sink.write if sink is not None else lambda line: None
+        for line in left_out.rows:
+            write(line)
+        for reason in left_out.damage:
+            write(json_line({"left_out": "sample", "reason": shown(reason)}))
+        for duplicates in left_out.duplicates:
+            _print_duplicates(out, duplicates, write, "" if sink else ": --report FILE lists all")
+
+
+def _print_duplicates(out: Out, duplicates: Duplicates, write: Callable[[bytes], object], more: str) -> None:
+    by = " and ".join(duplicates.by)
+    for number, one in enumerate(duplicates.listed()):
+        facts = {
+            "duplicate": one.key,
+            "shard": shown(one.shard),
+            "index": one.place,
+            "bytes": one.size_bytes,
+            "by": list(duplicates.by),
+            "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
+        }
+        if out.json:
+            out.object(facts)
+        if number < DUPLICATES_SHOWN:
+            out.note(
+                f"left out {one.key} (sample {one.place} of {one.shard}): same {by} as "
+                f"{one.first_key} (sample {one.first_place} of {one.first_shard})"
+            )
+        elif number == DUPLICATES_SHOWN:
+            out.note(f"... and {duplicates.total - number} more{more}")
+        write(json_line(facts))
 
 
 def check_plan_file(address: str | None, *, force: bool) -> None:

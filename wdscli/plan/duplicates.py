@@ -330,6 +330,18 @@ class Duplicates(NamedTuple):
         return [keys[at] for at in which.tolist()]
 
 
+class LeftOutSamples(NamedTuple):
+    """The samples that a plan leaves out, for the report: the repeated samples, an error for each damaged part of a
+    shard, and a line of JSON for each row and field of a joined table that is left out."""
+
+    duplicates: tuple[Duplicates, ...] = ()
+    damage: tuple[str, ...] = ()
+    rows: Sequence[bytes] = ()
+
+
+NOTHING_LEFT_OUT = LeftOutSamples()
+
+
 class Dedup(NamedTuple):
     """The condition for duplicates: equal keys, equal payloads of some fields, or both. A sample that lacks one of the
     fields is never a duplicate. If ``rekeyed`` is true, all samples get new keys, but the old keys are compared."""

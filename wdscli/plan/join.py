@@ -29,7 +29,7 @@ from xxhash import xxh3_64_intdigest
 from wdscli.arrays import I64, U32, U64, Mask, Rows, numpy, runs
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
-from wdscli.plan.duplicates import repeated_error, repeated_keys
+from wdscli.plan.duplicates import Pairs, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.orders import VALUED_BYTES, Arranged, Look, Order, Surveyed
 from wdscli.plan.request import Request
@@ -208,18 +208,20 @@ class Join(Order):
         shard = table.write_shard(place, request, progress, look)
         return Input(address, place, stamp=shard.stamp), shard
 
-    def repeated(self, surveyed: Surveyed, request: Request) -> I64:
+    def repeated(self, surveyed: Surveyed, request: Request) -> Pairs:
         """Return the rows that repeat a key in their set. Raises DataError if repeated keys are an error."""
-        table, reader, gone = surveyed.samples, surveyed.reader, []
+        table, reader = surveyed.samples, surveyed.reader
         is_error = request.on_duplicate == "error"
+        rows, firsts = list[I64](), list[I64]()
         for first, end in _bounds(surveyed):
-            of_set = table.part(first, end)
-            pairs = repeated_keys(of_set, reader, first_only=is_error)
+            set_table = table.part(first, end)
+            pairs = repeated_keys(set_table, reader, first_only=is_error)
             if len(pairs.rows) and is_error:
                 hint = "a join needs each key once in a set: --on-duplicate skip leaves out later ones"
-                raise repeated_error(of_set, reader, pairs, hint=hint)
-            gone.append(pairs.rows + first)
-        return numpy.concatenate(gone)
+                raise repeated_error(set_table, reader, pairs, hint=hint)
+            rows.append(pairs.rows + first)
+            firsts.append(pairs.firsts + first)
+        return Pairs(numpy.concatenate(rows), numpy.concatenate(firsts))
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         """Return the rows of first parts in output order, and the rows of each later set. The rows of first parts then

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from wdscli.arrays import I64, U64, Rows, numpy
 from wdscli.ordering import rank_places
 from wdscli.plan.cut import Part
-from wdscli.plan.duplicates import Rereader
+from wdscli.plan.duplicates import Pairs, Rereader
 from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
@@ -162,7 +162,7 @@ class Order:
         sets."""
         return [template._replace(selection=reading_selection(request, self))]
 
-    def repeated(self, surveyed: Surveyed, request: Request) -> I64 | None:
+    def repeated(self, surveyed: Surveyed, request: Request) -> Pairs | None:
         """Return the rows to leave out because they repeat a key of their set. None means that all sets are compared
         together. Raises DataError if repeats are an error."""
         return None

@@ -25,9 +25,13 @@ from wdscli.plan.duplicates import (
     DUPLICATE,
     HINT,
     JOIN_HINT,
+    KEY,
+    NOTHING_LEFT_OUT,
     Dedup,
     Digests,
     Duplicates,
+    LeftOutSamples,
+    Pairs,
     Rereader,
     rename,
     repeated_error,
@@ -150,8 +154,8 @@ class ReorderPlan:
     """Whether operation, options, seed and inputs completely decide the plan."""
     brings: bool = False
     """Whether remote inputs are downloaded before the first shard is made."""
-    duplicates: Duplicates | None = None
-    """The duplicates left out by ``--dedup``."""
+    left_out: LeftOutSamples = NOTHING_LEFT_OUT
+    """The samples left out by ``--dedup``, ``--on-duplicate skip`` and ``--on-error skip``."""
     transform: Mapping[str, Any] | None = None
     """The transform of each sample, as plain values. The planned sizes are the sizes before the transform."""
     parents: Sequence[tuple[str, Manifest | None]] = ()
@@ -217,7 +221,7 @@ class _Planning:
         self.scratch = scratch
         self.progress = progress
         self.rekey: Rekey | None = None
-        self.duplicates: Duplicates | None = None
+        self.left_out = NOTHING_LEFT_OUT
         self.dropped: dict[str, int] = {}
         self.bytes_of_table = 0
 
@@ -290,6 +294,7 @@ class _Planning:
             self.sets.append(self.total_sets)
             self.total_sets += 1
             self.bytes_of_table, self.dropped = made.size_bytes, made.dropped
+            self.left_out = LeftOutSamples(rows=made.report)
         self.templates = self._templates()
         self.states = [template.selection.new_state(request.on_error) for template in self.templates]
         self.collected = Collected(
@@ -416,7 +421,9 @@ class _Planning:
         for other in self.states[1:]:
             state.merge_names(other)
         warnings = [message for found in self.surveys for message in found.warnings]
-        for message in [*warnings, *request.selection.remarks(state)]:
+        damage = tuple(message for found in self.surveys for message in found.damage)
+        self.left_out = self.left_out._replace(damage=damage)
+        for message in [*warnings, *damage, *request.selection.remarks(state)]:
             self.progress.warn(message)
         for found in self.surveys:
             state.seen_names.merge(found.seen_names)
@@ -442,8 +449,8 @@ class _Planning:
         """Apply ``--dedup`` and ``--on-duplicate`` to samples with a repeated key or repeated payloads."""
         policy, surveyed = self.request.on_duplicate, self.surveyed
         reader = surveyed.reader
-        if (rows := self.order.repeated(surveyed, self.request)) is not None:
-            self._leave_out(DUPLICATE_KEY, rows)
+        if (pairs_of_sets := self.order.repeated(surveyed, self.request)) is not None:
+            self._leave_out_repeated_keys(pairs_of_sets)
             return
         if self.dedup is not None:
             extract, digests = self.templates[0].extract, None
@@ -452,7 +459,8 @@ class _Planning:
                 rest = None if digests is None or extract.other is None else digests.behind(DIGEST_BYTES)
                 self.surveyed = surveyed._replace(values=rest)
             there = set[bytes]().union(*(found.seen_names.fields for found in self.surveys))
-            pairs, self.duplicates = self.dedup.find(surveyed.samples, digests, there, reader, self.progress)
+            pairs, duplicates = self.dedup.find(surveyed.samples, digests, there, reader, self.progress)
+            self.left_out = self.left_out._replace(duplicates=(duplicates,))
             self._leave_out(DUPLICATE, pairs.rows)
         table = self.surveyed.samples
         pairs = repeated_keys(table, reader, first_only=policy == "error")
@@ -463,7 +471,15 @@ class _Planning:
             self.rekey = self.rekey or Rekey(DEFAULT)
             rename(table, reader, pairs.rows.tolist(), self.rekey)
         if policy == "skip":
-            self._leave_out(DUPLICATE_KEY, pairs.rows)
+            self._leave_out_repeated_keys(pairs)
+
+    def _leave_out_repeated_keys(self, pairs: Pairs) -> None:
+        """Leave out the samples that repeat a key, and keep their places for the report."""
+        table, reader = self.surveyed.samples, self.surveyed.reader
+        if len(pairs.rows):
+            repeated = Duplicates((KEY,), table.apart(pairs.rows), table.apart(pairs.firsts), reader)
+            self.left_out = self.left_out._replace(duplicates=(*self.left_out.duplicates, repeated))
+        self._leave_out(DUPLICATE_KEY, pairs.rows)
 
     def _leave_out(self, reason: str, rows: I64) -> None:
         """Leave out the samples of these rows, which are in ascending order."""
@@ -521,7 +537,7 @@ class _Planning:
             contents,
             self._counts(sizes.oversized(self.cuts)),
             choose(request, self.inputs, contents.row_lists),
-            duplicates=self.duplicates,
+            left_out=self.left_out,
             is_repeatable=self.order.is_repeatable and request.is_repeatable and not self.rekey,
             transform=self.order.transform,
             parents=parents_of(self.shards) if is_view(request.output) else (),

@@ -161,6 +161,8 @@ class Survey:
     ignored: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    """An error for each damaged part that was left out."""
 
     def taken(self) -> Iterator[RowBlock]:
         """Yield all rows with their values, and release them."""
@@ -416,7 +418,7 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
 
 
 def _warner(found: Survey) -> Callable[[DataError], None]:
-    return lambda error: found.warnings.append(str(error))
+    return lambda error: found.damage.append(str(error))
 
 
 def _index_for(

@@ -202,4 +202,4 @@ def map(
     request = read_request(shards, output, run.inputs, general, **settings)
     request = request._replace(settings=request.settings._replace(values=value_names(values)))
     with map_order(request, transform) as (request, order):
-        reorder(out, request, order, dry_run=output.dry_run, report=run.inputs.report)
+        reorder(out, request, order, dry_run=output.dry_run)

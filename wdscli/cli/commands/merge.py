@@ -110,4 +110,4 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
     is_equal = sets.weights == "equal"
     weights = None if is_equal else sets.weights
     order = merge_order(request, interleave=is_equal, weights=weights, stop=sets.stop)
-    reorder(out, request, order, dry_run=output.dry_run, report=more.inputs.report)
+    reorder(out, request, order, dry_run=output.dry_run)

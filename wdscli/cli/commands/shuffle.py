@@ -51,7 +51,7 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more:
         )
     out, request = read_options(shards, output, more, own_seed=True)
     if not order.quality:
-        reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run, report=more.inputs.report)
+        reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run)
         return
     from wdscli.look.quality import WINDOW, MeasuredShuffle
 
@@ -61,7 +61,7 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more:
         if measured.quality is not None:
             _print_quality(out, measured.quality)
 
-    reorder(out, request, measured, dry_run=output.dry_run, report=more.inputs.report, planned=show)
+    reorder(out, request, measured, dry_run=output.dry_run, planned=show)
 
 
 def _print_quality(out: Out, quality: "Quality") -> None:

@@ -47,7 +47,7 @@ def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: Re
     out, request = read_options(shards, output, more)
     if lists:
         listed = listed_order(request, lists[0], order.missing)
-        reorder(out, request, listed, dry_run=output.dry_run, report=more.inputs.report)
+        reorder(out, request, listed, dry_run=output.dry_run)
         return
     how = sort_order(
         order.by or [],
@@ -55,4 +55,4 @@ def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: Re
         missing=order.missing,
         lenient=request.on_error == "skip",
     )
-    reorder(out, request, how, dry_run=output.dry_run, report=more.inputs.report)
+    reorder(out, request, how, dry_run=output.dry_run)

@@ -56,4 +56,4 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
     missing = "drop" if parts.missing == "skip" else parts.missing
     options = {**parts._asdict(), "by": next(iter(fields), None), "by_map": lists, "missing": missing}
     order = split_order(request, SplitOptions(**options))
-    reorder(out, request, order, dry_run=output.dry_run, report=more.inputs.report)
+    reorder(out, request, order, dry_run=output.dry_run)
