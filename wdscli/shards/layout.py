@@ -199,9 +199,8 @@ def laid_out(
     size = _column(layers, lambda layer: layer.index.member_sizes)
     origins = partial(_origins, layers, keys)
     if arrange is not None:
-        chosen, codes = _arranged(
-            sample, code, _column(layers, lambda layer: layer.set_number), fields, arrange
-        )
+        set_numbers = _column(layers, lambda layer: layer.set_number)
+        chosen, codes = _arranged(sample, code, set_numbers, fields, arrange)
         origins = partial(_origins, layers, keys, chosen, codes == code[chosen])
         sample, size, code = sample[chosen], size[chosen], codes
     texts, code = _by_appearance(list(fields), code, layers)
@@ -242,9 +241,8 @@ def _values(layers: Sequence[Layer], total: int) -> dict[str, Numbers]:
     values: dict[str, Numbers] = {}
     for number in {layer.set_number for layer in layers}:
         set_layers = [layer for layer in layers if layer.set_number == number]
-        other_fields = {
-            field for layer in layers if layer.set_number != number for field in layer.index.fields
-        }
+        other_layers = (layer for layer in layers if layer.set_number != number)
+        other_fields = {field for layer in other_layers for field in layer.index.fields}
         samples: I64 = numpy.arange(total)[set_layers[0].samples]
         if len(set_layers) > 1:
             samples = numpy.concatenate([numpy.arange(total)[layer.samples] for layer in set_layers])

@@ -355,14 +355,14 @@ class Catalog:
         assert self._held is not None
         if self.manifest is not None and self.fields is not None:
             totals = [shard.fields.values() for shard in self.manifest.shards]
-            shard_sizes = [
+            sizes = [
                 sum(MEMBER_BYTES * field.count + field.size_bytes for field in fields) for fields in totals
             ]
         else:
             tables = self.each(self.table)
-            shard_sizes = [MEMBER_BYTES * len(table.sizes) + int(table.sizes.sum()) for table in tables]
-        sizes: I64 = numpy.array(shard_sizes, dtype=numpy.int64)
-        return numpy.maximum(1, -(-ORDER_BLOCK_BYTES * self._held // numpy.maximum(1, sizes)))
+            sizes = [MEMBER_BYTES * len(table.sizes) + int(table.sizes.sum()) for table in tables]
+        at_least_one: I64 = numpy.maximum(1, numpy.array(sizes, dtype=numpy.int64))
+        return numpy.maximum(1, -(-ORDER_BLOCK_BYTES * self._held // at_least_one))
 
     def each(self, function: Callable[[int], Result]) -> Iterator[Result]:
         """Yield ``function(number)`` for every shard, in order. Calls for remote shards run at the same time."""
