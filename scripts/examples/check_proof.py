@@ -23,21 +23,14 @@ def keys_of(path: str) -> list[bytes]:
     """The keys of a tar: names up to the first dot after the last slash, once for neighbours with the same key."""
     with tarfile.open(path, "r:*", encoding="utf-8", errors="surrogateescape") as tar:
         members = tar.getmembers()
-    unclear = next((member.name for member in members if not is_clear(member)), None)
-    if unclear is not None:
-        sys.exit(
-            f"the search is not complete: {path} has a member that is no file with a safe name: {unclear!r}"
-        )
+    for member in members:
+        name = member.name
+        is_file = member.isreg() and not member.issparse() and not (member.size and name.endswith("/"))
+        is_safe = name and name[0] != "/" and ".." not in name.split("/") and "\0" not in name
+        if not (is_safe and (is_file or member.isdir())):
+            sys.exit(f"the search is not complete: {path} has a member that is no clear file: {name!r}")
     names = (NAME.fullmatch(member.name) for member in members if member.isreg())
     return [key for key, _ in groupby(name[1].encode("utf-8", "surrogateescape") for name in names if name)]
-
-
-def is_clear(member: tarfile.TarInfo) -> bool:
-    """Whether all readers find the same name and payload: a file or a folder inside the folder of the tar."""
-    name = member.name
-    is_safe = name and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
-    is_file = member.isreg() and not member.issparse() and not (member.size and name.endswith("/"))
-    return bool(is_safe and (is_file or member.isdir()))
 
 
 def keys_of_shards(path: str) -> Iterator[list[bytes]]:

@@ -461,7 +461,7 @@ def test_proofs_of_absence(shuffled: bool, tmp_path: Path, monkeypatch: pytest.M
     Path("out.txt").write_text("k4\n")
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert "another list" in ran.stderr
-    assert len(CHECK_PROOF.read_text().splitlines()) <= 100
+    assert len(CHECK_PROOF.read_text().splitlines()) <= 90
 
 
 def test_another_payload_is_found_by_checksums(
