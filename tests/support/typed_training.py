@@ -13,6 +13,7 @@ import wdscli.loader as wds
 from wdscli.loader.mixing import Mixed
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
     from typing_extensions import assert_type
 else:
 
@@ -49,14 +50,22 @@ def main(urls: str) -> list[Any]:
 
     decoded = raw.select(lambda one: len(one["txt"]) > 0).rename(label="cls").decode().map_dict(label=int)
     assert_type(decoded, "wds.WebDataset[wds.Sample]")
-    assert_type(decoded.batched(4), "wds.WebDataset[dict[str, Any]]")
+    assert_type(decoded.batched(4), "wds.WebDataset[Any]")
     assert_type(decoded.listed(4).map(len), "wds.WebDataset[int]")
-    assert_type(decoded.to_tuple("txt label").batched(4), "wds.WebDataset[tuple[Any, ...]]")
-    assert_type(pairs.batched(2, collation_fn=None).unlisted(), "wds.WebDataset[tuple[str, int]]")
+    assert_type(pairs.listed(2).unlisted(), "wds.WebDataset[tuple[str, int]]")
+    if TYPE_CHECKING:
+        for batches in (
+            decoded.batched(4, bucket="json.width", buckets=[3, 6], same_bucket=True),
+            decoded.batched(budget=100, length="len(txt)", max_samples=4, window=5),
+            decoded.batched(4, list, False, bucket="cls", buckets={(0, 5): 2, (5, 10): 3}),
+        ):
+            assert_type(batches, "wds.WebDataset[Any]")
 
-    loader = wds.WebLoader(decoded.batched(4), num_workers=0)
+    loader = wds.WebLoader(decoded, 4, num_workers=0)
     assert_type(loader, "wds.WebLoader[dict[str, Any]]")
     assert_type(loader.unbatched().batched(2), "wds.WebLoader[Any]")
+    assert_type(wds.WebLoader(pairs, drop_last=True), "wds.WebLoader[list[Any]]")
+    assert_type(wds.WebLoader(decoded, 4, collate_fn=len), "wds.WebLoader[Any]")
     columns = [len(batch["label"]) for batch in loader]
 
     table = wds.IndexedDataset(urls).decode()
@@ -64,28 +73,22 @@ def main(urls: str) -> list[Any]:
     assert_type(table["n3"], "dict[str, Any]")
     assert_type(table.map(lambda one: len(one["txt"]))[0], int)
     assert_type(table.to_tuple("cls", "txt").__getitems__([0]), "list[tuple[Any, ...]]")
+    if TYPE_CHECKING:
+        assert_type(next(iter(raw)), "wds.RawSample | Any")
+        assert_type(DataLoader(table, batch_size=4), "DataLoader[wds.Sample]")
+        assert_type(DataLoader(raw, batch_size=None), "DataLoader[wds.RawSample | Any]")
     for row in wds.IndexedDataset(urls):
         raw_text: bytes = row["txt"]
 
     both = wds.mix([(pairs, 2), (pairs, 1)])
-    assert_type(both, Mixed[tuple[str, int]])
-    assert_type(wds.mix({"set": (table, 1)}), Mixed[wds.Sample])
-    assert_type(
-        wds.mix({"one": (pairs, 2), "two": (pairs, 1)}).listed(2), "wds.WebDataset[list[tuple[str, int]]]"
-    )
-    assert_type(wds.mix([decoded, decoded]).batched(4), "wds.WebDataset[dict[str, Any]]")
+    assert_type(both, Mixed[Any])
     assert_type(wds.mix([decoded, decoded]).map(len), "wds.WebDataset[int]")
     assert_type(wds.RandomMix([pairs, pairs], [0.7, 0.3]), "wds.RandomMix[tuple[str, int]]")
     assert_type(wds.RoundRobin([decoded, decoded]).map(len), "wds.DataPipeline[int]")
-    raws = wds.mix([raw, raw])
-    assert_type(raws, "Mixed[wds.RawSample | Any]")
-    tuples = wds.mix([decoded.to_tuple("txt label"), decoded.to_tuple("txt label")])
-    assert_type(tuples, "Mixed[tuple[Any, ...]]")
-    assert_type(tuples.batched(4), "wds.WebDataset[tuple[Any, ...]]")
     for first in wds.mix({urls: 1}):
         raw_text = first["txt"]
     loaded = wds.WebLoader(wds.mix({decoded: 1, wds.WebDataset(urls).decode(): 2}).batched(4))
-    assert_type(loaded, "wds.WebLoader[dict[str, Any]]")
+    assert_type(loaded, "wds.WebLoader[Any]")
 
     pipeline: wds.DataPipeline[tuple[str, int]] = wds.DataPipeline(
         wds.SimpleShardList(urls), wds.tarfile_to_samples(), wds.map(labelled)
@@ -107,7 +110,9 @@ def refused(urls: str) -> None:
     data = wds.WebDataset(urls, shufle="window")  # type: ignore[call-arg]
     data.decod()  # type: ignore[attr-defined]
     data.decode("pil", hander=print)  # type: ignore[call-arg]
-    data.decode().batched(4, parial=False)  # type: ignore[call-overload]
+    data.decode().batched(4, parial=False)  # type: ignore[call-arg]
+    data.batched(4, bucket="index", buckets=4)  # type: ignore[arg-type]
+    wds.mix([data, data], stop="longest")  # type: ignore[arg-type]
     wds.shufle(100)  # type: ignore[attr-defined]
     wds.shuffle(bufsiz=100)  # type: ignore[call-arg]
     wds.WebLoader(data).unbached()  # type: ignore[attr-defined]

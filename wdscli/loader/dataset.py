@@ -53,7 +53,7 @@ Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
 """The rows of skipped samples (:meth:`Counts.rows`), and the seconds that the process spent on each kind of work."""
 
 
-class Iterated(TorchIterable, Fluent[Item]):
+class Iterated(TorchIterable[Item], Fluent[Item]):
     """A dataset that each process iterates separately, epoch after epoch."""
 
     _state: IterationState

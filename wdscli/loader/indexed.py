@@ -39,6 +39,7 @@ from wdscli.loader.checks import Urls, want_whole, wanted_fields
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import stretches
 from wdscli.loader.order.source import EpochReader, Fact, PositionSource
+from wdscli.loader.place.ranks import Dataset
 from wdscli.loader.read.catalog import Access, Catalog
 from wdscli.loader.read.failures import (
     Counts,
@@ -246,7 +247,7 @@ BYTES_PER_READ = 32 << 20
 """The approximate largest number of bytes that are read together when a table is iterated."""
 
 
-class IndexedDataset(PerSample[Item]):
+class IndexedDataset(PerSample[Item], Dataset[Item]):
     """A table of the samples in a set of shards. A sample is found by its number, from 0 in the order of the set, or by
     its key.
 

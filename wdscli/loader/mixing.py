@@ -3,13 +3,11 @@
 :class:`Mixed` is the dataset of a :class:`~wdscli.loader.mix_sources.MixSource`. Each sample carries the number of its
 set. The stages of its set run first, and then the stages of the mix. This module does not know the order of samples."""
 
-# mypy: disable-error-code="overload-overlap"
-
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
@@ -21,13 +19,12 @@ from wdscli.loader.order.source import PositionSource, seen_as
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Share, Tail
 from wdscli.loader.read.failures import Counts
-from wdscli.loader.stages.flow import DROPPED, BatchStage, Item, Pipeline, RawSample, Spread
+from wdscli.loader.stages.flow import DROPPED, BatchStage, Item, Pipeline, Spread
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.torch_loader import WebLoader
 from wdscli.loader.webdataset import WebDataset
 from wdscli.shown import shown
 
-New = TypeVar("New")
 Self = TypeVar("Self", bound="Mixed[Any]")
 USAGE = "mix({address: weight, ...}) or mix({name: (dataset, weight), ...})"
 NAMED_USAGE = 'mix({"a": dataset, "b": dataset}, repeat={"a": 2}), or weights=[(0, {"a": 1, "b": 0}), ...]'
@@ -302,26 +299,6 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     )
 
 
-@overload
-def mix(
-    datasets: Mapping[str, Weight]
-    | Mapping[str, tuple[str, Weight]]
-    | Sequence[tuple[str, Weight]]
-    | Sequence[str],
-    **how: Any,
-) -> Mixed[RawSample | Any]: ...
-@overload
-def mix(datasets: Mapping[PositionDataset[New], Weight], **how: Any) -> Mixed[New]: ...
-@overload
-def mix(
-    datasets: Mapping[str, tuple[Iterable[New], Weight]] | Sequence[tuple[Iterable[New], Weight]], **how: Any
-) -> Mixed[New]: ...
-@overload
-def mix(datasets: Sequence[Iterable[New]], **how: Any) -> Mixed[New]: ...
-@overload
-def mix(datasets: Sequence[Callable[[], Iterable[New]]], **how: Any) -> Mixed[New]: ...
-@overload
-def mix(datasets: Mapping[Any, Any], **how: Any) -> Mixed[Any]: ...
 def mix(
     datasets: Mapping[Any, Any] | Sequence[Any],
     *,

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from wdscli.loader.stages.flow import giving
 
     _ANYTHING = cast("WebLoader[Any]", None)
-    Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any]")
-    """The types of items that torch yields unchanged. torch converts tuples to lists."""
 
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
@@ -90,11 +88,36 @@ class WebLoader(Fluent[Item]):
 
     @overload
     def __init__(
-        self: WebLoader[Kept], dataset: Iterable[Kept], batch_size: None = ..., **options: Any
+        self: WebLoader[dict[str, Any]],
+        dataset: Iterable[dict[str, Any]],
+        batch_size: int | Literal["auto"] | None = ...,
+        *,
+        num_workers: int = ...,
+        collate_fn: None = ...,
+        drop_last: bool = ...,
+        **options: Any,
     ) -> None: ...
     @overload
     def __init__(
-        self: WebLoader[Any], dataset: object, batch_size: int | Literal["auto"] | None = ..., **options: Any
+        self: WebLoader[list[Any]],
+        dataset: Iterable[tuple[Any, ...] | list[Any]],
+        batch_size: int | Literal["auto"] | None = ...,
+        *,
+        num_workers: int = ...,
+        collate_fn: None = ...,
+        drop_last: bool = ...,
+        **options: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: WebLoader[Any],
+        dataset: object,
+        batch_size: int | Literal["auto"] | None = ...,
+        *,
+        num_workers: int = ...,
+        collate_fn: Function | None = ...,
+        drop_last: bool = ...,
+        **options: Any,
     ) -> None: ...
     def __init__(
         self,

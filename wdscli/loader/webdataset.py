@@ -5,12 +5,12 @@ meaning here, it is an error with a hint; it is never ignored. This module does 
 or divided."""
 
 # Methods that change the type of items are declared here, because the base classes cannot declare their types.
-# mypy: disable-error-code="assignment, overload-overlap, override"
+# mypy: disable-error-code="assignment, override"
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from wdscli.errors import UsageError
 from wdscli.loader.checks import ShardList, Urls, want_word, wanted_fields
@@ -29,7 +29,7 @@ from wdscli.loader.stages.per_sample import Files
 from wdscli.loader.streams import ShardStream, check_stream
 
 if TYPE_CHECKING:
-    from wdscli.loader.stages.flow import Unknown, giving
+    from wdscli.loader.stages.flow import giving
     from wdscli.plan.join import JoinKind
 
     New = TypeVar("New")
@@ -138,6 +138,8 @@ class WebDataset(PositionDataset[Item]):
         to_tuple = giving(PositionDataset.to_tuple, _TUPLES)
         extract_keys = giving(PositionDataset.extract_keys, _TUPLES)
         compose = giving(PositionDataset.compose, _ANYTHING)
+        batched = giving(PositionDataset.batched, _ANYTHING)
+        unbatched = giving(PositionDataset.unbatched, _ANYTHING)
         map_dict = giving(PositionDataset.map_dict, _SAMPLES)
         xdecode = giving(PositionDataset.xdecode, _SAMPLES)
 
@@ -148,39 +150,6 @@ class WebDataset(PositionDataset[Item]):
         def listed(self, batchsize: int, partial: bool = True) -> WebDataset[list[Item]]: ...
 
         def unlisted(self: WebDataset[list[New]]) -> WebDataset[New]: ...
-
-        @overload
-        def batched(
-            self: WebDataset[Unknown], batchsize: int = 20, *, partial: bool = True
-        ) -> WebDataset[Any]: ...
-        @overload
-        def batched(
-            self: WebDataset[dict[str, Any]], batchsize: int = 20, *, partial: bool = True
-        ) -> WebDataset[Sample]: ...
-        @overload
-        def batched(
-            self: WebDataset[tuple[Any, ...]], batchsize: int = 20, *, partial: bool = True
-        ) -> WebDataset[tuple[Any, ...]]: ...
-        @overload
-        def batched(
-            self, batchsize: int = 20, collation_fn: None = ..., partial: bool = True
-        ) -> WebDataset[list[Item]]: ...
-        @overload
-        def batched(
-            self,
-            batchsize: int = 20,
-            collation_fn: Callable[[list[Item]], New] = ...,
-            partial: bool = True,
-        ) -> WebDataset[New]: ...
-        def batched(self, *args: Any, **more: Any) -> Any: ...
-
-        @overload
-        def unbatched(self: WebDataset[Unknown]) -> WebDataset[Any]: ...
-        @overload
-        def unbatched(self: WebDataset[dict[str, Any]]) -> WebDataset[Sample]: ...
-        @overload
-        def unbatched(self) -> WebDataset[tuple[Any, ...]]: ...
-        def unbatched(self) -> Any: ...
 
     _renaming: Renaming | None = None
     _shards: tuple[IndexedSource, Shuffle, Sequence[str] | None] | None = None

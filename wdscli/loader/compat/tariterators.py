@@ -93,7 +93,7 @@ def expand_source(source: Urls, max_urls: int = 10**9) -> list[str]:
     return addresses_of(islice(source, max_urls))
 
 
-class _Shards(TorchIterable):
+class _Shards(TorchIterable[Any]):
     """The base class of lists of shards. A list yields ``{"url": ...}``, and torch's DataLoader treats the list as an
     IterableDataset."""
 

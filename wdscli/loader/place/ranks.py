@@ -20,7 +20,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError
@@ -100,7 +100,16 @@ def in_worker() -> bool:
     return worker_info() is not None
 
 
-class TorchIterable:
+Element = TypeVar("Element", covariant=True)
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset as Dataset
+else:
+
+    class Dataset(Generic[Element]):
+        """torch's class for type checkers. At run time it is an empty class, because torch takes seconds to import."""
+
+
+class TorchIterable(Dataset[Element]):
     """The base of datasets that torch's DataLoader accepts as IterableDatasets. The program must import torch before it
     makes the dataset. This class is registered as a virtual subclass, because a real subclass would have to import
     torch, which takes seconds."""
@@ -113,7 +122,7 @@ class TorchIterable:
             data.IterableDataset.register(cls)
         return super().__new__(cls)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: Any) -> Element:
         raise UsageError(
             f"a {type(self).__name__} cannot return samples by number; iterate over it",
             hint="import torch.utils.data before the dataset is made, or use IndexedDataset for samples by number",

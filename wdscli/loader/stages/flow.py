@@ -58,10 +58,6 @@ if TYPE_CHECKING:
         def __getitem__(self, name: str) -> bytes: ...
         def __getitem__(self, name: str) -> Any: ...
 
-    class Unknown:
-        """A type that no item has. A method that is declared for this type matches only datasets with items of unknown
-        type."""
-
     def giving(
         method: Callable[Concatenate[Any, Arguments], Any], given: Given
     ) -> Callable[Concatenate[Any, Arguments], Given]:
