@@ -107,7 +107,7 @@ class TestShares:
                 processes = least(found.jobs) - LEAST_PLAN_BYTES - found.jobs * LEAST_TASK_BYTES
                 assert processes + found.jobs * found.task <= limit
                 assert MAIN_BYTES + found.plan <= limit
-                assert found.given
+                assert found.is_user_set
                 assert not found.warning
 
     def test_what_the_machine_has_when_nobody_says(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,9 @@ from wdscli.plan.table import (
     Joined,
     Ordered,
     PlanTable,
-    are_those,
     collision,
     hashes_of,
+    have_planned_headers,
     headers_of,
     headers_of_batch,
     in_turn,
@@ -123,7 +123,7 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
         return None
     if rows.sum_of("out") + len(END_OF_ARCHIVE) != one.stamp.size_bytes:
         return None
-    if task.beside is not None and any(other.sum_of("length") for other in task.beside.others):
+    if task.beside is not None and any(other.sum_of("length") for other in task.beside.later_parts):
         return None
     original = find_original(one.address, task.address, task.settings)
     # If the input is a view, the headers of its base must be unchanged.
@@ -178,7 +178,7 @@ class Copier:
         self.task = task
         self.inputs = inputs
         self.shard = shard
-        lists = [task.samples, *(task.beside.others if task.beside is not None else ())]
+        lists = [task.samples, *(task.beside.later_parts if task.beside is not None else ())]
         self.width = len(lists)
         self.rows = in_turn(lists)
         self.slots: dict[tuple[tuple[int, Shape], ...], list[tuple[bytes, int, int]]] = {}
@@ -362,7 +362,7 @@ class Copier:
         if counts is None or (width > 1 and not planned.all()):
             return False
         names, sizes = hashes_of(arrays.fields)[arrays.codes], arrays.sizes.view(numpy.uint64)
-        if not are_those(headers_of(names, sizes, counts), planned).all():
+        if not have_planned_headers(headers_of(names, sizes, counts), planned).all():
             return False
         self.shard.write_arrays(found.settle(view), arrays)
         return True
@@ -410,7 +410,7 @@ class Copier:
         if counts is None:
             raise self._first_changed()
         found = headers_of(hashes_of(batch.fields), numpy.array(batch.sizes, dtype=numpy.uint64), counts)
-        same = are_those(found, chunk.rows.headers[self.runs])
+        same = have_planned_headers(found, chunk.rows.headers[self.runs])
         if not same.all():
             raise self._changed(int(self.runs[same.argmin()]))
         if self.width > 1:
@@ -522,7 +522,7 @@ class Copier:
             raise self._changed(row) from None
         if len(batch.keys) != 1 or not self._is_planned(sample, batch.keys[0]):
             raise self._changed(row)
-        if not are_those(headers_of_batch(batch), self.chunk.rows.headers[row : row + 1]).all():
+        if not have_planned_headers(headers_of_batch(batch), self.chunk.rows.headers[row : row + 1]).all():
             raise self._changed(row)
         return batch
 

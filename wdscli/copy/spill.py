@@ -156,7 +156,7 @@ def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int, w
     if space.is_local:
         return sizes
     # A task may use three times limits.task. A chunk is sent from the memory that it was loaded into.
-    room = 3 * limits.task - CLIENT_BYTES if limits.given else min(limits.cache, MOST_STORED_BYTES)
+    room = 3 * limits.task - CLIENT_BYTES if limits.is_user_set else min(limits.cache, MOST_STORED_BYTES)
     chunk = _even_part(total, max(limits.task, room), workers)
     bucket = max(limits.task, room - SENDING_BYTES)
     return sizes._replace(chunk=chunk, bucket=bucket, large=LARGE_STORED_BYTES)

@@ -88,8 +88,10 @@ class Cuts(NamedTuple):
         if self.max_count is not None and not {self.max_count, -1} & {*counts}:
             return False
         # Two inputs that fit in one shard are merged.
-        most = self.max_size
-        return most is None or any((one or most) + (two or most) > most for one, two in pairwise(sizes))
+        max_size = self.max_size
+        return max_size is None or any(
+            (size or max_size) + (next_size or max_size) > max_size for size, next_size in pairwise(sizes)
+        )
 
 
 class Outputs:
@@ -226,13 +228,13 @@ class Sizes(NamedTuple):
     def of(cls, ordered: Ordered) -> Sizes:
         """The sizes of all samples."""
         total = ordered.total
-        found = cls(numpy.zeros(total + 1, dtype=numpy.int64), numpy.empty(total, dtype=numpy.uint32))
+        sizes = cls(numpy.zeros(total + 1, dtype=numpy.int64), numpy.empty(total, dtype=numpy.uint32))
         for first, lengths in ordered.blocks_of("out"):
             end = first + len(lengths)
-            found.totals[first + 1 : end + 1] = found.totals[first] + lengths.cumsum(dtype=numpy.int64)
+            sizes.totals[first + 1 : end + 1] = sizes.totals[first] + lengths.cumsum(dtype=numpy.int64)
         for first, members in ordered.blocks_of("members"):
-            found.members[first : first + len(members)] = members
-        return found
+            sizes.members[first : first + len(members)] = members
+        return sizes
 
     def shards(
         self, output: OutputSet, ends: Iterable[int], part: int = 0, begin: int = 0
@@ -248,8 +250,8 @@ class Sizes(NamedTuple):
         if cuts.max_size is None:
             return 0
         room = max(0, cuts.max_size - END_BYTES)
-        parts = (self.totals[part.start : part.stop + 1] for part in blocks_of(len(self.members)))
-        return sum(int((numpy.diff(some) > room).sum()) for some in parts)
+        blocks = (self.totals[part.start : part.stop + 1] for part in blocks_of(len(self.members)))
+        return sum(int((numpy.diff(totals) > room).sum()) for totals in blocks)
 
 
 def names_of(addresses: Sequence[str]) -> list[str]:
@@ -275,12 +277,12 @@ def cut(totals: I64, cuts: Cuts) -> list[int]:
     if cuts.shards is not None:
         return evenly(total, cuts.shards)
     count, room = cuts.max_count or total, (cuts.max_size or 1 << 62) - END_BYTES
-    ends, at = [], 0
-    while at < total:
-        fits = int(totals.searchsorted(int(totals[at]) + room, side="right")) - 1
+    ends, begin = [], 0
+    while begin < total:
+        fits = int(totals.searchsorted(int(totals[begin]) + room, side="right")) - 1
         # A sample larger than the limit gets its own shard.
-        at = max(min(at + count, fits), at + 1)
-        ends.append(at)
+        begin = max(min(begin + count, fits), begin + 1)
+        ends.append(begin)
     return ends
 
 
@@ -362,12 +364,12 @@ def planned_shards(
 ) -> tuple[tuple[OutputSet, ...], tuple[PlannedShard, ...]]:
     """Return the sets and shards to write. ``ends`` may give the ends of shards if there are no parts. Raises
     UsageError if the output's name does not fit the parts."""
-    made: list[OutputSet] = []
+    sets: list[OutputSet] = []
     shards: list[PlannedShard] = []
     begin = 0
     for number, part in enumerate(parts if parts is not None else [Part("", len(sizes.members))]):
-        made.append(outputs.set_of(part.name))
+        sets.append(outputs.set_of(part.name))
         totals = sizes.totals[begin : begin + part.samples + 1]
-        shards += sizes.shards(made[-1], cut(totals, cuts) if ends is None else ends, number, begin)
+        shards += sizes.shards(sets[-1], cut(totals, cuts) if ends is None else ends, number, begin)
         begin += part.samples
-    return tuple(made), tuple(shards)
+    return tuple(sets), tuple(shards)

@@ -61,18 +61,18 @@ class Sample(NamedTuple):
     number: int
     shard: str
     batch: SampleBatch
-    at: int
+    batch_row: int
     first: int = 0
     """The number of samples in the inputs before."""
 
     @property
     def key(self) -> bytes:
         """The sample's key in the input."""
-        return self.batch.keys[self.at]
+        return self.batch.keys[self.batch_row]
 
     def new_key(self, rekey: Rekey) -> bytes:
         """The sample's new key."""
-        return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.at, self.first)
+        return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.batch_row, self.first)
 
 
 KeyOf: TypeAlias = Callable[[Sample], bytes]
@@ -95,13 +95,13 @@ class Rereader(NamedTuple):
 
     def _of_shard(self, number: int, rows: dict[int, int]) -> Iterator[Sample]:
         """Yield samples of one shard. ``rows`` maps places in the shard to rows."""
-        task, found = self.template._replace(input=self.inputs[number]), 0
-        for row, (batch, at) in zip(rows.values(), samples_at(task, list(rows))):
-            yield Sample(row, number, task.address, batch, at, task.input.first)
-            found += 1
-        if found < len(rows):
+        task, read_samples = self.template._replace(input=self.inputs[number]), 0
+        for row, (batch, batch_row) in zip(rows.values(), samples_at(task, list(rows))):
+            yield Sample(row, number, task.address, batch, batch_row, task.input.first)
+            read_samples += 1
+        if read_samples < len(rows):
             raise DataError(
-                f"sample {list(rows)[found]} has disappeared",
+                f"sample {list(rows)[read_samples]} has disappeared",
                 code="changed",
                 shard=task.address,
                 hint="another program changed the shard: run the command again",
@@ -147,28 +147,28 @@ class Comparison(NamedTuple):
         InputError, DataError."""
         rows, firsts = array("q"), array("q")
         with Inputs(dict(enumerate(self.reader.inputs))) as inputs:
-            for some in groups.lists():
-                facts = self._read(sorted(chain(*some)))
-                for group in some:
+            for block in groups.lists():
+                facts = self._read(sorted(chain(*block)))
+                for group in block:
                     for row, first in self._repeats(group, facts, inputs):
                         rows.append(row)
                         firsts.append(first)
                     progress.advance(len(group))
                 if rows and first_only:
                     break
-        found = numpy.frombuffer(rows, dtype=numpy.int64)
-        order = numpy.argsort(found)
-        return Pairs(found[order], numpy.frombuffer(firsts, dtype=numpy.int64)[order])
+        repeats = numpy.frombuffer(rows, dtype=numpy.int64)
+        order = numpy.argsort(repeats)
+        return Pairs(repeats[order], numpy.frombuffer(firsts, dtype=numpy.int64)[order])
 
     def _read(self, rows: list[int]) -> dict[int, _Facts]:
-        found = {}
+        facts_of_rows = {}
         for sample in self.reader.samples(self.table, rows):
             key = b"" if self.key_of is None else self.key_of(sample)
-            batch, members = sample.batch, members_of(sample.batch, sample.at, self.fields) or []
-            places = [(batch.offsets[at], batch.sizes[at]) for at in members]
+            batch, members = sample.batch, members_of(sample.batch, sample.batch_row, self.fields) or []
+            places = [(batch.offsets[member], batch.sizes[member]) for member in members]
             exact = key, tuple(size for _, size in places)
-            found[sample.row] = _Facts(sample.number, exact, places)
-        return found
+            facts_of_rows[sample.row] = _Facts(sample.number, exact, places)
+        return facts_of_rows
 
     def _repeats(
         self, group: Sequence[int], facts: dict[int, _Facts], inputs: Inputs
@@ -186,16 +186,16 @@ class Comparison(NamedTuple):
                 near.append(row)
 
 
-def _have_one_content(one: _Facts, other: _Facts, inputs: Inputs) -> bool:
+def _have_one_content(first: _Facts, second: _Facts, inputs: Inputs) -> bool:
     """Return whether the payloads of two samples have equal bytes. Their sizes must be equal."""
-    for (offset, size), (other_offset, _) in zip(one.places, other.places, strict=True):
-        for at in range(0, size, PIECE_BYTES):
-            length, pieces = min(PIECE_BYTES, size - at), []
-            for number, begin in ((one.number, offset), (other.number, other_offset)):
+    for (first_offset, size), (second_offset, _) in zip(first.places, second.places, strict=True):
+        for piece_start in range(0, size, PIECE_BYTES):
+            length, pieces = min(PIECE_BYTES, size - piece_start), []
+            for number, begin in ((first.number, first_offset), (second.number, second_offset)):
                 # Open the shard again for each piece, because the limit of open shards may have closed it.
-                pieces.append(inputs[number].read_at(begin + at, length))
+                pieces.append(inputs[number].read_at(begin + piece_start, length))
                 if len(pieces[-1]) < length:
-                    raise cut_short(inputs[number].name, begin + at)
+                    raise cut_short(inputs[number].name, begin + piece_start)
             if pieces[0] != pieces[1]:
                 return False
     return True
@@ -263,7 +263,7 @@ def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey
     template, chosen = reader.template, frozenset(rows)
     for sample in reader.samples(table, rows):
         key = sample.new_key(rekey)
-        sizes = out_sizes(sample.batch, sample.at, template.selection, sample.shard, key)
+        sizes = out_sizes(sample.batch, sample.batch_row, template.selection, sample.shard, key)
         table.out_lengths[sample.row] = out_length(sizes, template.form)
         table.marks[sample.row] |= RENAMED
         table.keys[sample.row] = hash_key(key)
@@ -311,11 +311,11 @@ class Duplicates(NamedTuple):
     def listed(self) -> Iterator[Duplicate]:
         """Yield each duplicate, in input order. This reads the names again, and raises InputError and DataError."""
         for part in blocks_of(self.total, SAMPLES_AT_ONCE):
-            some, firsts = (PlanTable(one.rows[part]) for one in (self.samples, self.firsts))
-            keys, first_keys = self._keys(some), self._keys(firsts)
-            for row, key, first_key in zip(range(some.total), keys, first_keys, strict=True):
-                size = int(some.lengths[row])
-                yield Duplicate(key, *self._place(some, row), size, first_key, *self._place(firsts, row))
+            samples, firsts = PlanTable(self.samples.rows[part]), PlanTable(self.firsts.rows[part])
+            keys, first_keys = self._keys(samples), self._keys(firsts)
+            for row, key, first_key in zip(range(samples.total), keys, first_keys, strict=True):
+                size = int(samples.lengths[row])
+                yield Duplicate(key, *self._place(samples, row), size, first_key, *self._place(firsts, row))
 
     def _place(self, samples: PlanTable, row: int) -> tuple[str, int]:
         return self.reader.inputs[int(samples.shards[row])].address, int(samples.places[row])
@@ -326,8 +326,8 @@ class Duplicates(NamedTuple):
         # If several samples repeat the same sample, it is read once.
         _, rows, which = numpy.unique(where, return_index=True, return_inverse=True)
         distinct = samples.take(rows)
-        keys = [to_text(one.key) for one in self.reader.samples(distinct, range(distinct.total))]
-        return [keys[at] for at in which.tolist()]
+        keys = [to_text(sample.key) for sample in self.reader.samples(distinct, range(distinct.total))]
+        return [keys[place] for place in which.tolist()]
 
 
 class LeftOutSamples(NamedTuple):
@@ -379,17 +379,17 @@ class Dedup(NamedTuple):
         """The fields that some sample must have."""
         return [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
 
-    def extract(self, other: Extract | None) -> Extract | None:
-        """Return the extract for a survey, which also takes the values of ``other``. If the hashes of keys in the rows
-        are enough, return ``other`` itself."""
+    def extract(self, order_extract: Extract | None) -> Extract | None:
+        """Return the extract for a survey, which also takes the values of ``order_extract``. If the hashes of keys in
+        the rows are enough, return ``order_extract`` itself."""
         if self.fields or self.rekeyed:
-            return Digests(self, int.from_bytes(os.urandom(8), "little"), other)
-        return other
+            return Digests(self, int.from_bytes(os.urandom(8), "little"), order_extract)
+        return order_extract
 
-    def warn_of_none(self, there: Set[bytes], progress: Progress) -> None:
-        """Warn that no sample has all of the fields. If some field is not in ``there``, the fields of all samples, the
-        check of names reports it instead."""
-        if self.fields and there >= set(self.fields):
+    def warn_of_none(self, set_fields: Set[bytes], progress: Progress) -> None:
+        """Warn that no sample has all of the fields. If some field is not in ``set_fields``, the fields of all samples,
+        the check of names reports it instead."""
+        if self.fields and set_fields >= set(self.fields):
             progress.warn(
                 f"--dedup compared nothing: no sample has {' and '.join(map(to_text, self.fields))}"
             )
@@ -406,28 +406,28 @@ class Dedup(NamedTuple):
         member."""
         if self.by_key:
             yield batch.keys[row]
-        for at in members:
-            yield from pieces_of(at)
+        for member in members:
+            yield from pieces_of(member)
         if self.by_key + len(members) > 1:
-            lengths = [len(batch.keys[row])] * self.by_key + [batch.sizes[at] for at in members]
+            lengths = [len(batch.keys[row])] * self.by_key + [batch.sizes[member] for member in members]
             yield array("Q", lengths).tobytes()
 
     def find(
         self,
         table: PlanTable,
         digests: Values | None,
-        there: Set[bytes],
+        set_fields: Set[bytes],
         reader: Rereader,
         progress: Progress,
     ) -> tuple[Pairs, Duplicates]:
         """Find the samples that repeat another sample. ``digests`` are the values of :class:`Digests`; they are None if
-        only keys are compared. ``there`` has the fields of all samples. Raises InputError, DataError."""
+        only keys are compared. ``set_fields`` are the fields of all samples. Raises InputError, DataError."""
         if digests is None:
             pairs = repeated_keys(table, reader)
         else:
             groups = _groups_of_digests(digests)
             if digests.total and not len(groups.rows):
-                self.warn_of_none(there, progress)
+                self.warn_of_none(set_fields, progress)
             progress.start("comparing", int(groups.sizes.sum()), "samples")
             key_of: KeyOf | None = (lambda sample: sample.key) if self.by_key else None
             pairs = Comparison(table, reader, key_of, self.fields).pairs(groups, progress=progress)
@@ -445,44 +445,47 @@ def _groups_of_digests(values: Values) -> Groups:
     order = numpy.lexsort((halves[:, 1], halves[:, 0]))
     same: Mask = numpy.zeros(len(order), dtype=bool)
     for part in blocks_of(len(order), first=1):
-        some = halves[order[part.start - 1 : part.stop]]
-        same[part] = (some[1:] == some[:-1]).all(axis=1)
+        block = halves[order[part.start - 1 : part.stop]]
+        same[part] = (block[1:] == block[:-1]).all(axis=1)
     del halves
     return Groups.of(rows[order], same)
 
 
 @dataclass(frozen=True)
 class Digests(Extract):
-    """An extract that takes a digest of 16 bytes from each sample, followed by the value that ``other`` takes."""
+    """An extract that takes a digest of 16 bytes from each sample, followed by the value that ``order_extract``
+    takes."""
 
     dedup: Dedup
     seed: int = 0
-    other: Extract | None = None
+    order_extract: Extract | None = None
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        return frozenset(self.dedup.fields).union(() if self.other is None else self.other.payload_fields)
+        return frozenset(self.dedup.fields).union(
+            () if self.order_extract is None else self.order_extract.payload_fields
+        )
 
     @property
     def named(self) -> Sequence[Named]:
-        return [*self.dedup.named, *(() if self.other is None else self.other.named)]
+        return [*self.dedup.named, *(() if self.order_extract is None else self.order_extract.named)]
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
     ) -> list[bytes]:
         digests = [self._digest(batch, row, payload_of) for row in rows]
-        if self.other is None:
+        if self.order_extract is None:
             return digests
-        return list(map(bytes.__add__, digests, self.other.values(batch, rows, shard, payload_of)))
+        return list(map(bytes.__add__, digests, self.order_extract.values(batch, rows, shard, payload_of)))
 
     def _digest(self, batch: SampleBatch, row: int, payload_of: Payloads) -> bytes:
         members = members_of(batch, row, self.dedup.fields)
         if members is None:
             return _NO_DIGEST
 
-        def pieces_of(at: int) -> Iterable[bytes]:
-            field = batch.fields[at]
-            if batch.sizes[at] > PIECE_BYTES:
+        def pieces_of(member: int) -> Iterable[bytes]:
+            field = batch.fields[member]
+            if batch.sizes[member] > PIECE_BYTES:
                 return payload_of.pieces(row, field)
             return [payload_of(row, field)]
 

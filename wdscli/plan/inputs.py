@@ -82,7 +82,7 @@ class Input(NamedTuple):
         if stamp is not None and stamp.is_pinned and not self.is_held:
             return open_pinned(self.address, stamp.size_bytes, stamp.version)
         source = open_source(self.address)
-        if stamp is None or stamp[:2] == (source.size, source.version):
+        if stamp is None or (stamp.size_bytes, stamp.version) == (source.size, source.version):
             return source
         if source.fd is None or self.is_held:
             source.close()
@@ -143,7 +143,7 @@ class Inputs:
         self._later = later
         self._open_other = open_other
         self._open: dict[int, Source] = {}
-        self._remote = {number for number, one in inputs.items() if not one.is_near}
+        self._remote = {number for number, shard in inputs.items() if not shard.is_near}
         self.descriptors: dict[int, int] = {}
         """The descriptors of open inputs that are plain local files."""
         self._globals: dict[int, Globals] = {}
@@ -191,10 +191,10 @@ class Inputs:
 
     def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
         """Return the records of pax global headers that apply at a byte of an input."""
-        found = self._globals.get(number)
-        if found is None:
-            found = self._globals[number] = Globals(self[number])
-        return found.before(start)
+        global_headers = self._globals.get(number)
+        if global_headers is None:
+            global_headers = self._globals[number] = Globals(self[number])
+        return global_headers.before(start)
 
     def __enter__(self) -> Inputs:
         return self
@@ -226,8 +226,8 @@ def totals_of(samples: PlanTable) -> I64:
 def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
     """Return the rows that do not begin where the row before ends, and the number of rows."""
     apart = (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1])
-    found: list[int] = edges(apart, len(files)).tolist()
-    return found
+    edge_rows: list[int] = edges(apart, len(files)).tolist()
+    return edge_rows
 
 
 def members_of_run(
@@ -238,9 +238,9 @@ def members_of_run(
     if globals_before:
         scanner.extensions.put_globals(globals_before)
     while scanner.position < end:
-        at, wanted = scanner.position, scanner.wanted
-        scanner.feed(source.read_at(at, min(max(4096, wanted), end - at)), at)
-        if scanner.position == at and scanner.wanted == wanted:
+        offset, wanted = scanner.position, scanner.wanted
+        scanner.feed(source.read_at(offset, min(max(4096, wanted), end - offset)), offset)
+        if scanner.position == offset and scanner.wanted == wanted:
             break
     columns = scanner.take()
     if scanner.position != end or not scanner.is_at_member or not columns.names:
@@ -292,12 +292,12 @@ def grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> Sampl
     """
     whole = group_columns(new_columns(), shard)
     bounds = [*begins[1:], 1 << 63]
-    at, count = 0, len(columns.names)
+    member, count = 0, len(columns.names)
     for begin, bound in zip(begins, bounds, strict=True):
-        first = at
-        while at < count and columns.starts[at] < bound:
-            at += 1
-        sample = group_columns(columns.part(first, at), shard)
+        first = member
+        while member < count and columns.starts[member] < bound:
+            member += 1
+        sample = group_columns(columns.part(first, member), shard)
         if len(sample.keys) != 1 or sample.starts[0] < begin:
             break
         _append(whole, sample)

@@ -111,12 +111,12 @@ class Join(Order):
 
     def options(self) -> dict[str, Any]:
         """Return the options that change the result, for the manifest."""
-        given: dict[str, Any] = {"join": self.kind, "on_conflict": self.on_conflict}
+        options: dict[str, Any] = {"join": self.kind, "on_conflict": self.on_conflict}
         if (table := self.table) is not None:
             names = list(map(base_name, table.addresses))
-            given |= {"table": names[0] if len(names) == 1 else names, "key": table.key}
-            given |= {"field": list(table.fields), "json_rest": table.json_rest or None}
-        return {name: value for name, value in given.items() if value is not None}
+            options |= {"table": names[0] if len(names) == 1 else names, "key": table.key}
+            options |= {"field": list(table.fields), "json_rest": table.json_rest or None}
+        return {name: value for name, value in options.items() if value is not None}
 
     @property
     def placeholder(self) -> Rows:
@@ -184,13 +184,13 @@ class Join(Order):
         chosen = request.selection
         if self.kind != "left" or request.on_duplicate == "skip":
             chosen = chosen._replace(limit=None)
-        others = Selection(key_rule=chosen.key_rule, field_rule=chosen.field_rule, draw=chosen.draw)
-        found, seed = [], int.from_bytes(os.urandom(8), "little")
+        later_selection = Selection(key_rule=chosen.key_rule, field_rule=chosen.field_rule, draw=chosen.draw)
+        templates, seed = [], int.from_bytes(os.urandom(8), "little")
         for of_set in range(len(policies)):
-            selection = others if of_set else chosen
+            selection = later_selection if of_set else chosen
             extract = Shapes(selection, template.form, of_set, has_lengths, seed)
-            found.append(template._replace(selection=selection, extract=extract, of_set=of_set))
-        return found
+            templates.append(template._replace(selection=selection, extract=extract, of_set=of_set))
+        return templates
 
     def table_shard(
         self, request: Request, scratch: Scratch | None, number: int, progress: Progress, look: Look
@@ -229,18 +229,23 @@ class Join(Order):
         table = surveyed.samples
         policies = self.policies(surveyed.total_sets)
         sets = [
-            SetRows(surveyed, first, end, [at for at, number in enumerate(surveyed.sets) if number == place])
+            SetRows(
+                surveyed,
+                first,
+                end,
+                [number for number, set_number in enumerate(surveyed.sets) if set_number == place],
+            )
             for place, (first, end) in enumerate(_bounds(surveyed))
         ]
         rows = match_exactly(sets, self.kind)
         measured = Measured(policies, sets, rows)
         if measured.trouble is not None:
-            at, error = measured.trouble
-            raise self._conflict(surveyed, sets, [int(column[at]) for column in rows], error)
+            sample, error = measured.trouble
+            raise self._conflict(surveyed, sets, [int(column[sample]) for column in rows], error)
         totals: list[int] = [of_set.samples.total for of_set in sets]
         matched = int(numpy.logical_and.reduce([column >= 0 for column in rows]).sum())
         used = int(sum((column >= 0).sum() for column in rows))
-        own, others = _own_and_others(table, sets, rows)
+        own, later_parts = _own_and_later_parts(table, sets, rows)
         table.out_lengths[own] = measured.lengths
         table.members[own] = measured.members
         table.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
@@ -258,7 +263,7 @@ class Join(Order):
         return Arranged(
             own,
             dropped={NO_PARTNER: left} if left else {},
-            joined=Joined(others, tuple(surveyed.sets), policies, counts),
+            joined=Joined(later_parts, tuple(surveyed.sets), policies, counts),
             absent=self._absent(surveyed) if any(totals) and self.kind != "outer" and not partners else None,
         )
 
@@ -295,13 +300,13 @@ class Join(Order):
         )
 
 
-def _own_and_others(
+def _own_and_later_parts(
     table: PlanTable, sets: Sequence[SetRows], rows: list[I64]
 ) -> tuple[I64, tuple[Ordered, ...]]:
     """Return the row of each sample's first part, and for each later set the rows of its parts, as row numbers of the
     table. A missing part is -1, the table's last row, which is a placeholder. ``rows`` is emptied."""
     own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
-    others: list[Ordered] = []
+    later_parts: list[Ordered] = []
     for of_set in sets:
         column = rows.pop(0)
         numpy.add(column, of_set.first, out=column, where=column >= 0)
@@ -309,8 +314,8 @@ def _own_and_others(
         own[is_own] = column[is_own]
         if of_set is not sets[0]:
             column[is_own] = -1
-            others.append(Ordered(table, column))
-    return own, tuple(others)
+            later_parts.append(Ordered(table, column))
+    return own, tuple(later_parts)
 
 
 def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:
@@ -327,16 +332,22 @@ def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
     first: U64 = numpy.zeros(len(rows[0]), dtype=numpy.uint64)
     is_known: Mask = numpy.zeros(len(first), dtype=bool)
     for column, of_set, second in zip(rows, hashes, seconds, strict=True):
-        there = numpy.flatnonzero(column >= 0)
-        found = second[column[there]]
-        differs = is_known[there] & (first[there] != found)
-        shared.append(of_set[column[there[differs]]])
-        first[there], is_known[there] = found, True
+        rows_with_part = numpy.flatnonzero(column >= 0)
+        second_hashes = second[column[rows_with_part]]
+        differs = is_known[rows_with_part] & (first[rows_with_part] != second_hashes)
+        shared.append(of_set[column[rows_with_part[differs]]])
+        first[rows_with_part], is_known[rows_with_part] = second_hashes, True
     doubtful = numpy.unique(numpy.concatenate(shared))
     if not len(doubtful):
         return rows
     pairs = zip(hashes, seconds, strict=True)
-    return match([numpy.where(numpy.isin(one, doubtful), other, one) for one, other in pairs], kind)
+    return match(
+        [
+            numpy.where(numpy.isin(set_hashes, doubtful), set_seconds, set_hashes)
+            for set_hashes, set_seconds in pairs
+        ],
+        kind,
+    )
 
 
 def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
@@ -356,18 +367,18 @@ def match(sets: Sequence[U64], kind: JoinKind) -> list[I64]:
     rows: list[I64] = [numpy.arange(len(keys), dtype=numpy.int64)]
     for hashes in sets[1:]:
         partners = find(keys, hashes)
-        there = partners >= 0
+        has_partner = partners >= 0
         if kind == "inner":
-            keys, rows = keys[there], [column[there] for column in rows]
-            partners = partners[there]
+            keys, rows = keys[has_partner], [column[has_partner] for column in rows]
+            partners = partners[has_partner]
         elif kind == "outer":
             alone: Mask = numpy.ones(len(hashes), dtype=numpy.bool_)
-            alone[partners[there]] = False
-            more: I64 = numpy.flatnonzero(alone).astype(numpy.int64)
-            keys = numpy.concatenate((keys, hashes[more]))
-            nothing: I64 = numpy.full(len(more), -1, dtype=numpy.int64)
+            alone[partners[has_partner]] = False
+            unmatched_rows: I64 = numpy.flatnonzero(alone).astype(numpy.int64)
+            keys = numpy.concatenate((keys, hashes[unmatched_rows]))
+            nothing: I64 = numpy.full(len(unmatched_rows), -1, dtype=numpy.int64)
             rows = [numpy.concatenate((column, nothing)) for column in rows]
-            partners = numpy.concatenate((partners, more))
+            partners = numpy.concatenate((partners, unmatched_rows))
         rows.append(partners)
     return rows
 
@@ -377,13 +388,13 @@ def find(wanted: U64, hashes: U64) -> I64:
     if not len(hashes):
         return numpy.full(len(wanted), -1, dtype=numpy.int64)
     # Both arrays are sorted, so that the lookups go through memory in order.
-    order, there = _rising(hashes)
+    order, sorted_hashes = _rising(hashes)
     rows, rising = _rising(wanted)
-    places = numpy.searchsorted(there, rising)
-    numpy.minimum(places, len(there) - 1, out=places)
-    found: I64 = numpy.empty(len(wanted), dtype=numpy.int64)
-    found[rows] = numpy.where(there[places] == rising, order[places], -1)
-    return found
+    places = numpy.searchsorted(sorted_hashes, rising)
+    numpy.minimum(places, len(sorted_hashes) - 1, out=places)
+    matches: I64 = numpy.empty(len(wanted), dtype=numpy.int64)
+    matches[rows] = numpy.where(sorted_hashes[places] == rising, order[places], -1)
+    return matches
 
 
 def _rising(hashes: U64) -> tuple[I64, U64]:
@@ -480,14 +491,14 @@ class Shapes(Extract):
         plan = self._selection.plan_of(batch, row, shard)
         words = [self._number(tuple(field for _, field in plan)), *second]
         if self.has_lengths:
-            words += [self._blocks(batch, row, at, field, shard) for at, field in plan]
-            renamed = [(at, suffixed(field, self._of_set)) for at, field in plan]
-            words += [self._blocks(batch, row, at, field, shard) for at, field in renamed]
+            words += [self._blocks(batch, row, place, field, shard) for place, field in plan]
+            renamed = [(place, suffixed(field, self._of_set)) for place, field in plan]
+            words += [self._blocks(batch, row, place, field, shard) for place, field in renamed]
         return array("I", words).tobytes()
 
-    def _blocks(self, batch: SampleBatch, row: int, at: int, field: bytes, shard: str) -> int:
+    def _blocks(self, batch: SampleBatch, row: int, place: int, field: bytes, shard: str) -> int:
         """Return the number of blocks of one member with the name ``field``."""
-        member = batch.firsts[row] + at
+        member = batch.firsts[row] + place
         size = batch.sizes[member]
         if size > LARGEST_BYTES:
             text = f"a payload of {size} bytes is too large for --on-conflict"
@@ -517,12 +528,12 @@ class SetRows:
 
     def shape_of(self) -> U32:
         """Return the number of each sample's shape."""
-        found = self._values.words(slice(self.first, self.first + self.samples.total), 0)
+        shape_numbers = self._values.words(slice(self.first, self.first + self.samples.total), 0)
         numbered = list(self._numbers)
         ends: list[int] = self.samples.shards.searchsorted(numbered, side="right").tolist()
         for first, end, numbers in zip([0, *ends], ends, self._numbers.values()):
-            found[first:end] = numbers[found[first:end]]
-        return found
+            shape_numbers[first:end] = numbers[shape_numbers[first:end]]
+        return shape_numbers
 
     def shape(self, row: int) -> Shape:
         """Return the shape of one sample."""
@@ -557,9 +568,9 @@ class Measured:
         self.replaced = self.left_out = self.renamed = 0
         self.conflicts: dict[str, dict[str, int]] = {}
         for of_set, column in zip(sets, rows, strict=True):
-            there: Any = slice(None) if (column >= 0).all() else column >= 0
-            self.lengths[there] += of_set.samples.out_lengths[column[there]].astype(numpy.int64)
-            self.members[there] += of_set.samples.members[column[there]]
+            has_part: Any = slice(None) if (column >= 0).all() else column >= 0
+            self.lengths[has_part] += of_set.samples.out_lengths[column[has_part]].astype(numpy.int64)
+            self.members[has_part] += of_set.samples.members[column[has_part]]
         self.trouble: tuple[int, DataError] | None = None
         for chosen, parts in self._combinations():
             try:
@@ -603,8 +614,8 @@ class Measured:
             self.lengths[chosen] -= self._blocks(chosen, slot, 0) * BLOCK
         for slot in layout.renamed:
             width = len(parts[slot.part] or ())
-            more = self._blocks(chosen, slot, width) - self._blocks(chosen, slot, 0)
-            self.lengths[chosen] += more * BLOCK
+            extra_blocks = self._blocks(chosen, slot, width) - self._blocks(chosen, slot, 0)
+            self.lengths[chosen] += extra_blocks * BLOCK
         self.replaced += layout.replaced * len(chosen)
         self.left_out += (len(layout.out) - layout.replaced) * len(chosen)
         self.renamed += len(layout.renamed) * len(chosen)

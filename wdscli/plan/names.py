@@ -113,8 +113,8 @@ def check_named(missing_names: Iterable[MissingName], *, allow: bool, progress: 
         else:
             progress.warn(absence.text)
     if refused:
-        hints = [*dict.fromkeys(one.hint for one in refused if one.hint), _ALLOW]
-        message = "; ".join(one.message for one in refused)
+        hints = [*dict.fromkeys(absence.hint for absence in refused if absence.hint), _ALLOW]
+        message = "; ".join(absence.message for absence in refused)
         raise DataError(message, code="not-found", hint="; ".join(hints))
 
 

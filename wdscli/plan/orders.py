@@ -67,8 +67,8 @@ class Surveyed(NamedTuple):
             of_shard += numpy.bincount(shards, minlength=len(of_shard))
         counts: I64 = numpy.zeros(self.total_sets, dtype=numpy.int64)
         numpy.add.at(counts, list(self.sets), of_shard[:-1])
-        found: list[int] = counts.tolist()
-        return found
+        sample_counts: list[int] = counts.tolist()
+        return sample_counts
 
     def first(self, count: int) -> Surveyed:
         """Return the first ``count`` samples, or all samples if there are fewer."""
@@ -113,9 +113,9 @@ class Order:
     is_repeatable: bool = False
     """Whether operation, options and seed completely decide the result. An earlier run's plan may then be used."""
 
-    def with_classes(self, known: Callable[[], Sequence[str] | None]) -> Order:
-        """Return the same order for a set with class names in its manifest. ``known`` finds the names of the numbers in
-        ``cls``."""
+    def with_classes(self, class_names: Callable[[], Sequence[str] | None]) -> Order:
+        """Return the same order for a set with class names in its manifest. ``class_names`` returns the names of the
+        numbers in ``cls``."""
         return self
 
     transform: Mapping[str, Any] | None = None
@@ -214,8 +214,8 @@ def shuffled(samples: PlanTable, seed: int) -> I64:
     same shuffle."""
 
     def ranks(rows: Any) -> U64:
-        some = samples.rows[rows]
-        return rank_places(seed, some["shard"], some["place"])
+        table_rows = samples.rows[rows]
+        return rank_places(seed, table_rows["shard"], table_rows["place"])
 
     # The rows are in the order of (shard, place). Rows with equal ranks keep this order.
     return order_of_hashes(samples.total, ranks)
@@ -255,9 +255,11 @@ def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arran
     order = numpy.arange(limit) if arranged.order is None else arranged.order[:limit]
     left, joined = total - limit, arranged.joined
     if joined is not None:
-        others = tuple(other.slice(0, limit) for other in joined.others)
+        later_parts = tuple(ordered.slice(0, limit) for ordered in joined.later_parts)
         # A negative row number is a missing part.
-        partners = sum(int((one.order >= 0).sum()) for one in others if one.order is not None)
+        partners = sum(
+            int((ordered.order >= 0).sum()) for ordered in later_parts if ordered.order is not None
+        )
         left += joined.counts.partners - partners
-        joined = joined._replace(others=others, counts=joined.counts._replace(partners=partners))
+        joined = joined._replace(later_parts=later_parts, counts=joined.counts._replace(partners=partners))
     return arranged._replace(order=order, dropped={**arranged.dropped, LIMIT: left}, joined=joined)

@@ -116,7 +116,7 @@ class Contents:
     @property
     def row_lists(self) -> list[Ordered]:
         """All rows in output order: one list, or for a join one list per set."""
-        return [self.ordered, *(self.joined.others if self.joined is not None else ())]
+        return [self.ordered, *(self.joined.later_parts if self.joined is not None else ())]
 
     @property
     def shards_of_outputs(self) -> list[list[int]]:
@@ -325,7 +325,7 @@ class _Planning:
             template = templates[of_set if self.order.is_join else 0]
             task = template._replace(
                 input=one,
-                known=known.get(one.address, -1),
+                listed_samples=known.get(one.address, -1),
                 room=room if not (self.order.is_join and of_set) else room._replace(may_move=False),
                 use_index=template.use_index and one.address not in unindexed,
                 listed=listed.get(one.address),
@@ -456,7 +456,9 @@ class _Planning:
             extract, digests = self.templates[0].extract, None
             if isinstance(extract, Digests):
                 digests = surveyed.values
-                rest = None if digests is None or extract.other is None else digests.behind(DIGEST_BYTES)
+                rest = (
+                    None if digests is None or extract.order_extract is None else digests.behind(DIGEST_BYTES)
+                )
                 self.surveyed = surveyed._replace(values=rest)
             there = set[bytes]().union(*(found.seen_names.fields for found in self.surveys))
             pairs, duplicates = self.dedup.find(surveyed.samples, digests, there, reader, self.progress)

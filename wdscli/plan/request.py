@@ -33,21 +33,21 @@ class PlanMark(NamedTuple):
     @property
     def text(self) -> str:
         """The four parts as one word."""
-        return "-".join(self[:4])
+        return f"{self.inputs}-{self.options}-{self.samples}-{self.shards}"
 
-    def accepts(self, made: PlanMark) -> bool:
-        """Return whether this plan makes the same shards as the plan ``made``. If the plan ``made`` stopped at
-        failures, its shards contain no failures, so they are valid with every policy for failures."""
-        return self[:4] == made[:4] and made.failures in ("", self.failures)
+    def accepts(self, existing: PlanMark) -> bool:
+        """Return whether this plan makes the same shards as an ``existing`` plan. If that plan stopped at failures, its
+        shards contain no failures, so they are valid with every policy for failures."""
+        return self.text == existing.text and existing.failures in ("", self.failures)
 
-    def difference(self, other: PlanMark, options: Sequence[str] = ()) -> str:
-        """Return how another plan differs from this plan, as the end of a sentence. ``options`` are the options known
-        to differ."""
-        if self[:4] == other[:4]:
+    def difference(self, existing: PlanMark, options: Sequence[str] = ()) -> str:
+        """Return how an existing plan differs from this plan, as the end of a sentence. ``options`` are the options
+        known to differ."""
+        if self.text == existing.text:
             options = ["--on-error"]
-        if options or self.options != other.options:
+        if options or self.options != existing.options:
             return "it was started with different options" + (f": {', '.join(options)}" if options else "")
-        if self.inputs != other.inputs:
+        if self.inputs != existing.inputs:
             return "its inputs differ or have changed"
         return "its samples or cuts differ"
 
@@ -113,14 +113,14 @@ class Request(NamedTuple):
 
 def check_view(request: Request) -> None:
     """Raise UsageError for options that have no meaning for a view, and OutputExistsError if the view exists."""
-    given = {
+    option_values = {
         "--plan": request.plan_file,
         "--post": request.post,
         "--if-changed": request.if_changed,
         "--no-index": not request.settings.with_index,
         "--hash": request.settings.checksum != ShardSettings().checksum,
     }
-    option = next((name for name, value in given.items() if value), None)
+    option = next((name for name, value in option_values.items() if value), None)
     if option is not None:
         raise UsageError(
             f"{option} works only for shards, and {request.output} is a view", hint=f"leave {option} out"

@@ -201,7 +201,9 @@ def hold_remote_shards(
     """Copy some remote shards to local files, and read them from there in the block and in tasks that begin in it. So
     several steps download each shard only once. A shard is copied if its headers cannot be read without most of its
     bytes. With ``whole``, every shard is copied. The copies use at most half of the free space."""
-    remote = [one for one in dict.fromkeys(addresses) if not (is_local(one) or is_stream(one))]
+    remote = [
+        address for address in dict.fromkeys(addresses) if not is_local(address) and not is_stream(address)
+    ]
     if not remote or not scratch.is_local:
         yield
         return
@@ -319,12 +321,12 @@ class Objects(Source):
         fill_all((*self._chunk_at(begin), view) for begin, view in zip(self._begins, self._held))
 
     def read_at(self, offset: int, length: int) -> bytes:
-        at = bisect_right(self._begins, offset) - 1
-        first = offset - self._begins[at] if at >= 0 else 0
-        if at < 0 or first + length > len(self._held[at]):
+        range_number = bisect_right(self._begins, offset) - 1
+        first = offset - self._begins[range_number] if range_number >= 0 else 0
+        if range_number < 0 or first + length > len(self._held[range_number]):
             source, inner = self._chunk_at(offset)
             return source.read_at(inner, length)
-        return bytes(self._held[at][first : first + length])
+        return bytes(self._held[range_number][first : first + length])
 
     def _chunk_at(self, offset: int) -> tuple[Source, int]:
         """Return the chunk that contains a byte, and the byte's offset there."""

@@ -252,12 +252,14 @@ class SortValues(Extract):
             return []
         width = _width(self.keys)
         everything = (2 << len(self.keys)) - 1
-        seen, value = 0, None
+        key_bits, value = 0, None
         for value in values:
-            seen |= int.from_bytes(value[-width:], "big")
-            if seen == everything:
+            key_bits |= int.from_bytes(value[-width:], "big")
+            if key_bits == everything:
                 return []
-        return [] if value is None else [key for place, key in enumerate(self.keys) if not seen & 2 << place]
+        return (
+            [] if value is None else [key for place, key in enumerate(self.keys) if not key_bits & 2 << place]
+        )
 
 
 def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
@@ -271,10 +273,10 @@ def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
         if number is None:
             raise Absent
         return value_code(Number(repr(number)), key.how)
-    at = sample.member(key.field)
-    if at is None:
+    member = sample.member(key.field)
+    if member is None:
         raise Absent
-    size = sample.batch.sizes[at]
+    size = sample.batch.sizes[member]
     if key.what == SIZE:
         return size_code(size)
     if key.path is None:
@@ -485,7 +487,7 @@ def json_code(value: Any, text: Callable[[bytes], bytes] = text_code) -> bytes:
     if isinstance(value, str):
         return _IS_TEXT + text(utf8(value))
     if isinstance(value, list):
-        return b"".join([_IS_ARRAY, *[json_code(one, text) for one in value], _END_OF_ARRAY])
+        return b"".join([_IS_ARRAY, *[json_code(element, text) for element in value], _END_OF_ARRAY])
     names = sorted(value, key=utf8)
     return _IS_OBJECT + json_code(names, text) + b"".join([json_code(value[name], text) for name in names])
 
@@ -521,8 +523,8 @@ class _Ordering:
         order: I64 = numpy.argsort(words, kind="stable").astype(numpy.int64, copy=False)
         tied: Mask = numpy.zeros(total, dtype=bool)
         for part in blocks_of(total, first=1):
-            some = words[order[part.start - 1 : part.stop]]
-            tied[part] = some[1:] == some[:-1]
+            block_words = words[order[part.start - 1 : part.stop]]
+            tied[part] = block_words[1:] == block_words[:-1]
         del words
         self._settle(order, tied, depth)
         while tied.any():
@@ -586,15 +588,15 @@ def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
     """Yield ranges of places with ties. A range is about as long as a block. It is longer if necessary, because it
     never divides a run of ties. A place is tied if its value may equal the value at the place before."""
 
-    total, at = len(tied), 0
-    while at < total:
+    total, place = len(tied), 0
+    while place < total:
         # The range begins at the place before the next tie ...
-        ahead = tied[at : at + ROWS_PER_BLOCK]
+        ahead = tied[place : place + ROWS_PER_BLOCK]
         step = int(ahead.argmax())
         if not ahead[step]:
-            at += len(ahead)
+            place += len(ahead)
             continue
-        first = at + step - 1
+        first = place + step - 1
         # ... and ends at the first place without a tie, at least one block later.
         end = first + ROWS_PER_BLOCK
         while end < total:
@@ -606,4 +608,4 @@ def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
             end += len(behind)
         end = min(end, total)
         yield first, end
-        at = end
+        place = end

@@ -90,20 +90,20 @@ class OptionValue(NamedTuple):
     def of(self, sample: SampleAt) -> bytes:
         """Return the value of one sample, or MISSING, or UNDECODABLE. Raises DataError."""
         try:
-            found = self.value.of(sample)
+            value = self.value.of(sample)
         except DataError as error:
             if self.lenient and error.code == "undecodable":
                 return UNDECODABLE
             raise
-        if found is None and self.missing == "error":
+        if value is None and self.missing == "error":
             part = ", or name a part for them: --missing PART" if self.option == "--by" else ""
             text, hints = f"no value for {self.option} {self.value.text}", [f"{_DROP}{part}"]
             fields = [to_text(field) for field in sample.fields]
-            for one in self.named:
-                if not any(is_there(field, fields) for field in one.fields):
-                    hints.insert(0, field_hint(one, fields))
+            for named in self.named:
+                if not any(is_there(field, fields) for field in named.fields):
+                    hints.insert(0, field_hint(named, fields))
             raise sample.error(text, "missing", hint="; ".join(hints))
-        return MISSING if found is None else found
+        return MISSING if value is None else value
 
 
 BY_KEY = OptionValue(WholeKey(), "--group-by")
@@ -186,9 +186,9 @@ class GroupDigests(Extract):
 
 @dataclass(frozen=True)
 class PartsOrder(Order):
-    """The base class of orders that make parts. ``given`` are the options."""
+    """The base class of orders that make parts. ``split_options`` are the options of the command."""
 
-    given: SplitOptions
+    split_options: SplitOptions
     operation = "split"
     makes_parts = True
 
@@ -211,7 +211,7 @@ class RatioOrder(PartsOrder):
     def options(self) -> dict[str, Any]:
         return {
             "ratio": ratio_text(self.shares),
-            **_not_default(self.given, "group_by", "stratify", "missing"),
+            **_not_default(self.split_options, "group_by", "stratify", "missing"),
         }
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
@@ -227,10 +227,10 @@ class RatioOrder(PartsOrder):
     def _numbers_of_keys(self, samples: PlanTable) -> U32:
         """Return the part of each sample by its key. This works in blocks, because all hashes together would take a
         fifth of a plan's memory."""
-        found: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
-        for part in blocks_of(samples.total):
-            found[part] = self._parts_of(samples.keys[part])
-        return found
+        part_numbers: U32 = numpy.empty(samples.total, dtype=numpy.uint32)
+        for block in blocks_of(samples.total):
+            part_numbers[block] = self._parts_of(samples.keys[block])
+        return part_numbers
 
     def _numbers_of_values(self, values: Values) -> U32:
         """Return the part of each sample by the digests in the values. With ``stratify``, each class has its own
@@ -244,7 +244,7 @@ class RatioOrder(PartsOrder):
 
         words = (int.from_bytes(value[:DIGEST_BYTES], "little") for value in kept())
         digests: U64 = numpy.fromiter(words, dtype=numpy.uint64)
-        if self.given.stratify is None:
+        if self.split_options.stratify is None:
             numbers[numbers == stays] = self._parts_of(digests)
             return numbers
         classes = sorted({value[DIGEST_BYTES:] for value in kept()})
@@ -260,21 +260,21 @@ class FamilyOrder(PartsOrder):
 
     extract: FamilyNames
 
-    def with_classes(self, known: Callable[[], Sequence[str] | None]) -> FamilyOrder:
-        if self.given.by != "cls":
+    def with_classes(self, class_names: Callable[[], Sequence[str] | None]) -> FamilyOrder:
+        if self.split_options.by != "cls":
             return self
-        return replace(self, extract=replace(self.extract, classes=known() or ()))
+        return replace(self, extract=replace(self.extract, classes=class_names() or ()))
 
     def options(self) -> dict[str, Any]:
-        return _not_default(self.given, "by", "missing")
+        return _not_default(self.split_options, "by", "missing")
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         assert surveyed.values is not None
-        seen: set[bytes] = set().union(*surveyed.values.blocks())
-        names = sorted((to_text(value) for value in seen.difference(_LEFT_OUT)), key=natural)
+        values: set[bytes] = set().union(*surveyed.values.blocks())
+        names = sorted((to_text(value) for value in values.difference(_LEFT_OUT)), key=natural)
         if len(names) > MOST_PARTS:
             raise UsageError(
-                f"--by {self.given.by} makes {len(names)} parts, more than {MOST_PARTS}",
+                f"--by {self.split_options.by} makes {len(names)} parts, more than {MOST_PARTS}",
                 hint="assign several values to one part with --by @FILE",
             )
         places = {value: place for place, value in enumerate([*map(to_bytes, names), *_LEFT_OUT])}
@@ -289,17 +289,17 @@ class MapOrder(PartsOrder):
     extract = Keys()
 
     def may_leave_out(self) -> bool:
-        return self.given.missing == "drop"
+        return self.split_options.missing == "drop"
 
     def is_left_out(self, value: bytes) -> bool:
         return self.may_leave_out() and value not in self.key_map.part_of
 
     def options(self) -> dict[str, Any]:
-        return {"by_map": f"xxh3_128:{self.key_map.digest}", **_not_default(self.given, "missing")}
+        return {"by_map": f"xxh3_128:{self.key_map.digest}", **_not_default(self.split_options, "missing")}
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         assert surveyed.values is not None
-        missing, part_of = self.given.missing, self.key_map.part_of
+        missing, part_of = self.split_options.missing, self.key_map.part_of
         self._check(surveyed.values)
         fallback = [] if missing in ("error", "drop") else [missing]
         names: list[str] = sorted({*self.key_map.parts, *fallback}, key=natural)
@@ -313,14 +313,14 @@ class MapOrder(PartsOrder):
         sample at all is in the map."""
         first: list[bytes] = []
         count = 0
-        for some in keys.blocks():
-            lacking = [key for key in some if key not in self.key_map.part_of]
+        for block in keys.blocks():
+            lacking = [key for key in block if key not in self.key_map.part_of]
             first = first or lacking[:3]
             count += len(lacking)
-        if count and self.given.missing == "error":
-            more = f" and for {count - 1} more keys" if count > 1 else ""
+        if count and self.split_options.missing == "error":
+            more_keys = f" and for {count - 1} more keys" if count > 1 else ""
             raise DataError(
-                f'{self.key_map.name} has no part for "{to_text(first[0])}"{more}',
+                f'{self.key_map.name} has no part for "{to_text(first[0])}"{more_keys}',
                 code="missing",
                 hint=f"{_DROP}, or name a part for them: --missing PART",
             )
@@ -335,8 +335,8 @@ class MapOrder(PartsOrder):
 def _not_default(options: SplitOptions, *names: str) -> dict[str, Any]:
     """Return the options with these names that are not at their default."""
     defaults = SplitOptions._field_defaults
-    given = {name: getattr(options, name) for name in names}
-    return {name: value for name, value in given.items() if value != defaults[name]}
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 def ratio_text(shares: Sequence[Share]) -> str:
@@ -351,12 +351,12 @@ def ratio_text(shares: Sequence[Share]) -> str:
 
 def numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
     """Return the number of each value."""
-    found: U32 = numpy.empty(values.total, dtype=numpy.uint32)
-    at = 0
-    for some in values.blocks():
-        found[at : at + len(some)] = numpy.fromiter(map(number_of, some), numpy.uint32, len(some))
-        at += len(some)
-    return found
+    numbers: U32 = numpy.empty(values.total, dtype=numpy.uint32)
+    first = 0
+    for block in values.blocks():
+        numbers[first : first + len(block)] = numpy.fromiter(map(number_of, block), numpy.uint32, len(block))
+        first += len(block)
+    return numbers
 
 
 def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) -> Arranged:
@@ -387,26 +387,26 @@ def parse_ratio(text: str) -> tuple[Share, ...]:
     >>> parse_ratio("train=8,val=2")
     (Share(part='train', share=Fraction(4, 5)), Share(part='val', share=Fraction(1, 5)))
     """
-    given: dict[str, Fraction] = {}
+    shares: dict[str, Fraction] = {}
     for word in text.split(","):
         name, equals, number = word.partition("=")
         name = checked_part(name.strip()) if equals else ""
         if not name:
             raise UsageError(f'--ratio: "{word.strip()}" is not PART=SHARE', hint=_RATIO_HINT)
-        if name in given:
+        if name in shares:
             raise UsageError(f'--ratio names "{name}" twice', hint=_RATIO_HINT)
         try:
-            given[name] = Fraction(number.strip())
+            shares[name] = Fraction(number.strip())
         except (ValueError, ZeroDivisionError):
             raise UsageError(
                 f'--ratio: "{number.strip()}" of {name} is not a number', hint=_RATIO_HINT
             ) from None
-        if given[name] <= 0:
+        if shares[name] <= 0:
             raise UsageError(f"--ratio: the share of {name} must be more than 0", hint="leave the part out")
-    total = sum(given.values(), Fraction(0))
-    if any(number.denominator > 1 for number in given.values()) and abs(total - 1) > _TOLERANCE:
+    total = sum(shares.values(), Fraction(0))
+    if any(number.denominator > 1 for number in shares.values()) and abs(total - 1) > _TOLERANCE:
         raise UsageError(f"--ratio: the shares sum to {float(total):g}, not to 1", hint=_RATIO_HINT)
-    return tuple(Share(name, number / total) for name, number in given.items())
+    return tuple(Share(name, number / total) for name, number in shares.items())
 
 
 def bounds(shares: Sequence[Share]) -> list[int]:
@@ -465,9 +465,9 @@ def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
     # The order is from rare to frequent, then from the highest class to the lowest. So the last write has the right
     # class.
     order = numpy.lexsort((-(pairs % width), counts))
-    found: I64 = numpy.empty(groups, dtype=numpy.int64)
-    found[pairs[order] // width] = pairs[order] % width
-    return found
+    majority_of: I64 = numpy.empty(groups, dtype=numpy.int64)
+    majority_of[pairs[order] // width] = pairs[order] % width
+    return majority_of
 
 
 def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
@@ -483,16 +483,20 @@ def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
     whole = lcm(*(share.share.denominator for share in shares))
     weights = [int(share.share * whole) for share in shares]
     owed = [0] * len(shares)
-    found = []
+    class_quotas = []
     for count in counts:
-        quota, rests = map(list, zip(*(divmod(count * weight, whole) for weight in weights), strict=True))
-        owed = [debt + rest for debt, rest in zip(owed, rests, strict=True)]
-        open_parts = sorted((part for part, rest in enumerate(rests) if rest), key=lambda part: -owed[part])
+        quota, remainders = map(
+            list, zip(*(divmod(count * weight, whole) for weight in weights), strict=True)
+        )
+        owed = [debt + remainder for debt, remainder in zip(owed, remainders, strict=True)]
+        open_parts = sorted(
+            (part for part, remainder in enumerate(remainders) if remainder), key=lambda part: -owed[part]
+        )
         for part in open_parts[: count - sum(quota)]:
             quota[part] += 1
             owed[part] -= whole
-        found.append(quota)
-    return found
+        class_quotas.append(quota)
+    return class_quotas
 
 
 class KeyMap(NamedTuple):
@@ -509,7 +513,7 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
     """Read a key map from one or several files. Raises InputError, and UsageError for a file that is no key map."""
     digest, names = xxh3_128(), []
     numbers: dict[str, int] = {}
-    found: dict[bytes, int] = {}
+    number_of: dict[bytes, int] = {}
     for address in addresses_of(files, "--by"):
         data, name = read_all(address), base_name(address)
         digest.update(data)
@@ -519,13 +523,13 @@ def read_key_map(files: str | Sequence[str]) -> KeyMap:
             number = numbers.get(text)
             if number is None:
                 number = numbers[text] = len(numbers)
-            if found.setdefault(key, number) != number:
+            if number_of.setdefault(key, number) != number:
                 raise UsageError(
                     f'{name}{where}: "{to_text(key)}" has a second part', hint="give each key one part"
                 )
     together = " and ".join(names)
     parts, places = named_parts(numbers, together)
-    part_of = {key: places[number] for key, number in found.items()}
+    part_of = {key: places[number] for key, number in number_of.items()}
     return KeyMap(together, digest.hexdigest(), parts, part_of)
 
 
@@ -550,14 +554,14 @@ def pairs_of_json(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
         whole = json.loads(data)
     except (ValueError, RecursionError):
         raise UsageError(f"{name} is not a JSON object of keys and parts", hint=_MAP_HINT) from None
-    for one, other in whole.items():
-        if isinstance(other, str):
-            yield "", to_bytes(one), other
-        elif isinstance(other, list) and all(isinstance(key, str) for key in other):
-            for key in other:
-                yield "", to_bytes(key), one
+    for name_or_key, entry in whole.items():
+        if isinstance(entry, str):
+            yield "", to_bytes(name_or_key), entry
+        elif isinstance(entry, list) and all(isinstance(key, str) for key in entry):
+            for key in entry:
+                yield "", to_bytes(key), name_or_key
         else:
-            raise UsageError(f'{name}: "{one}" has neither a part nor a list of keys', hint=_MAP_HINT)
+            raise UsageError(f'{name}: "{name_or_key}" has neither a part nor a list of keys', hint=_MAP_HINT)
 
 
 def _pairs_of_lines(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:

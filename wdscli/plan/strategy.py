@@ -83,7 +83,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     scratch space that does not exist."""
     if is_away(request):
         return Choice("gather", STORED if request.plan_file is not None else ALONE)
-    count = sum(1 for one in inputs if one.copy)
+    count = sum(1 for shard in inputs if shard.copy)
     copies = f"; {count} of {len(inputs)} inputs copied first, so that they are read once" if count else ""
     run, total = mean_run(lists)
     if request.strategy == "spill" and copies and not _has_room(request, total):
@@ -91,8 +91,8 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
     if request.strategy != "auto":
         return Choice(request.strategy, f"as --strategy asks{copies}")
     runs = f"{human_size(run)} at a time"
-    remote = sum(not one.is_near for one in inputs)
-    compressed = sum(one.is_packed for one in inputs)
+    remote = sum(not shard.is_near for shard in inputs)
+    compressed = sum(shard.is_packed for shard in inputs)
     if not (remote or compressed):
         is_fast = run >= LONG_RUN_BYTES or total < MEASURED_BYTES
         return _choose_here(request, None if is_fast else disc_of(inputs, lists[0]), total, runs + copies)
@@ -102,7 +102,7 @@ def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) 
         return Choice("gather", f"{slow}, but samples are read {runs}{copies}")
     reason = f"{slow}, and samples are scattered, {runs}"
     if remote:
-        address = next(one.address for one in inputs if not one.is_near)
+        address = next(shard.address for shard in inputs if not shard.is_near)
         line, spilling = line_to(address), Cost(remote + total // REQUEST_BYTES, total)
         gathering = cost_of_gathering(lists, line.gap_bytes)
         reason = f"{slow}: gathering takes {gathering}, spilling {spilling}"
@@ -142,17 +142,17 @@ def cost_of_gathering(lists: Sequence[Ordered], gap_bytes: int) -> Cost:
     The cost is estimated from some thousands of rows."""
     requests = size = 0.0
     for ordered in lists:
-        found = [0, 0, 0]
+        sampled_rows = sampled_requests = sampled_bytes = 0
         for rows in _looks(ordered):
             rows = rows[: max(1, int(numpy.cumsum(rows["length"]).searchsorted(EXPECTED_BYTES)))]
-            found[0] += len(rows)
+            sampled_rows += len(rows)
             rows = rows[numpy.lexsort((rows["start"], rows["shard"]))]
-            some, gaps, apart = _gaps(rows)
+            samples, gaps, apart = _gaps(rows)
             apart |= gaps >= gap_bytes
-            found[1] += 1 + int(apart.sum())
-            found[2] += int(some.lengths.sum()) + int(gaps[~apart].clip(0).sum())
-        share = ordered.total / max(1, found[0])
-        requests, size = requests + share * found[1], size + share * found[2]
+            sampled_requests += 1 + int(apart.sum())
+            sampled_bytes += int(samples.lengths.sum()) + int(gaps[~apart].clip(0).sum())
+        scale = ordered.total / max(1, sampled_rows)
+        requests, size = requests + scale * sampled_requests, size + scale * sampled_bytes
     return Cost(ceil(requests) + int(size) // REQUEST_BYTES, int(size))
 
 
@@ -186,7 +186,7 @@ def disc_of(inputs: Sequence[Input], ordered: Ordered) -> Disc | None:
     InputError."""
     middle = ordered.total // 2
     rows = ordered.part(middle, middle + MEASURED_ROWS)
-    with Inputs(dict(enumerate(inputs))) as files, Inputs(dict(enumerate(inputs))) as others:
+    with Inputs(dict(enumerate(inputs))) as files, Inputs(dict(enumerate(inputs))) as files_in_order:
         lengths = rows.lengths.clip(max=LONG_RUN_BYTES)  # one sample may be larger than memory
         places = zip(rows.shards.tolist(), rows.starts.tolist(), lengths.tolist())
         ranges = [(files[shard], start, length) for shard, start, length in places if length]
@@ -203,7 +203,7 @@ def disc_of(inputs: Sequence[Input], ordered: Ordered) -> Disc | None:
         scattered = size / (time.perf_counter() - begin)
         shard, start = int(rows.shards[-1]), int(rows.starts[-1])
         begin = time.perf_counter()
-        size = len(others[shard].read_at(start, MEASURED_BYTES_IN_ORDER))
+        size = len(files_in_order[shard].read_at(start, MEASURED_BYTES_IN_ORDER))
         return Disc(scattered, size / (time.perf_counter() - begin))
 
 
@@ -213,15 +213,15 @@ def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
     total = sum(ordered.total for ordered in lists)
     if not total:
         return 0, 0
-    size = seen = runs = 0
+    size = sampled_rows = runs = 0
     for ordered in lists:
         for rows in _looks(ordered):
-            seen += len(rows)
-            some, gaps, apart = _gaps(rows)
-            most = numpy.minimum(some.lengths[1:] * numpy.uint64(SHORT_GAP), FIRST_GAP_BYTES)
+            sampled_rows += len(rows)
+            samples, gaps, apart = _gaps(rows)
+            most = numpy.minimum(samples.lengths[1:] * numpy.uint64(SHORT_GAP), FIRST_GAP_BYTES)
             runs += 1 + int((apart | (gaps < 0) | (gaps > most.astype(numpy.int64))).sum())
-            size += int(some.lengths.sum())
-    return size // runs, size * total // seen
+            size += int(samples.lengths.sum())
+    return size // runs, size * total // sampled_rows
 
 
 def _looks(ordered: Ordered) -> Iterator[Rows]:
@@ -233,9 +233,13 @@ def _looks(ordered: Ordered) -> Iterator[Rows]:
 def _gaps(rows: Rows) -> tuple[PlanTable, I64, Mask]:
     """Return the rows that have bytes, because placeholder rows of a join have none. For each row, also return the
     bytes between it and the next row, and whether the next row is from a different input."""
-    some = PlanTable(rows[rows["length"] > 0])
-    ends = (some.starts + some.lengths).astype(numpy.int64)
-    return some, some.starts[1:].astype(numpy.int64) - ends[:-1], some.shards[1:] != some.shards[:-1]
+    samples = PlanTable(rows[rows["length"] > 0])
+    ends = (samples.starts + samples.lengths).astype(numpy.int64)
+    return (
+        samples,
+        samples.starts[1:].astype(numpy.int64) - ends[:-1],
+        samples.shards[1:] != samples.shards[:-1],
+    )
 
 
 def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> None:
@@ -291,13 +295,13 @@ def check_post(command: str | None, output: str, *, is_stream: bool) -> None:
 class Limits(NamedTuple):
     """Limits of memory and processes. While the plan is made, its columns may take ``plan`` bytes, and no other process
     works. Later, at most ``jobs`` processes run, and the buffers of a task may take ``task`` bytes. ``cache`` bytes
-    surely fit in the page cache. ``given`` says that the user set a limit."""
+    surely fit in the page cache. ``is_user_set`` says that the user set a limit."""
 
     jobs: int
     plan: int
     task: int
     cache: int
-    given: bool = False
+    is_user_set: bool = False
     warning: str = ""
 
 
@@ -314,11 +318,11 @@ def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
     warning = ""
     if least(1) > memory:
         warning = f"--memory {human_size(memory)} is less than the minimum, {human_size(least(1))}"
-    rest = max(0, memory - least(fitting) - held)
+    buffer_bytes = max(0, memory - least(fitting) - held)
     return Limits(
         fitting,
         max(LEAST_PLAN_BYTES, memory - MAIN_BYTES),
-        _between(MIB, rest // (3 * fitting), 256 * MIB),
+        _between(MIB, buffer_bytes // (3 * fitting), 256 * MIB),
         cache,
         True,
         warning,
@@ -336,12 +340,12 @@ def check_fits(samples: int, bytes_per_sample: int, limits: Limits) -> None:
     EngineError if the machine's memory is too small."""
     needed = samples * bytes_per_sample
     text = f"a plan of {samples} samples takes {human_size(needed)} of memory"
-    if limits.given and needed > limits.plan:
+    if limits.is_user_set and needed > limits.plan:
         raise UsageError(
             f"{text}, but --memory leaves only {human_size(limits.plan)} for it",
             hint=f"--memory {-(-(needed + MAIN_BYTES) // MIB)}MiB",
         )
-    if not limits.given and needed > available():
+    if not limits.is_user_set and needed > available():
         raise EngineError(
             f"{text}, but only {human_size(available())} are free",
             hint="reorder the set part by part, or use a larger machine",

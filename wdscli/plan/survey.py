@@ -84,7 +84,7 @@ class SurveyTask(NamedTuple):
     extract: Extract | None = None
     overflow: str | None = None
     """A local path for rows that do not fit in memory. None means that all rows stay in memory."""
-    known: int = -1
+    listed_samples: int = -1
     """The shard's number of samples in the manifest; -1 if it is unknown or not needed."""
     of_set: int = 0
     """The number of the shard's set in a join, from 0. It is 0 without a join."""
@@ -190,11 +190,11 @@ class Collected:
         if self._has_values:
             self._values.append(block.values)
 
-    def take(self, found: Survey) -> None:
+    def take(self, shard_survey: Survey) -> None:
         """Add the remaining rows of the next shard. Raises OutputError."""
-        for block in found.taken():
+        for block in shard_survey.taken():
             self.add(block)
-        self.totals.append(found.total)
+        self.totals.append(shard_survey.total)
 
     def table(self, last: Rows | None = None) -> PlanTable:
         """Return all rows, followed by the row ``last``. No row can be added afterwards."""
@@ -217,7 +217,7 @@ def survey_task(template: SurveyTask, number: int, scratch: Scratch | None, limi
             raise refused(address)
         return template
     task = template._replace(spool=scratch.place(number), overflow=scratch.path_of(f"survey-{number}"))
-    if limits.given and is_local(address):
+    if limits.is_user_set and is_local(address):
         with suppress(OSError):
             size = os.stat(local_path(index_address(address))).st_size
             if size * MEMORY_PER_INDEX_BYTE > LEAST_TASK_BYTES + limits.task:
@@ -239,27 +239,27 @@ def survey_shards(
 
     first = 0
 
-    def here(task: SurveyTask) -> Survey:
+    def survey_here(task: SurveyTask) -> Survey:
         nonlocal first
         if (state := states[task.of_set]).done:
             return Survey()
-        made = survey(task._replace(input=task.input._replace(first=first)), state, collected.add)
-        first += made.end
-        return made
+        shard_survey = survey(task._replace(input=task.input._replace(first=first)), state, collected.add)
+        first += shard_survey.end
+        return shard_survey
 
-    found = []
-    function, addresses = here if executor is None else survey, [task.address for task in tasks]
+    surveys = []
+    function, addresses = survey_here if executor is None else survey, [task.address for task in tasks]
     with executor or make_executor(1) as runs:
-        for one in run_shard_tasks(runs, function, tasks, progress, "reading headers", addresses):
-            collected.take(one)
-            found.append(one)
-    return found
+        for shard_survey in run_shard_tasks(runs, function, tasks, progress, "reading headers", addresses):
+            collected.take(shard_survey)
+            surveys.append(shard_survey)
+    return surveys
 
 
 def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> Executor | None:
     """Return the executor for surveys, or None if they run in this process."""
     # No worker can read inputs of this process.
-    is_ours = any(is_ours_alone(one.address) or is_of_this_process(one.address) for one in tasks)
+    is_ours = any(is_ours_alone(task.address) or is_of_this_process(task.address) for task in tasks)
     if is_ours or not all(task.selection.is_trivial for task in tasks):
         return None
     if any(task.rekey is not None and task.rekey.counts_all for task in tasks):
@@ -299,85 +299,95 @@ def survey(
 ) -> Survey:
     """Read one shard's headers or index. Rows are passed to ``take`` as soon as they are found. Without ``take``, they
     stay in the survey. Raises InputError, DataError."""
-    found, ignored = Survey(), Ignored()
+    shard_survey, ignored = Survey(), Ignored()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes, state.end = state.members, state.payload_bytes, 0
     chosen_of: list[ChosenOf] = []
     values: list[bytes] = []
     tick, position = tick_of_task(), 0
     with checking(task.check):
-        task, source, index = _at_any_place(task, found)
+        task, source, index = _at_any_place(task, shard_survey)
     extract = task.extract
     with source:
-        found.is_packed = source.stored is not source
+        shard_survey.is_packed = source.stored is not source
         payloads = Payloads(source, task.payload_fields, by_index=index is not None)
-        if index is not None and _is_plain(task, index, found, take):
-            return found
+        if index is not None and _is_plain(task, index, shard_survey, take):
+            return shard_survey
         indexed = None if index is None else index_batches(index, ignored)
-        walk = _walk(task, payloads, state, found, ignored)
+        walk = _walk(task, payloads, state, shard_survey, ignored)
         for batch, chosen in walk.chosen(indexed, requested=payloads.fields):
-            if batch.keys and not found.is_packed and not task.input.copy:
+            if batch.keys and not shard_survey.is_packed and not task.input.copy:
                 tick(batch.start(len(batch.keys) - 1) - position)
                 position = batch.start(len(batch.keys) - 1)
             chosen_of.append((batch, chosen))
             if extract is not None:
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
-                    _look(extract.named, found.seen_names, batch, chosen, payloads)
+                    _look(extract.named, shard_survey.seen_names, batch, chosen, payloads)
             if len(chosen_of) >= BATCHES_AT_ONCE:
-                _keep(task, found, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
+                _keep(task, shard_survey, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
                 chosen_of, values = [], []
         if chosen_of:
-            _keep(task, found, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
+            _keep(task, shard_survey, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
         source.confirm()
-    found.members, found.payload_bytes = state.members - members, state.payload_bytes - payload_bytes
-    found.ignored, found.end, found.copy = ignored.counts, state.end, task.input.copy
-    return found
+    shard_survey.members, shard_survey.payload_bytes = (
+        state.members - members,
+        state.payload_bytes - payload_bytes,
+    )
+    shard_survey.ignored, shard_survey.end, shard_survey.copy = ignored.counts, state.end, task.input.copy
+    return shard_survey
 
 
 def _look(
-    named: Sequence[Named], seen: SeenNames, batch: SampleBatch, rows: Sequence[int], payloads: Payloads
+    named: Sequence[Named], seen_names: SeenNames, batch: SampleBatch, rows: Sequence[int], payloads: Payloads
 ) -> None:
     """Look for the user's names in a batch. Places in JSON are searched in stored values, or else in payloads."""
-    others = []
+    in_payloads = []
     for name in named:
         stored = None if name.place is None else batch.values.get(stored_name(*name.place))
         if stored is None:
-            others.append(name)
+            in_payloads.append(name)
         elif name.place is not None and not stored.missing.all():
-            seen.places.add(name.place)
-    seen.look(others, batch, rows, payloads)
+            seen_names.places.add(name.place)
+    seen_names.look(in_payloads, batch, rows, payloads)
 
 
-def _keep(task: SurveyTask, found: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None) -> None:
+def _keep(
+    task: SurveyTask, shard_survey: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None
+) -> None:
     """Pass rows to ``take``, keep them, or store them in a file if they are too many."""
-    found.total += len(block.rows)
-    found.shapes = [] if task.extract is None else task.extract.shapes
+    shard_survey.total += len(block.rows)
+    shard_survey.shapes = [] if task.extract is None else task.extract.shapes
     if take is not None:
         take(block)
         return
-    found.blocks.append(block)
-    if task.overflow is not None and sum(len(one.rows) for one in found.blocks) > HELD_ROWS:
-        found.stored = found.stored or StoredRows(task.overflow)
-        for one in found.blocks:
-            found.stored.append(one)
-        found.blocks = []
+    shard_survey.blocks.append(block)
+    if (
+        task.overflow is not None
+        and sum(len(stored_block.rows) for stored_block in shard_survey.blocks) > HELD_ROWS
+    ):
+        shard_survey.stored = shard_survey.stored or StoredRows(task.overflow)
+        for stored_block in shard_survey.blocks:
+            shard_survey.stored.append(stored_block)
+        shard_survey.blocks = []
 
 
-def _is_plain(task: SurveyTask, index: Index, found: Survey, take: Callable[[RowBlock], None] | None) -> bool:
+def _is_plain(
+    task: SurveyTask, index: Index, shard_survey: Survey, take: Callable[[RowBlock], None] | None
+) -> bool:
     """Try to make all rows and values from the index alone. Return whether this was possible."""
     if task.payload_fields or (rows := plain_rows(task, index)) is None:
         return False
     values = Packed.of([]) if task.extract is None else task.extract.values_of_index(index)
     if values is None:
         return False
-    found.ignored, found.end, found.members = index.ignored, index.samples, index.members
-    found.payload_bytes = int(index.member_sizes.sum())
-    _keep(task, found, RowBlock(rows, values), take)
+    shard_survey.ignored, shard_survey.end, shard_survey.members = index.ignored, index.samples, index.members
+    shard_survey.payload_bytes = int(index.member_sizes.sum())
+    _keep(task, shard_survey, RowBlock(rows, values), take)
     return True
 
 
-def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, Index | None]:
+def _at_any_place(task: SurveyTask, shard_survey: Survey) -> tuple[SurveyTask, Source, Index | None]:
     """Open the input, or a copy of it, so that any place can be read. Return the task with the opened input, the
     source, and the index to use. A remote input is also copied if this survey reads all of it, and a later step reads
     samples again."""
@@ -389,10 +399,10 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
     if source is None:
         source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
     try:
-        found.stamp = Stamp(source.size or 0, source.version, source.is_pinned)
+        shard_survey.stamp = Stamp(source.size or 0, source.version, source.is_pinned)
         if not is_known and source.fd is None and room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
-        index = _index_for(task, source, found.warnings.append, stored)
+        index = _index_for(task, source, shard_survey.warnings.append, stored)
         with_values = task.using(index)
         asks_far = source.fd is None and bool(with_values.payload_fields) and not task.names_keys
         task, index = (task, None) if asks_far else (with_values, index)
@@ -408,17 +418,17 @@ def _at_any_place(task: SurveyTask, found: Survey) -> tuple[SurveyTask, Source, 
     with source:
         if not task.spool:
             raise refused(task.address)
-        spool(source, task.spool, cut=_warner(found) if task.on_error == "skip" else None)
+        spool(source, task.spool, cut=_warner(shard_survey) if task.on_error == "skip" else None)
         source.confirm()
         version, is_pinned = source.version, source.is_pinned
     task = task._replace(input=Input(task.address, task.spool, first=task.input.first))
     source = task.input.open()
-    found.stamp = Stamp(source.size or 0, version, is_pinned)
+    shard_survey.stamp = Stamp(source.size or 0, version, is_pinned)
     return task, source, None
 
 
-def _warner(found: Survey) -> Callable[[DataError], None]:
-    return lambda error: found.damage.append(str(error))
+def _warner(shard_survey: Survey) -> Callable[[DataError], None]:
+    return lambda error: shard_survey.damage.append(str(error))
 
 
 def _index_for(
@@ -434,7 +444,9 @@ def _walk(
     task: SurveyTask, payloads: Payloads, state: SelectionState, survey: Survey, ignored: Ignored
 ) -> Walk:
     """Return the walk through the shard of a task."""
-    salvage = Salvage(_warner(survey), survey.dropped, task.known) if task.on_error == "skip" else None
+    salvage = (
+        Salvage(_warner(survey), survey.dropped, task.listed_samples) if task.on_error == "skip" else None
+    )
     return Walk(task.selection, state, payloads, task.form, ignored, salvage, checks_names=True)
 
 
@@ -442,9 +454,9 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
     """Return the rows of the selected samples of some batches, in order."""
     fields: list[bytes] = []
     starts, offsets, sizes, counts, marks, keys, places, chosen = (list[Any]() for _ in range(8))
-    for batch, some in batches:
-        chosen += [len(places) + row for row in some]
-        keys += map(batch.keys.__getitem__, some)
+    for batch, batch_rows in batches:
+        chosen += [len(places) + row for row in batch_rows]
+        keys += map(batch.keys.__getitem__, batch_rows)
         places += range(batch.index, batch.index + len(batch.keys))
         marks += batch.marks
         counts += map(int.__sub__, batch.firsts[1:], batch.firsts)
@@ -471,11 +483,11 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
     if len(chosen) < len(rows):
         rows = rows[chosen]
     rows["key"] = array("Q", map(hash_key, keys))
-    at = 0
-    for batch, some in batches:
+    first_row = 0
+    for batch, batch_rows in batches:
         if task.rekey is not None or task.selection.changes_members or not _are_usual(batch):
-            _look_closer(task, batch, some, rows[at : at + len(some)])
-        at += len(some)
+            _look_closer(task, batch, batch_rows, rows[first_row : first_row + len(batch_rows)])
+        first_row += len(batch_rows)
     return rows
 
 
@@ -553,7 +565,8 @@ def out_sizes(
     """Return the name and the payload size of each member that one sample will have in the output."""
     first = batch.firsts[row]
     return [
-        (key + b"." + field, batch.sizes[first + at]) for at, field in selection.plan_of(batch, row, shard)
+        (key + b"." + field, batch.sizes[first + place])
+        for place, field in selection.plan_of(batch, row, shard)
     ]
 
 

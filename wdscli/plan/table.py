@@ -75,8 +75,8 @@ def blocks_of(total: int, size: int = 0, first: int = 0) -> Iterator[slice]:
     """Yield slices of ``size`` rows, from row ``first`` to ``total - 1``. A ``size`` of 0 means
     :data:`ROWS_PER_BLOCK`."""
     size = size or ROWS_PER_BLOCK
-    for at in range(first, total, size):
-        yield slice(at, min(at + size, total))
+    for begin in range(first, total, size):
+        yield slice(begin, min(begin + size, total))
 
 
 class Growing:
@@ -216,12 +216,12 @@ class PlanTable:
         del ordered
         if not len(again):
             return numpy.empty(0, dtype=numpy.int64), again
-        found: list[I64] = []
+        row_blocks: list[I64] = []
         for part in blocks_of(self.total):
             keys = self.keys[part]
             near = numpy.minimum(again.searchsorted(keys), len(again) - 1)
-            found.append(numpy.flatnonzero(again[near] == keys) + part.start)
-        rows: I64 = numpy.concatenate(found)
+            row_blocks.append(numpy.flatnonzero(again[near] == keys) + part.start)
+        rows: I64 = numpy.concatenate(row_blocks)
         rows = rows[numpy.argsort(self.keys[rows], kind="stable")]
         return rows, self.keys[rows]
 
@@ -284,10 +284,10 @@ class Ordered:
 
     def shard_numbers(self) -> list[int]:
         """The input shards of the samples, in rising order."""
-        found: set[int] = set()
+        numbers: set[int] = set()
         for part in blocks_of(self.total):
-            found.update(numpy.unique(self.column("shard", part.start, part.stop)).tolist())
-        return sorted(found)
+            numbers.update(numpy.unique(self.column("shard", part.start, part.stop)).tolist())
+        return sorted(numbers)
 
 
 def _opened(path: str, first: int, total: int) -> PlanTable:
@@ -304,8 +304,8 @@ def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
     without: I64 = numpy.asarray(gone, dtype=numpy.int64)
     if not len(without):
         return column
-    at = int(without[0])
-    for part in blocks_of(len(column), first=at - at % ROWS_PER_BLOCK):
+    first_gone = int(without[0])
+    for part in blocks_of(len(column), first=first_gone - first_gone % ROWS_PER_BLOCK):
         low, high = without.searchsorted((part.start, part.stop)).tolist()
         kept: Any = numpy.delete(column[part], without[low:high] - part.start)
         start = part.start - low
@@ -328,8 +328,8 @@ def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
     packed.sort()
     ties: list[I64] = []
     for part in blocks_of(total - 1):
-        some = packed[part.start : part.stop + 1]
-        ties.append(numpy.flatnonzero(some[1:] ^ some[:-1] <= mask) + part.start)
+        block = packed[part.start : part.stop + 1]
+        ties.append(numpy.flatnonzero(block[1:] ^ block[:-1] <= mask) + part.start)
     packed &= mask
     order: I64 = packed.view(numpy.int64)
     if any(map(len, ties)):
@@ -341,10 +341,10 @@ def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
     return order
 
 
-def are_those(found: U32, planned: U32) -> Mask:
+def have_planned_headers(headers: U32, planned: U32) -> Mask:
     """Return, for each sample, whether it has the planned headers. If the planned headers are unknown, the answer is
     true."""
-    same: Mask = (found == planned) | (planned == 0)
+    same: Mask = (headers == planned) | (planned == 0)
     return same
 
 
@@ -376,8 +376,8 @@ class _FieldHashes(dict[bytes, int]):
     def __missing__(self, field: bytes) -> int:
         if len(self) >= 1 << 12:
             self.clear()
-        found = self[field] = xxh3_64_intdigest(field)
-        return found
+        field_hash = self[field] = xxh3_64_intdigest(field)
+        return field_hash
 
 
 _FIELD_HASHES = _FieldHashes()
@@ -416,49 +416,49 @@ class Joined(NamedTuple):
     has one row per sample. A missing part is a row with the shard :data:`MISSING_SHARD`. ``sets`` has the set number
     (from 0) of each input. ``policies`` has one policy for each set. ``counts`` has the counts of the plan."""
 
-    others: tuple[Ordered, ...]
+    later_parts: tuple[Ordered, ...]
     sets: tuple[int, ...]
     policies: tuple[OnConflict, ...]
     counts: JoinCounts
 
     def part(self, first: int, end: int) -> Joined:
         """Return the further parts of the samples ``first`` to ``end - 1`` of the output."""
-        return self._replace(others=tuple(other.slice(first, end) for other in self.others))
+        return self._replace(later_parts=tuple(ordered.slice(first, end) for ordered in self.later_parts))
 
     def held(self) -> Joined:
         """Return a copy with the rows in memory, for processes of other machines."""
-        return self._replace(others=tuple(other.held() for other in self.others))
+        return self._replace(later_parts=tuple(ordered.held() for ordered in self.later_parts))
 
     def inputs(self, samples: Ordered) -> list[int]:
         """Return the numbers of the inputs that the task reads, in rising order. ``samples`` are the first parts."""
-        found = {number for some in (samples, *self.others) for number in some.shard_numbers()}
-        return sorted(found - {MISSING_SHARD})
+        numbers = {number for ordered in (samples, *self.later_parts) for number in ordered.shard_numbers()}
+        return sorted(numbers - {MISSING_SHARD})
 
 
 def in_turn(lists: Sequence[Ordered]) -> Ordered:
     """Return the first rows of all lists, then their second rows, and so on. The lists have equal lengths."""
     if len(lists) == 1:
         return lists[0]
-    if any(one.samples is not lists[0].samples for one in lists):
+    if any(ordered.samples is not lists[0].samples for ordered in lists):
         return _beside_each_other(lists)
     order: I64 = numpy.empty((lists[0].total, len(lists)), dtype=numpy.int64)
-    for number, one in enumerate(lists):
-        order[:, number] = numpy.arange(one.total) if one.order is None else one.order
+    for number, ordered in enumerate(lists):
+        order[:, number] = numpy.arange(ordered.total) if ordered.order is None else ordered.order
     return Ordered(lists[0].samples, order.reshape(-1))
 
 
 def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
     """Do the work of :func:`in_turn` for lists of rows from different tables, in memory."""
     rows: Rows = numpy.empty((lists[0].total, len(lists)), dtype=row_type())
-    for number, one in enumerate(lists):
-        rows[:, number] = one.part(0, one.total).rows
+    for number, ordered in enumerate(lists):
+        rows[:, number] = ordered.part(0, ordered.total).rows
     return Ordered(PlanTable(rows.reshape(-1)))
 
 
-def collision(one: bytes, other: bytes, shard: str, offset: int) -> DataError:
+def collision(key: bytes, equal_key: bytes, shard: str, offset: int) -> DataError:
     """Return the error for two different keys with equal hashes."""
     return DataError(
-        f'the keys "{to_text(one)}" and "{to_text(other)}" have the same XXH3-64 hash, so they cannot be matched',
+        f'the keys "{to_text(key)}" and "{to_text(equal_key)}" have the same XXH3-64 hash, so they cannot be matched',
         code="hash-collision",
         shard=shard,
         offset=offset,

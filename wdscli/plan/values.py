@@ -134,13 +134,13 @@ class Values:
         base, stop = min(begins), max(map(int.__add__, begins, lengths))
         if stop - base <= 2 * sum(lengths):
             data = bytes(self.data[base:stop])
-            return [data[at - base : at - base + size] for at, size in zip(begins, lengths)]
-        return [bytes(self.data[at : at + size]) for at, size in zip(begins, lengths)]
+            return [data[begin - base : begin - base + size] for begin, size in zip(begins, lengths)]
+        return [bytes(self.data[begin : begin + size]) for begin, size in zip(begins, lengths)]
 
     def blocks(self) -> Iterator[list[bytes]]:
         """Yield lists of some thousands of values each."""
-        for some in blocks_of(self.total, VALUES_PER_BLOCK):
-            yield self.part(some.start, some.stop)
+        for block in blocks_of(self.total, VALUES_PER_BLOCK):
+            yield self.part(block.start, block.stop)
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield all values."""
@@ -149,8 +149,8 @@ class Values:
     def words(self, rows: Any, place: int) -> U32:
         """For values that are lists of 32-bit numbers, return the number at ``place`` for some rows."""
         words = numpy.frombuffer(self.data, dtype=numpy.uint32, count=len(self.data) // 4)
-        found: U32 = words[(self.starts[rows] >> 2) + place]
-        return found
+        numbers: U32 = words[(self.starts[rows] >> 2) + place]
+        return numbers
 
     def first(self, count: int) -> Values:
         """Return the first ``count`` values, or all values if there are fewer."""
@@ -171,10 +171,10 @@ class Values:
 
     def fixed(self, width: int) -> U8:
         """Return a copy of the first ``width`` bytes of each value. No value may be shorter."""
-        found: U8 = numpy.empty((self.total, width), dtype=numpy.uint8)
+        prefixes: U8 = numpy.empty((self.total, width), dtype=numpy.uint8)
         words = numpy.ndarray(
             (max(0, len(self.data) - width + 1),), dtype=f"V{width}", buffer=self.data, strides=(1,)
         )
         for part in blocks_of(self.total):
-            found[part] = words[self.starts[part]].view(numpy.uint8).reshape(-1, width)
-        return found
+            prefixes[part] = words[self.starts[part]].view(numpy.uint8).reshape(-1, width)
+        return prefixes
