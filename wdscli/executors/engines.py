@@ -35,8 +35,8 @@ def find_engine(url: str) -> Callable[[str], Executor]:
         if point.name == name:
             factory: Callable[[str], Executor] = point.load()
             return factory
-    known = ", ".join(f"{one}://" for one in sorted({point.name for point in points})) or "none"
-    raise UsageError(f'no engine "{name}"', hint=f"installed: {known}; other engines need another package")
+    schemes = ", ".join(f"{scheme}://" for scheme in sorted({point.name for point in points})) or "none"
+    raise UsageError(f'no engine "{name}"', hint=f"installed: {schemes}; other engines need another package")
 
 
 def open_engine(url: str) -> Executor:
@@ -68,8 +68,8 @@ class Engine(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         try:
-            here = (__version__, self._folder, network())
-            return self._inner.submit(run_elsewhere, *here, fn, *args, **kwargs)
+            settings = (__version__, self._folder, network())
+            return self._inner.submit(run_elsewhere, *settings, fn, *args, **kwargs)
         except WdsError:
             raise
         except Exception as error:
@@ -78,8 +78,8 @@ class Engine(Executor):
     def explain(self, error: Exception) -> EngineError:
         """Return the error for an engine that lost a task. Errors raised by tasks are already converted on the
         worker."""
-        said = _first_line(str(error))
-        what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        reason = _first_line(str(error))
+        what = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
         if isinstance(error, CancelledError):
             what = "the connection to its scheduler is lost or has cancelled a task"
         return EngineError(

@@ -188,7 +188,7 @@ class LaterResults:
         """Wait until all commits have ended, or only one."""
         futures = [future for future, _ in self._under_way]
         ended = wait(futures, timeout_seconds, FIRST_COMPLETED if any_of_them else ALL_COMPLETED).done
-        self._under_way = [one for one in self._under_way if one[0] not in ended]
+        self._under_way = [(future, commit) for future, commit in self._under_way if future not in ended]
 
     def settle(self) -> None:
         """After an error or Ctrl-C, wait some seconds for the commits, and then discard the rest."""
@@ -278,11 +278,11 @@ class Processes(Executor):
 
         ensure_running()  # this must come before the block, which unblocks signals
         with _start_workers():
-            here, there = self._context.Pipe()
-            worker = self._context.Process(target=_work, args=(there, self.counters))
+            parent_end, worker_end = self._context.Pipe()
+            worker = self._context.Process(target=_work, args=(worker_end, self.counters))
             worker.start()
-            there.close()
-            thread = Thread(target=self._serve, args=(here,), daemon=True)
+            worker_end.close()
+            thread = Thread(target=self._serve, args=(parent_end,), daemon=True)
             self._started.append((worker, thread))
             thread.start()
         Thread(target=self._watch, args=(worker,), daemon=True).start()
@@ -294,9 +294,9 @@ class Processes(Executor):
         wait([worker.sentinel])
         if not self._is_closing:
             self._break()
-            for other, _ in self._started:
+            for started, _ in self._started:
                 with suppress(OSError, ValueError):
-                    other.terminate()
+                    started.terminate()
 
     def _break(self) -> None:
         """Let all tasks fail that no worker has begun, and accept no more tasks."""
@@ -331,15 +331,15 @@ class Processes(Executor):
         pipe.send_bytes(data)
         data = pipe.recv_bytes()
         try:
-            is_done, result, more = pickle.loads(data)
+            is_done, result, details = pickle.loads(data)
         except Exception as error:
             future.set_exception(error)
             return
         if is_done:
-            count_traffic(**more._asdict())
+            count_traffic(**details._asdict())
             future.set_result(result)
         else:
-            result.__cause__ = RemoteTraceback(more)
+            result.__cause__ = RemoteTraceback(details)
             future.set_exception(result)
 
     def _drain(self, error: BaseException | None = None) -> None:
@@ -533,8 +533,8 @@ def _failure(error: BaseException) -> bytes:
     text = "\n" + "".join(format_exception(error))
     try:
         return pickle.dumps((False, error, text))
-    except Exception as other:
-        return pickle.dumps((False, RuntimeError(str(other)), text))
+    except Exception as pickle_error:
+        return pickle.dumps((False, RuntimeError(str(pickle_error)), text))
 
 
 def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

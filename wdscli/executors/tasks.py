@@ -60,8 +60,10 @@ def useful_shard_jobs(jobs: int | None, addresses: Sequence[str], worth_bytes: i
     """Return :func:`~wdscli.executors.local.useful_jobs` for tasks with one shard each. A remote shard of unknown size
     is worth a process. So are four small remote shards, because each request takes time."""
     sizes = (
-        size_hint(one) or 0 if is_local(one) else max(size_hint(one) or worth_bytes, worth_bytes // 4)
-        for one in addresses
+        size_hint(address) or 0
+        if is_local(address)
+        else max(size_hint(address) or worth_bytes, worth_bytes // 4)
+        for address in addresses
     )
     return useful_jobs(jobs, len(addresses), sum(sizes), worth_bytes)
 
@@ -101,10 +103,12 @@ def run_tasks(
     BrokenPipeError are raised unchanged, other exceptions as EngineError.
     """
     if together > 1 and not getattr(executor, "runs_here", False):
-        rest, run = iter(tasks), partial(_run_some, function)
-        some = iter(lambda: list(islice(rest, together)), [])
+        remaining, function_of_batch = iter(tasks), partial(_run_some, function)
+        batches = iter(lambda: list(islice(remaining, together)), [])
         total: Any = None if amount is None else lambda results: sum(map(amount, results))
-        for results in run_tasks(executor, run, some, window=window, advance=advance, amount=total):
+        for results in run_tasks(
+            executor, function_of_batch, batches, window=window, advance=advance, amount=total
+        ):
             yield from results
         return
     flying: deque[Future[Result]] = deque()
@@ -125,8 +129,8 @@ def run_tasks(
 
 
 def _run_some(function: Callable[[Task], Result | PendingCommit[Result]], tasks: list[Task]) -> list[Result]:
-    with local_executor(1) as here:
-        return list(run_tasks(here, function, tasks))
+    with local_executor(1) as executor:
+        return list(run_tasks(executor, function, tasks))
 
 
 def run_shard_tasks(
@@ -194,10 +198,10 @@ class _Meter:
     def poll(self) -> None:
         """Report the progress of tasks in other processes."""
         first, counters = self._next - len(self._reported), self.counters or ()
-        for at, before in enumerate(self._reported):
-            new = counters[(first + at) % SLOTS] - before
+        for place, before in enumerate(self._reported):
+            new = counters[(first + place) % SLOTS] - before
             if new > 0 and self._advance is not None:
-                self._reported[at] = before + new
+                self._reported[place] = before + new
                 self._advance(new)
 
     def take(self, result: Result) -> Result:
@@ -206,9 +210,9 @@ class _Meter:
         if (
             self._advance is not None
             and self._amount is not None
-            and (rest := self._amount(result) - before) > 0
+            and (unreported := self._amount(result) - before) > 0
         ):
-            self._advance(rest)
+            self._advance(unreported)
         return result
 
 

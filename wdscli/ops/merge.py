@@ -33,8 +33,8 @@ class MergeOrder(Order):
 
     def options(self) -> dict[str, Any]:
         is_equal = set(self.shares.numbers) == {1}
-        given: dict[str, Any] = {"interleave": True} if is_equal else {"weights": list(self.shares.numbers)}
-        return given if self.stop == "all" else {**given, "stop": self.stop}
+        options: dict[str, Any] = {"interleave": True} if is_equal else {"weights": list(self.shares.numbers)}
+        return options if self.stop == "all" else {**options, "stop": self.stop}
 
     def arrange(self, surveyed: Surveyed) -> Arranged:
         # The rows are in input order, so the samples of a set are adjacent.

@@ -89,29 +89,29 @@ class ListedOrder(Order):
         assert surveyed.values is not None
         places = self.places
         nowhere = -1 if self.missing == "first" else len(places)
-        found: I64 = numpy.fromiter((places.get(key, nowhere) for key in surveyed.values), numpy.int64)
-        self._check(surveyed.values, found)
-        lacking = len(places) - len(numpy.unique(found[(found >= 0) & (found < len(places))]))
-        absent = self._absent(lacking, found) if lacking else None
-        return Arranged(numpy.argsort(found, kind="stable"), absent=absent)
+        key_places: I64 = numpy.fromiter((places.get(key, nowhere) for key in surveyed.values), numpy.int64)
+        self._check(surveyed.values, key_places)
+        lacking = len(places) - len(numpy.unique(key_places[(key_places >= 0) & (key_places < len(places))]))
+        absent = self._absent(lacking, key_places) if lacking else None
+        return Arranged(numpy.argsort(key_places, kind="stable"), absent=absent)
 
-    def _check(self, keys: Values, found: I64) -> None:
+    def _check(self, keys: Values, key_places: I64) -> None:
         """Raise DataError for samples that are not in the list, unless the order allows them."""
-        unlisted = numpy.flatnonzero(found == len(self.places))
+        unlisted = numpy.flatnonzero(key_places == len(self.places))
         if self.missing == "error" and len(unlisted):
             first = keys.part(int(unlisted[0]), int(unlisted[0]) + 1)[0]
-            more = f" and {len(unlisted) - 1} more keys" if len(unlisted) > 1 else ""
+            more_keys = f" and {len(unlisted) - 1} more keys" if len(unlisted) > 1 else ""
             raise DataError(
-                f'{self.name} does not list "{to_text(first)}"{more}',
+                f'{self.name} does not list "{to_text(first)}"{more_keys}',
                 code="missing",
                 hint="use --missing first or --missing last to keep such samples,\n"
                 f"or --keys-from {self.name} to leave them out",
             )
 
-    def _absent(self, lacking: int, found: I64) -> MissingName:
+    def _absent(self, lacking: int, key_places: I64) -> MissingName:
         """Return the listed keys that no sample has."""
-        there = set(found.tolist())
-        names = [to_text(key) for key, place in self.places.items() if place not in there]
+        sample_places = set(key_places.tolist())
+        names = [to_text(key) for key, place in self.places.items() if place not in sample_places]
         noun = "key" if lacking == 1 else "keys"
         return MissingName(f"{lacking} {noun} of {self.name} for --by not found: {listed(names, ', ')}", "")
 
@@ -142,7 +142,7 @@ def sort_order(
 
     Raises UsageError.
     """
-    keys = [sort_key(one, how, reverse) if isinstance(one, str) else one for one in by or (KEY,)]
+    keys = [sort_key(key, how, reverse) if isinstance(key, str) else key for key in by or (KEY,)]
     return SortOrder(SortValues(tuple(keys), missing or "last", lenient, missing is not None), missing)
 
 

@@ -62,10 +62,10 @@ ROWS_PER_RUN = 4
 class _Input:
     """An input of a plan: a shard with bytes, or a view's shard."""
 
-    def __init__(self, given: Input) -> None:
-        self.address = given.address
-        self.open = partial(open_source, given.address) if given.copy else given.open
-        place = view_of(given.address)
+    def __init__(self, planned: Input) -> None:
+        self.address = planned.address
+        self.open = partial(open_source, planned.address) if planned.copy else planned.open
+        place = view_of(planned.address)
         self.view: OpenView | None = None if place is None else opened(place[0])
         self.number = 0 if self.view is None or place is None else self.view.places[place[1]]
 
@@ -101,15 +101,16 @@ _Base: TypeAlias = "tuple[ShardInfo, Mapping[str, FieldTotals] | None]"
 
 
 class _Writer:
-    """The state of one call of :func:`write_views`. ``known`` are the bases that were read, by address."""
+    """The state of one call of :func:`write_views`. ``facts_of_bases`` has the bases that were read, by
+    address."""
 
-    def __init__(self, plan: ReorderPlan, folder: str, known: dict[str, _Base]) -> None:
+    def __init__(self, plan: ReorderPlan, folder: str, facts_of_bases: dict[str, _Base]) -> None:
         self.request = plan.request
         self.contents = contents = plan.contents
         self.folder = folder
         self.inputs = [*map(_Input, contents.inputs)]
-        self.opening = {one.address: one.open for one in self.inputs if one.view is None}
-        self.known = known
+        self.opening = {shard.address: shard.open for shard in self.inputs if shard.view is None}
+        self.facts_of_bases = facts_of_bases
         self.numbers: dict[str, int] = {}
         self.bases: list[ShardInfo] = []
         self.indexes: Recent[str, Index] = Recent(INDEX_CACHE_BYTES, lambda index: index.memory_bytes)
@@ -120,16 +121,16 @@ class _Writer:
         joined = contents.joined
         sets = joined.sets if joined is not None else [0] * len(self.inputs)
         self.rules: list[list[Rule | None]] = [[] for _ in contents.row_lists]
-        for one, of_set in zip(self.inputs, sets):
-            if one.rule not in self.rules[of_set]:
-                self.rules[of_set].append(one.rule)
+        for shard, of_set in zip(self.inputs, sets):
+            if shard.rule not in self.rules[of_set]:
+                self.rules[of_set].append(shard.rule)
         policies: tuple[OnConflict, ...] = ("error",) if joined is None else joined.policies
         parts = [_either(rules) for rules in self.rules]
         self.rule = _flat(Rule(tuple(parts), policies, plan.request.selection.field_rule))
 
     def read_bases(self, planned: Sequence[PlannedShard]) -> None:
         """Read the bases on stores that shards need, several at the same time."""
-        views = {id(one.view): one.view for one in self.inputs if one.view is not None}
+        views = {id(source.view): source.view for source in self.inputs if source.view is not None}
         if all(map(is_local, chain(self.opening, *(view.bases for view in views.values())))):
             return
         columns = (
@@ -139,15 +140,17 @@ class _Writer:
         )
         used = {*chain.from_iterable(numpy.unique(column).tolist() for column in columns)} - {MISSING_SHARD}
         wanted = dict.fromkeys(base for number in sorted(used) for base in self.inputs[number].used_bases())
-        far = [base for base in wanted if not is_local(base) and base not in self.known]
-        self.known.update(zip(far, at_once(self._read, far)))
+        remote = [base for base in wanted if not is_local(base) and base not in self.facts_of_bases]
+        self.facts_of_bases.update(zip(remote, at_once(self._read, remote)))
 
     def base(self, address: str, checksum: str | None) -> int:
         """Return the number of the base at an address."""
         number = self.numbers.get(address)
         if number is None:
             number = self.numbers[address] = len(self.bases)
-            shard, fields = self.known[address] = self.known.get(address) or self._read(address)
+            shard, fields = self.facts_of_bases[address] = self.facts_of_bases.get(address) or self._read(
+                address
+            )
             self.totals.append(fields)
             self.bases.append(replace(shard, name=name_from(self.folder, address), checksum=checksum))
         return number
@@ -191,12 +194,14 @@ class _Writer:
         info = ShardInfo(
             base_name(shard.address), shard.samples, shard.members, shard.size_bytes, "", None, {}, False
         )
-        found = [runs_of(*one, max(1, shard.samples // ROWS_PER_RUN)) for one in columns]
-        if None in found:
+        runs_of_columns = [
+            runs_of(*column_runs, max(1, shard.samples // ROWS_PER_RUN)) for column_runs in columns
+        ]
+        if None in runs_of_columns:
             numbers: I64 = numpy.concatenate([column for pair in columns for column in pair])
             rows = self._store(numbers.astype("<u4").tobytes())
             return ViewShard(digest, None, rows, self._store(keys) if keys else None), info
-        runs = tuple(one or () for one in found)
+        runs = tuple(column_runs or () for column_runs in runs_of_columns)
         whole = self._whole(runs, info) if not keys else None
         return ViewShard(digest, runs, None, self._store(keys) if keys else None), whole or info
 
@@ -204,8 +209,8 @@ class _Writer:
         """Return a digest of samples and keys. It uses the contents of bases, not their numbers."""
         from xxhash import xxh3_64_intdigest, xxh3_128
 
-        held = [xxh3_64_intdigest(f"{one.headers} {one.checksum}".encode()) for one in self.bases]
-        of_base: U64 = numpy.array([*held, 0], dtype="<u8")
+        base_digests = [xxh3_64_intdigest(f"{base.headers} {base.checksum}".encode()) for base in self.bases]
+        of_base: U64 = numpy.array([*base_digests, 0], dtype="<u8")
         digest = xxh3_128(keys)
         for bases, places in columns:
             digest.update(of_base[bases].tobytes())
@@ -224,27 +229,28 @@ class _Writer:
 
     def _rows_of(self, shard: PlannedShard) -> list[tuple[I64, I64]]:
         """Return input and place of each sample of a shard, for each set."""
-        found = []
+        columns = []
         for ordered in self.contents.row_lists:
             names = ("shard", "place")
             inputs, places = (
-                ordered.column(one, shard.first, shard.end).astype(numpy.int64) for one in names
+                ordered.column(name, shard.first, shard.end).astype(numpy.int64) for name in names
             )
-            found.append((inputs, places))
+            columns.append((inputs, places))
         if self.contents.joined is not None:
             # If a sample has no part in the first set, its first row comes from another set.
-            owners: I64 = numpy.array(self.contents.joined.sets, dtype=numpy.int64)[found[0][0]]
-            for of_set, (inputs, places) in enumerate(found[1:], 1):
-                inputs[owners == of_set] = found[0][0][owners == of_set]
-                places[owners == of_set] = found[0][1][owners == of_set]
-            found[0][0][owners != 0] = MISSING_SHARD
-        return found
+            first_inputs, first_places = columns[0]
+            owners: I64 = numpy.array(self.contents.joined.sets, dtype=numpy.int64)[first_inputs]
+            for of_set, (inputs, places) in enumerate(columns[1:], 1):
+                inputs[owners == of_set] = first_inputs[owners == of_set]
+                places[owners == of_set] = first_places[owners == of_set]
+            first_inputs[owners != 0] = MISSING_SHARD
+        return columns
 
     def _traced(self, inputs: I64, places: I64, rule: Rule | None) -> list[tuple[I64, I64]]:
         """Return base and place of samples in each set of a rule. Samples of inputs with another rule are
         :data:`MISSING`."""
         sets = 1 if rule is None else rule.sets
-        found: list[tuple[I64, I64]] = [
+        columns: list[tuple[I64, I64]] = [
             (
                 numpy.full(len(inputs), MISSING, dtype=numpy.int64),
                 numpy.full(len(inputs), MISSING, dtype=numpy.int64),
@@ -254,59 +260,62 @@ class _Writer:
         order: I64 = numpy.argsort(inputs, kind="stable")
         numbers_of, firsts = numpy.unique(inputs[order], return_index=True)
         for number, rows in zip(numbers_of.tolist(), numpy.split(order, firsts[1:])):
-            one = None if number == MISSING_SHARD else self.inputs[number]
-            if one is None or one.rule != rule:
+            shard = None if number == MISSING_SHARD else self.inputs[number]
+            if shard is None or shard.rule != rule:
                 continue
-            if one.view is None:
-                listed = self.listed.get(one.address)
-                found[0][0][rows] = self.base(one.address, listed.checksum if listed else None)
-                found[0][1][rows] = places[rows]
+            if shard.view is None:
+                listed = self.listed.get(shard.address)
+                bases, base_places = columns[0]
+                bases[rows] = self.base(shard.address, listed.checksum if listed else None)
+                base_places[rows] = places[rows]
                 continue
-            for (bases, at), (their_bases, theirs) in zip(found, one.samples, strict=True):
-                inner = their_bases[places[rows]]
+            for (bases, base_places), (view_bases, view_places) in zip(columns, shard.samples, strict=True):
+                inner = view_bases[places[rows]]
                 numbers = {
                     base: MISSING
                     if base == MISSING
-                    else self.base(one.view.bases[base], one.view.view.bases[base].checksum)
+                    else self.base(shard.view.bases[base], shard.view.view.bases[base].checksum)
                     for base in numpy.unique(inner).tolist()
                 }
                 bases[rows] = [numbers[base] for base in inner.tolist()]
-                at[rows] = numpy.where(inner == MISSING, MISSING, theirs[places[rows]])
-        return found
+                base_places[rows] = numpy.where(inner == MISSING, MISSING, view_places[places[rows]])
+        return columns
 
     def _new_keys(self, shard: PlannedShard) -> bytes:
         """Return the keys of samples that get new keys, or already have new keys in a view."""
         part = self.contents.ordered.part(shard.first, shard.end)
         renamed = part.marks & RENAMED if self.contents.joined is None else numpy.zeros(0, dtype=numpy.uint8)
         keys: dict[int, bytes] = {}
-        others = any(one.new_keys for one in self.inputs)
-        for sample in range(part.total) if others else numpy.flatnonzero(renamed).tolist():
+        has_new_keys = any(source.new_keys for source in self.inputs)
+        for sample in range(part.total) if has_new_keys else numpy.flatnonzero(renamed).tolist():
             number, place = int(part.shards[sample]), int(part.places[sample])
-            one = self.inputs[number]
+            source = self.inputs[number]
             if len(renamed) and renamed[sample]:
                 keys[sample] = self._renamed(number, place, int(part.keys[sample]))
-            elif place in one.new_keys:
-                keys[sample] = one.new_keys[place]
+            elif place in source.new_keys:
+                keys[sample] = source.new_keys[place]
         if not keys:
             return b""
         numbers = [len(keys), *keys, *map(len, keys.values())]
-        found: I64 = numpy.array(numbers, dtype=numpy.int64)
-        head: bytes = found.astype("<u4").tobytes()
+        words: I64 = numpy.array(numbers, dtype=numpy.int64)
+        head: bytes = words.astype("<u4").tobytes()
         return head + b"".join(keys.values())
 
     def _renamed(self, number: int, place: int, planned: int) -> bytes:
         """Return the new key of a sample of an input. The hash in the plan decides."""
-        one = self.inputs[number]
-        index = self.indexes.used(one.address)
-        if one.view is not None:
-            index = one.view.layout(one.number).index
+        shard = self.inputs[number]
+        index = self.indexes.used(shard.address)
+        if shard.view is not None:
+            index = shard.view.layout(shard.number).index
         elif index is None:
-            with one.open() as source:
-                index = self._index(one.address, source)
+            with shard.open() as source:
+                index = self._index(shard.address, source)
         old = index.key(place)
         if self.contents.rekey is None:
             return old
-        new = self.contents.rekey.key(old, shard_stem(one.address), place, self.contents.inputs[number].first)
+        new = self.contents.rekey.key(
+            old, shard_stem(shard.address), place, self.contents.inputs[number].first
+        )
         return new if hash_key(new) == planned else old
 
     def _store(self, data: bytes) -> Stored:
@@ -342,9 +351,9 @@ def write_views(plan: ReorderPlan) -> list[Manifest]:
         beside = (address, rows_address(address))
         if is_local(address):
             remove_abandoned(folder_of(address), {*map(base_name, beside)}.__contains__)
-        for one in beside if not (settings.force or request.resume) else ():
-            if exists(one):
-                raise taken(one)
+        for path in beside if not (settings.force or request.resume) else ():
+            if exists(path):
+                raise taken(path)
     for address, manifest, rows in _views(plan):
         text = manifest.to_json().encode("ascii")
         if not (request.resume and _is_whole(address, text, rows)):
@@ -406,7 +415,7 @@ def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = 
 def _descent(plan: ReorderPlan, folder: str) -> tuple[tuple[Ancestor, ...], tuple[int, ...]]:
     """Return the sets from which a view of this plan comes, each after its own parents, and the numbers of the view's
     parents. A set of shards has the name of its folder, relative to the view's folder."""
-    known: dict[Ancestor, int] = {}
+    ancestors: dict[Ancestor, int] = {}
     parents = []
     for shard, manifest in plan.parents:
         view = None if manifest is None else manifest.view
@@ -414,13 +423,13 @@ def _descent(plan: ReorderPlan, folder: str) -> tuple[tuple[Ancestor, ...], tupl
         if name in ("", ".."):
             name = (manifest.name if manifest is not None else "") or base_name(shard)
         numbers: list[int] = []
-        for one in () if view is None else view.ancestors:
-            one = one._replace(parents=tuple(numbers[number] for number in one.parents))
-            numbers.append(known.setdefault(one, len(known)))
+        for ancestor in () if view is None else view.ancestors:
+            ancestor = ancestor._replace(parents=tuple(numbers[number] for number in ancestor.parents))
+            numbers.append(ancestors.setdefault(ancestor, len(ancestors)))
         own = () if view is None else tuple(numbers[number] for number in view.parents)
         this = Ancestor(name, None if manifest is None else manifest.fingerprint, own)
-        parents.append(known.setdefault(this, len(known)))
-    return tuple(known), tuple(parents)
+        parents.append(ancestors.setdefault(this, len(ancestors)))
+    return tuple(ancestors), tuple(parents)
 
 
 def _address(output: OutputSet) -> str:
@@ -429,12 +438,12 @@ def _address(output: OutputSet) -> str:
 
 def _views(plan: ReorderPlan) -> Iterator[tuple[str, Manifest, bytearray]]:
     """Yield the address of the view for each part of a plan, its manifest and its rows."""
-    known: dict[str, _Base] = {}
+    facts_of_bases: dict[str, _Base] = {}
     for number, output in enumerate(plan.contents.outputs):
         address = _address(output)
         descent = _descent(plan, folder_of(address))
-        writer = _Writer(plan, folder_of(address), known)
-        planned = [one for one in plan.contents.shards if one.part == number]
+        writer = _Writer(plan, folder_of(address), facts_of_bases)
+        planned = [shard for shard in plan.contents.shards if shard.part == number]
         writer.read_bases(planned)
         shards, infos = zip(*map(writer.shard, planned)) if planned else ((), ())
         manifest = replace(
