@@ -366,7 +366,7 @@ class TestTelling:
         options = [*awkward, "--on-duplicate", "skip", "--strategy", "spill", "--json", "-v"]
         told = wds("shuffle", *options, "-o", tmp_path / "o.tar")
         assert "strategy spill: as --strategy asks" in told.err
-        assert told.objects[0]["strategy"] == "spill"
+        assert told.objects[-1]["strategy"] == "spill"
 
 
 class TestObjectStores:
