@@ -161,6 +161,7 @@ def test_an_option_of_other_commands_hints_at_what_does_the_work() -> None:
         ("ls -n 3 set.tar", "did you mean --limit?"),
         ("split set.tar -o x.tar --overwrite", "did you mean --force?"),
         ("cat set.tar --filter txt", "did you mean --where?"),
+        ("cat set.tar --preserve", "wds writes one canonical form of tar; copy the file to keep its headers"),
         ("sort set.tar -o x.tar --desc", "did you mean --reverse?"),
         ("split set.tar -o x-%d.tar --num-shards 3", "did you mean --shards?"),
         ("-cf x.tar folder", "try wds create SOURCE -o OUT"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from packages import NEEDS_ZSTANDARD
-from shard_cases import assert_true_set, content, foreign_tar, numbered, outputs, tar_of, wds, write_shards
+from shard_cases import assert_true_set, content, numbered, outputs, tar_of, wds, write_shards
 
 from wdscli.storage import open_source
 
@@ -127,15 +127,6 @@ def test_what_is_there_is_not_replaced_unasked(folder: Path, tmp_path: Path) -> 
     assert each(folder, target, "--force").code == 0
     assert content(tmp_path / "out") == before
     assert each(folder, f"{folder}/{{name}}.tar", "--force").code == 2
-
-
-@NEEDS_ZSTANDARD
-def test_headers_are_kept_when_asked(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    tar = foreign_tar([member for members in numbered(3) for member in members])
-    (tmp_path / "in" / "a.tar").write_bytes(tar)
-    assert each(tmp_path / "in", f"{tmp_path}/out/{{name}}.tar.zst", "--preserve").code == 0
-    assert unpacked(tmp_path / "out" / "a.tar.zst").rstrip(b"\0") == tar.rstrip(b"\0")
 
 
 def test_a_damaged_shard(folder: Path, tmp_path: Path, shared_workers: Any) -> None:

@@ -77,7 +77,6 @@ def written(folder: Path, pattern: str = "out-*.tar") -> list[str]:
         "cat --on-duplicate skip",
         "cat --on-duplicate rekey",
         "cat --drop cls",
-        "cat --preserve",
         "merge",
         "merge --on-duplicate skip",
         "merge --on-duplicate rekey",

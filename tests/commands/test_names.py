@@ -50,7 +50,6 @@ BAD = {
 }
 WRITERS = {
     "cat": ["cat", "{in}", "-o", "{out}/o.tar"],
-    "cat-preserve": ["cat", "{in}", "--preserve", "-o", "{out}/o.tar"],
     "cat-stdout": ["cat", "{in}"],
     "cat-fields": ["cat", "{in}", "--fields", "txt", "-o", "{out}/o.tar"],
     "to-dir": ["cat", "{in}", "--to", "{out}/d/"],

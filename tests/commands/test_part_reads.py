@@ -126,7 +126,6 @@ ROWS = [
     Row("cat --keys k27 {0} -o {1}/x.tar", 6, 0.04),
     Row("cat --keys k2* {0} -o {1}/x.tar", 6, 0.28),
     Row("cat --keys-from {2} {0} -o {1}/x.tar", 6, 0.04),
-    Row("cat --keys k27 --preserve {0} -o {1}/x.tar", 6, 0.04),
     Row("cat --keys k27 --drop json {0} -o {1}/x.tar", 6, 0.04),
     Row("cat --keys k27 --rekey {{key}}-{{index}} {0} -o {1}/x.tar", 6, 0.04),
     Row("cat --keys k27 --where json.n==27 {0} -o {1}/x.tar", 7, 0.04),
@@ -207,7 +206,6 @@ def _written(folder: Path) -> dict[str, bytes]:
     "options",
     [
         "-o {}/x.tar",
-        "--preserve -o {}/x.tar",
         "--fields cls -o {}/x.tar",
         "--to raw --fields cls -o {}/x",
         "--to raw --fields cls --keys k13 -o {}/x",

@@ -97,7 +97,6 @@ CASES: dict[str, Sequence[Sequence[str]]] = {
         ("merge", "even", "-o", OUT, "--table", "table.csv", "--key-column", "id", "--column", "cap.txt=caption")
     ],
     "cat": [("cat", "all", "-o", "out/o.tar")],
-    "cat, headers kept": [("cat", "all", "-o", "out/o.tar", "--preserve")],
     "create from a table": [
         ("create", "--from", "table.csv", "--key-column", "id", "--column", "txt=caption", "-o", OUT,
          "--max-count", "7")
@@ -188,7 +187,7 @@ SETS = ("all", "even", "indexed", "beside", "again")
 OF_VIEWS = [
     name
     for name, lines in CASES.items()
-    if not {"repeats", "cut", "--preserve", "create"} & {word for words in lines for word in words}
+    if not {"repeats", "cut", "create"} & {word for words in lines for word in words}
 ]
 
 

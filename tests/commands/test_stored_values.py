@@ -148,7 +148,7 @@ def test_count(pair, reads, field):
 
 @pytest.mark.parametrize("between", [[], [("d/._other.jpg", b"x" * 700)]])
 @pytest.mark.parametrize("tar", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_headers_of_several_blocks_are_kept(tmp_path, monkeypatch, tar, between):
+def test_headers_of_several_blocks_become_canonical(tmp_path, monkeypatch, tar, between):
     """Long names and fractional times, also after a sample's first member and after members of no sample."""
     monkeypatch.chdir(tmp_path)
     members = [
@@ -161,7 +161,7 @@ def test_headers_of_several_blocks_are_kept(tmp_path, monkeypatch, tar, between)
         Path(name).mkdir()
         Path(name, "a.tar").write_bytes(foreign_tar(members, format=tar, mtime=1.5, uname="ann"))
     index(["stored"], values="json.w")
-    line = ("--where", "json.w > 1", "--preserve", "-o", "-")
+    line = ("--where", "json.w > 1", "-o", "-")
     assert wds("cat", "stored", *line).out == wds("cat", "plain", *line).out
 
 

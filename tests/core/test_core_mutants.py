@@ -235,7 +235,6 @@ SLOW: dict[str, Callable[[Case], object]] = {
     "viewed": viewed,
     "cat": command("cat", "IN", "-o", "OUT/o.tar", "-q"),
     "cat-skip": command("cat", "IN", "-o", "OUT/o.tar", "-q", "--on-error", "skip"),
-    "cat-preserve": command("cat", "IN", "-o", "OUT/o.tar", "-q", "--preserve"),
     "split": command("split", "IN", "-o", "OUT/o-%06d.tar", "--max-count", "2", "-j1", "-q"),
     "shuffle-skip": command(
         "shuffle", "IN", "-o", "OUT/o-%06d.tar", "--shards", "2", "-j1", "-q", "--on-error", "skip"

@@ -51,7 +51,7 @@ COMMANDS = {
     "shuffle": "shuffle {given}/in -o {out}/out-%06d.tar --max-count 3 --force",
     "braces": "shuffle {given}/in -o {out}/out-{{000000..000002}}.tar --force",
     "map": "map {given}/in -o {out}/out-%06d.tar --filter cls cat --force",
-    "cat": "cat {given}/in --preserve -o {out}/{{name}}.tar --force",
+    "cat": "cat {given}/in -o {out}/{{name}}.tar --force",
 }
 
 

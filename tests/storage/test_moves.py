@@ -31,7 +31,6 @@ READ = {
     "fields": "split {0} -o {1}/out-%d.tar --shards 2 --fields jpg",
     "rekey": "split {0} -o {1}/out-%d.tar --shards 2 --rekey {{n}}",
     "mtime": "cat {0} -o {1}/{{name}}.tar --mtime 5",
-    "preserve": "cat {0} -o {1}/{{name}}.tar --preserve",
     "shuffle": "shuffle {0} -o {1}/out-%d.tar --shards 2",
     "other cut": "split {0} -o {1}/out-%d.tar --max-count 11",
 }

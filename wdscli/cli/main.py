@@ -65,6 +65,7 @@ WISHES = {
 WISHED_OPTIONS = {
     "bench --prefetch": "set WDSCLI_READ_AHEAD=SIZE in the environment",
     "cat --max-count": "--limit N keeps the first N samples; wds split --max-count N cuts a set into shards",
+    "cat --preserve": "wds writes one canonical form of tar; copy the file to keep its headers",
     "cat --order": "try wds shuffle SHARDS -o OUT, or wds sort SHARDS -o OUT --by WHAT",
     "cat --shuffle": "try wds shuffle SHARDS -o OUT",
     "cat --sort": "try wds sort SHARDS -o OUT --by WHAT",

@@ -84,10 +84,9 @@ class Part(NamedTuple):
 class SampleReader(SetReader):
     """Reads the inputs of a request. Its counts are final when :meth:`pages` has ended.
 
-    With ``writes_names``, an unsafe name is an error. With ``copies_streams``, a stream is first copied to a scratch
-    folder, so that every page has a seekable source. With ``counts_later``, the caller itself skips samples, and counts
-    the other samples for ``limit``. It must call :meth:`stop` when the limit is reached. ``part`` says which payloads
-    the caller reads; None means all.
+    With ``writes_names``, an unsafe name is an error. With ``counts_later``, the caller itself skips samples, and
+    counts the other samples for ``limit``. It must call :meth:`stop` when the limit is reached. ``part`` says which
+    payloads the caller reads; None means all.
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class SampleReader(SetReader):
         request: Request,
         *,
         writes_names: bool = True,
-        copies_streams: bool = False,
         counts_later: bool = False,
         part: Part | None = None,
         progress: Progress = QUIET,
@@ -124,7 +122,6 @@ class SampleReader(SetReader):
         self._request = request
         self._counts_later = counts_later
         self._writes_names = writes_names
-        self._copies_streams = copies_streams
         self._part = part
         self._by_index = False
         self._stage: ShardStage | None = None
@@ -209,8 +206,7 @@ class SampleReader(SetReader):
         check_empty(samples, request.selection, request.on_error, self.dropped, allow=request.allow_empty)
 
     def _pages(self, source: Source, begin: tuple[int, int]) -> Iterator[Page]:
-        reads_twice = self._seen is not None and source.seekable and source.fd is None
-        if not reads_twice and (source.seekable or not self._copies_streams):
+        if self._seen is None or not source.seekable or source.fd is not None:
             yield from self._picked(source, begin)
             return
         with Scratch() as scratch:

@@ -7,9 +7,6 @@ hundred samples, and then copies runs of adjacent samples by large reads. Sample
 samples of a stream, are written member by member. A sample with a repeated key is an error, is skipped, or gets a new
 key.
 
-With ``--preserve``, members keep their own header blocks, unknown pax records included. A pax global header applies to
-all later members of its archive. So its records are written into the pax header of each copied member.
-
 This module does not print.
 """
 
@@ -39,7 +36,6 @@ from wdscli.plan.inputs import (
     is_of_this_process,
     is_ours_alone,
     is_read_once,
-    pieces_of,
 )
 from wdscli.plan.names import DEFAULT, Rekey, shard_stem
 from wdscli.plan.orders import InputOrder
@@ -51,7 +47,7 @@ from wdscli.plan.survey import out_length, out_sizes
 from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.run.execute import run_plan
 from wdscli.run.receipts import run_post
-from wdscli.samples import RAGGED, SampleBatch, iter_batches
+from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keys import KeySet
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
@@ -66,13 +62,9 @@ from wdscli.shards.view import is_view
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.patterns import NAME
-from wdscli.tar import FOREIGN, GLOBAL, core, padded, scan
-from wdscli.tar.header import with_globals
-from wdscli.tar.reader import Globals
+from wdscli.tar import FOREIGN, core
 
 COPY_BUFFER_BYTES = 1 << 22
-HEADERS_BYTES = 1 << 14
-"""How much is read at once to find the header of a member."""
 LARGE_SAMPLE_BYTES = 1 << 20
 """A larger sample is written in pieces."""
 
@@ -91,15 +83,13 @@ class CatReport:
     manifest: Manifest | None
 
 
-def cat(
-    request: Request, *, preserve: bool = False, dry_run: bool = False, progress: Progress = QUIET
-) -> CatReport:
+def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) -> CatReport:
     """Write the selected samples of ``request.inputs`` to ``request.output``, one archive.
 
-    With ``preserve``, headers are copied unchanged. If ``request.output`` contains ``{name}``, each input is copied as
-    a whole to its own shard, by ``jobs`` processes. The input's name without suffixes replaces ``{name}``. The
-    request's command ``post`` runs for each finished shard. ``cuts`` has no effect. For a single archive, ``jobs`` has
-    no effect either. Raises UsageError, InputError, DataError, OutputError, EngineError.
+    If ``request.output`` contains ``{name}``, each input is copied as a whole to its own shard, by ``jobs`` processes.
+    The input's name without suffixes replaces ``{name}``. The request's command ``post`` runs for each finished shard.
+    ``cuts`` has no effect. For a single archive, ``jobs`` has no effect either. Raises UsageError, InputError,
+    DataError, OutputError, EngineError.
 
     >>> from wdscli.shards import ShardReader, ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -110,14 +100,12 @@ def cat(
     >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/all.tar")]
     (5, ['n0', 'n1', 'n2', 'n3', 'n4'])
     """
-    if preserve:
-        check_preserve(request.selection, request.rekey, request.on_duplicate)
     if is_view(request.output):
-        return _view(request, preserve, dry_run, progress)
+        return _view(request, dry_run, progress)
     is_each = NAME in request.output
     if is_each:
         _check_whole(request)
-    picker = _picker(request, preserve, progress)
+    picker = _picker(request, progress)
     addresses = picker.set.addresses
     output = OutputSet(request.output, request.settings, names=names_of(addresses) if is_each else None)
     if not (is_each or output.pattern.single):
@@ -132,21 +120,21 @@ def cat(
     with nullcontext() if dry_run else output.claimed(addresses):
         request = request._replace(settings=output.settings)
         places = [None if dry_run else output.address(at) for at in range(len(addresses) if is_each else 1)]
-        done = list(_written(picker, request, preserve, places, progress))
-        manifest = None if dry_run else _finish(output, done, shaping_options(request, preserve), picker.set)
+        done = list(_written(picker, request, places, progress))
+        manifest = None if dry_run else _finish(output, done, shaping_options(request), picker.set)
     return _report(done, manifest)
 
 
 def _written(
-    picker: SampleReader, request: Request, preserve: bool, places: Sequence[str | None], progress: Progress
+    picker: SampleReader, request: Request, places: Sequence[str | None], progress: Progress
 ) -> Iterator[_Copied]:
     """Write one archive, or copy each input to its address in ``places``."""
     if NAME in request.output:
         yield _Copied(None, 0, picker.dropped)
-        yield from _copy_each(request, preserve, picker.set.addresses, places, progress)
+        yield from _copy_each(request, picker.set.addresses, places, progress)
         return
     picker.start("copying")
-    yield _copied(picker, request, preserve, places[0])
+    yield _copied(picker, request, places[0])
     progress.finish()
 
 
@@ -181,13 +169,8 @@ def _report(done: list[_Copied], manifest: Manifest | None) -> CatReport:
     )
 
 
-def _view(request: Request, preserve: bool, dry_run: bool, progress: Progress) -> CatReport:
+def _view(request: Request, dry_run: bool, progress: Progress) -> CatReport:
     """Write a view, or only plan it."""
-    if preserve:
-        raise UsageError(
-            "--preserve does not work for a view: a view always has canonical headers",
-            hint="leave --preserve out",
-        )
     with Scratch(request.tmp) as scratch:
         plan = make_plan(request, InputOrder("cat"), scratch, progress=progress)
         report = None if dry_run else run_plan(plan, progress=progress)
@@ -203,9 +186,9 @@ def _view(request: Request, preserve: bool, dry_run: bool, progress: Progress) -
     )
 
 
-def _picker(request: Request, preserve: bool, progress: Progress) -> SampleReader:
+def _picker(request: Request, progress: Progress) -> SampleReader:
     later = request.on_duplicate == "skip"
-    return SampleReader(request, copies_streams=preserve, counts_later=later, progress=progress)
+    return SampleReader(request, counts_later=later, progress=progress)
 
 
 class _Copied(NamedTuple):
@@ -226,14 +209,14 @@ def _has_index(address: str) -> bool:
     return ".json/" in address or exists(local_path(index_address(address)))
 
 
-def _copied(picker: SampleReader, request: Request, preserve: bool, address: str | None) -> _Copied:
+def _copied(picker: SampleReader, request: Request, address: str | None) -> _Copied:
     """Copy the picker's samples to a shard. If ``address`` is None, only count them."""
     keys = _Keys(request, picker)
     if address is None:
-        info = _measured(picker, keys, request, preserve)
+        info = _measured(picker, keys, request)
     else:
         with request.settings.open(address) as shard:
-            _copy(picker, keys, request, preserve, shard)
+            _copy(picker, keys, request, shard)
             if NAME not in request.output:
                 picker.check_empty(shard.samples)
             addresses = picker.set.addresses
@@ -249,12 +232,12 @@ def _copied(picker: SampleReader, request: Request, preserve: bool, address: str
     return _Copied(info, picker.bytes_in, picker.dropped, picker.ignored)
 
 
-def _copy(picker: SampleReader, keys: _Keys, request: Request, preserve: bool, shard: ShardFile) -> None:
+def _copy(picker: SampleReader, keys: _Keys, request: Request, shard: ShardFile) -> None:
     """Copy the picker's samples to one shard."""
     keep_heap()
-    copier = _Copier(request.selection, preserve, shard)
+    copier = _Copier(request.selection, shard)
     begin = None
-    if core.CORE is not None and picker.takes_all and not preserve and not keys.renames_all:
+    if core.CORE is not None and picker.takes_all and not keys.renames_all:
         begin = partial(copier.copy_usual, keys)
     try:
         for page, chosen in _chosen(picker, keys, begin):
@@ -266,13 +249,12 @@ def _copy(picker: SampleReader, keys: _Keys, request: Request, preserve: bool, s
 
 def _copy_each(
     request: Request,
-    preserve: bool,
     addresses: Sequence[str],
     places: Sequence[str | None],
     progress: Progress,
 ) -> Iterator[_Copied]:
     """Copy each input to its own shard, by several processes if that is faster."""
-    tasks, copy_one = list(zip(addresses, places, strict=True)), partial(copy_shard, request, preserve)
+    tasks, copy_one = list(zip(addresses, places, strict=True)), partial(copy_shard, request)
     # Other processes cannot read the standard input, the pipes or the memory of this process.
     is_ours = any(is_ours_alone(one) or is_of_this_process(one) for one in [*addresses, request.output])
     worth = copying_worth(*addresses, request.output)
@@ -291,16 +273,16 @@ def _copy_each(
             yield one
 
 
-def copy_shard(request: Request, preserve: bool, shard: tuple[str, str | None]) -> _Copied:
+def copy_shard(request: Request, shard: tuple[str, str | None]) -> _Copied:
     """Copy one whole input to its own shard. This is the task that processes run. ``shard`` has the addresses of the
     input and the output; a dry run has None as output."""
     address, output = shard
     request = request._replace(inputs=[address])
-    if not preserve and output is not None and (info := _by_store(request, output)) is not None:
+    if output is not None and (info := _by_store(request, output)) is not None:
         return _Copied(info, info.size_bytes)
     warnings = _Warnings()
-    picker = _picker(request, preserve, warnings)
-    return _copied(picker, request, preserve, output)._replace(warnings=warnings.said)
+    picker = _picker(request, warnings)
+    return _copied(picker, request, output)._replace(warnings=warnings.said)
 
 
 class _Warnings(NullProgress):
@@ -355,20 +337,15 @@ def _chosen(
             picker.stop()
 
 
-def _measured(picker: SampleReader, keys: _Keys, request: Request, preserve: bool) -> ShardInfo:
+def _measured(picker: SampleReader, keys: _Keys, request: Request) -> ShardInfo:
     """Return the facts of the shard that would be written. Payloads are read only for ``--where`` and ``--dedup``."""
     samples = members = size = 0
-    known: dict[str, Globals] = {}
     for page, chosen in _chosen(picker, keys):
         for row, key in chosen:
             sizes = out_sizes(page.batch, row, picker.selection, page.source.name, key)
             samples += 1
             members += len(sizes)
-            if preserve:
-                kept = _kept(page, row, request.selection, known)
-                size += sum(len(header) + padded(length) for _, header, length, _ in kept)
-            else:
-                size += out_length(sizes, request.settings.form)
+            size += out_length(sizes, request.settings.form)
     if NAME not in request.output:
         picker.check_empty(samples)
     return ShardInfo("", samples, members, size + END_BYTES, "", None, {}, False)
@@ -430,44 +407,11 @@ class _Keys:
         return ""
 
 
-def _kept(
-    page: Page, row: int, selection: Selection, known: dict[str, Globals]
-) -> Iterator[tuple[bytes, bytes, int, Iterator[bytes]]]:
-    """Yield the kept members of one sample with their original headers: field, header blocks, size, and pieces of the
-    payload. ``known`` caches the global headers of the current input."""
-    page.check(row)
-    batch, source, before = page.batch, page.source, None
-    if batch.marks[row] & GLOBAL:
-        if source.name not in known:
-            known.clear()
-            known[source.name] = Globals(source)
-        before = known[source.name].before(batch.start(row))
-    for place, field in selection.plan_of(batch, row, source.name):
-        at = batch.firsts[row] + place
-        start, offset, size = batch.starts[at], batch.offsets[at], batch.sizes[at]
-        if page.by_index and batch.marks[row] & RAGGED:
-            start = _head(source, start, offset)
-        header = source.read_at(start, offset - start)
-        yield field, with_globals(header, before) if before else header, size, pieces_of(source, offset, size)
-
-
-def _head(source: Source, start: int, offset: int) -> int:
-    """Return the first header of the member with the payload at ``offset``. An index gives only a ``start`` before it,
-    if other members are between the members of the sample."""
-    for window in scan(source, first=start, chunk=HEADERS_BYTES):
-        heads = dict(zip(window.columns.offsets, window.columns.starts))
-        if offset in heads:
-            return heads[offset]
-    return start
-
-
 class _Copier:
     """Copies samples of pages to one shard."""
 
-    def __init__(self, selection: Selection, preserve: bool, shard: ShardFile) -> None:
+    def __init__(self, selection: Selection, shard: ShardFile) -> None:
         self._shard = shard
-        self._preserve = preserve
-        self._globals: dict[str, Globals] = {}
         self._selection = selection
         self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
@@ -524,9 +468,7 @@ class _Copier:
         if not page.source.seekable or self._selection.changes_members:
             return [False] * len(chosen)
         marks, keys = page.batch.marks, page.batch.keys
-        usual = {0, FOREIGN} if core.CORE is not None and not self._preserve else {0}
-        if self._preserve:
-            marks = [mark & (RAGGED | GLOBAL) for mark in marks]
+        usual = {0, FOREIGN} if core.CORE is not None else {0}
         return [marks[row] in usual and key is keys[row] for row, key in chosen]
 
     def _copy_run(self, page: Page, first: int, end: int) -> None:
@@ -534,7 +476,7 @@ class _Copier:
         sample."""
         if self._copy_packed(page, first, end):
             return
-        if page.by_index or (any(page.batch.marks[first:end]) and not self._preserve):
+        if page.by_index or any(page.batch.marks[first:end]):
             for row in range(first, end):
                 self._write(page, row, page.batch.keys[row])
         else:
@@ -545,7 +487,7 @@ class _Copier:
         core does not find the samples that the batch lists."""
         batch, begin = page.batch, page.batch.start(first)
         length = batch.end(end - 1) - begin
-        if self._preserve or length > len(self._buffer):
+        if length > len(self._buffer):
             return False
         view = self._buffer[:length]
         if fill(view, page.source, begin) < length:
@@ -573,8 +515,7 @@ class _Copier:
             view = view[: fill(view, page.source, at)]
             if not view:
                 raise cut_short(page.source.name, at)
-            if not self._preserve:
-                member = clear_padding(view, at, batch.offsets, batch.sizes, member)
+            member = clear_padding(view, at, batch.offsets, batch.sizes, member)
             self._shard.write_blocks(view)
             self._shard.flush()
             at += len(view)
@@ -586,9 +527,6 @@ class _Copier:
     def _write(self, page: Page, row: int, key: bytes) -> None:
         """Write one sample member by member."""
         batch, source = page.batch, page.source
-        if self._preserve:
-            self._shard.write_kept(key, _kept(page, row, self._selection, self._globals))
-            return
         first = batch.firsts[row]
         plan = self._selection.plan_of(batch, row, source.name)
         if batch.end(row) - batch.start(row) > LARGE_SAMPLE_BYTES:
@@ -606,10 +544,3 @@ def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:
         return False
     length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])
     return length <= most and batch.end(samples - 1) - batch.start(0) == length
-
-
-def check_preserve(selection: Selection, rekey: str | None, on_duplicate: str) -> None:
-    """Raise UsageError for options that would change headers."""
-    renames = selection.field_rule is not None and bool(selection.field_rule.renames)
-    if renames or rekey is not None or on_duplicate == "rekey":
-        raise UsageError("--preserve keeps all names", hint="leave out --rename and --rekey, or --preserve")

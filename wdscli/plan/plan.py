@@ -596,7 +596,7 @@ def provenance_of(request: Request, order: Order, shards: ShardSet) -> Provenanc
     return Provenance(order.operation, options, order.seed, fingerprints, stamp=request.stamp)
 
 
-def shaping_options(request: Request, preserve: bool = False) -> dict[str, Any]:
+def shaping_options(request: Request) -> dict[str, Any]:
     """Return the options for the manifest: those that change the result and are not at their default."""
     given: dict[str, Any] = {
         "dedup": Dedup.parse(request.dedup).names if request.dedup else None,
@@ -606,7 +606,6 @@ def shaping_options(request: Request, preserve: bool = False) -> dict[str, Any]:
         "divisible_by": request.cuts.divisible_by,
         "on_duplicate": None if request.on_duplicate == "error" else request.on_duplicate,
         "rekey": request.rekey,
-        "preserve": preserve or None,
         "mtime": request.settings.form.mtime or None,
         "long_names": None if request.settings.form.long_names == "pax" else request.settings.form.long_names,
         **(request.selection_text or {}),

@@ -57,10 +57,9 @@ from wdscli.storage.addresses import local_path
 from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
 from wdscli.storage.kinds import note_of
 from wdscli.storage.opening import GONE, abort_uploads, current_versions, do_together, is_device
-from wdscli.tar import CANONICAL, FOREIGN, Form, TarWriter, padding
+from wdscli.tar import CANONICAL, Form, TarWriter, padding
 
 Payload = bytes | bytearray | memoryview
-MemberData = tuple[bytes, bytes | None, int, Iterable[Payload]]
 Witness = Callable[[str, ShardInfo, str], None]
 """A function that is called for each complete shard, before it gets its name. Its arguments are the address, the facts,
 and the XXH3-64 of the index ("" without an index)."""
@@ -183,21 +182,12 @@ class ShardFile:
     def write_pieces(self, key: bytes, fields: Iterable[tuple[bytes, int, Iterable[Payload]]]) -> None:
         """Write one sample with payloads in pieces: (field, length in bytes, pieces). Raises DataError if a payload has
         another length."""
-        self.write_kept(key, ((field, None, size, pieces) for field, size, pieces in fields))
-
-    def write_kept(self, key: bytes, members: Iterable[MemberData]) -> None:
-        """Write one sample with given headers: (field, header blocks or None, payload length in bytes, pieces of the
-        payload). Without header blocks, a canonical header is written. Raises DataError like :meth:`write_pieces`."""
-        tar, start, mark = self._tar, self._tar.position, 0
+        tar, start = self._tar, self._tar.position
         batch = new_batch()
-        for field, header, size, pieces in members:
+        for field, size, pieces in fields:
             name = key + b"." + field
             batch.starts.append(tar.position)
-            if header is None:
-                tar.begin(name, size)
-            else:
-                tar.raw(header)
-                mark = FOREIGN
+            tar.begin(name, size)
             offset = tar.position
             for piece in pieces:
                 tar.raw(piece)
@@ -215,7 +205,7 @@ class ShardFile:
             raise DataError("the sample has no members", code="changed", member=to_text(key), offset=start)
         batch.keys.append(key)
         batch.firsts.append(len(batch.fields))
-        batch.marks.append(mark)
+        batch.marks.append(0)
         self.index.add_batch(batch)
 
     def write_blocks(self, data: Payload) -> None:

@@ -337,23 +337,3 @@ def pax_size(value: bytes) -> int:
     if not value.isdigit() or len(value) > MAX_DIGITS or len(value.lstrip(b"0")) > 19:
         raise DataError(f"pax size {value[:40]!r} is impossible", code="bad-size")
     return check_size(int(value))
-
-
-def with_globals(header: bytes, globals_before: dict[bytes, bytes]) -> bytes:
-    """Add the records of a global header to a member's own pax header, and return the header blocks. POSIX.1-2001: a
-    member's own record takes precedence over a global record."""
-    records, others, at = dict(globals_before), b"", 0
-    while at < len(header):
-        block = header[at : at + BLOCK]
-        end = at + BLOCK
-        if block[156:157] in b"xXgLK":
-            size = parse_size(block[124:136])
-            end += padded(size)
-            if block[156:157] in b"xX":
-                records.update(parse_pax(header[at + BLOCK : at + BLOCK + size]))
-        if block[156:157] not in b"xXg":
-            others += header[at:end]
-        at = end
-    # An empty value cancels a record. It is not written if the member does not have the record.
-    data = b"".join(pax_record(keyword, value) for keyword, value in records.items() if value)
-    return extended(b"x", data) + others if data else others

@@ -49,12 +49,10 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 @panel("Output")("""
     --link  With {name} in OUT: hard-link unchanged shards instead of copying them. A link and its original are one
         file. Shards on another disc are copied; -v lists them.
-    +--preserve  Keep headers unchanged: modes, owners, times, pax records. Default: the canonical form.
     """)
 class CatOptions(NamedTuple):
     """The output's format, and which samples are read."""
 
-    preserve: bool = False
     link: bool = False
     to: Text = None
     base64: bool = False
@@ -130,7 +128,7 @@ def cat(
     """
     what, inputs = Form.parse(form, output.output)
     if what.kind is not None:
-        _check_tar_options(f"--to {form.to}", output, work, inputs, form.preserve)
+        _check_tar_options(f"--to {form.to}", output, work, inputs)
     out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
     if work.jobs is not None and (what.kind or NAME not in output.output):
         raise UsageError(
@@ -223,7 +221,7 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
     from wdscli.shards.view import is_view
 
     request = request._replace(settings=request.settings._replace(links=form.link))
-    report = write(request, preserve=form.preserve, dry_run=dry_run, progress=out.progress())
+    report = write(request, dry_run=dry_run, progress=out.progress())
     made = None if report.manifest is None else report.manifest.shards
     if out.json:
         plain = {
@@ -270,16 +268,12 @@ def _table(request: "Request", picker: "SampleReader", what: Form, progress: Pro
     yield from payload_table(picker, how, schema)
 
 
-def _check_tar_options(
-    instead: str, output: OutputOptions, work: TaskOptions, inputs: InputOptions, preserve: bool
-) -> None:
+def _check_tar_options(instead: str, output: OutputOptions, work: TaskOptions, inputs: InputOptions) -> None:
     """Raise UsageError for options that only a tar uses."""
     given = changed_options(output._replace(force=False, fsync=False))
     given += changed_options(inputs.duplicates) + changed_options(work._replace(jobs=None))
     if instead.endswith("/") and output.fsync:
         given.append("--fsync")
-    if preserve:
-        given.append("--preserve")
     if given:
         raise UsageError(
             f"{instead} cannot be combined with {given[0]}",
