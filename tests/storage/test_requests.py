@@ -7,7 +7,6 @@ the set.
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import socket
 from collections import Counter
@@ -520,50 +519,13 @@ def test_a_resumed_run_takes_no_more_than_a_fresh_one(
     assert not [one for one in names if one.endswith(".done")]
     finished = taken(store, name, [*words, place + "o-%d.tar", "--resume"], run)
     store.table.append(f"{' ' * 9} (finished)")
-    assert (finished.gets, finished.heads) == (2 if name == "indexed" else 1, 0)
-    assert finished.ratio < 0.02
+    # It surveys the inputs again, but copies and writes nothing.
+    assert not {"PUT", "POST"} & {one.verb for one in store.server.seen.settled()}
+    assert finished.gets <= 6 * SHARDS
+    is_read = name == "plain" or words[0] == "sort"
+    assert finished.ratio < (1.03 if is_read else 0.15)
     if words[0] == "split":
         assert resumed.ratio < 0.7
-
-
-@pytest.mark.exhaustive
-def test_a_finished_set_is_known_by_the_versions_of_its_inputs(
-    store: Store, run: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of inputs without a manifest they are noted beside that of the output; nothing is where they prove nothing."""
-    server = store.server
-    for key in [one for one in server.names("requests") if one.startswith("plain/")]:
-        server.client.put_object(
-            Bucket="requests", Key=key.replace("plain", "noted"), Body=server.get("requests", key)
-        )
-
-    def resumed(place: str) -> tuple[dict[str, Any], int]:
-        forget_listings()
-        server.seen.begin_anew()
-        words = ["--shards", "3", "-j1", "--resume", "--json", "-o", f"s3://requests/{place}/o-%d.tar"]
-        ran = run("shuffle", "s3://requests/noted/", *words)
-        assert ran.code == 0, ran.err
-        told: dict[str, Any] = json.loads(ran.out)
-        return told, sum(one.verb == "GET" for one in server.seen.settled())
-
-    def note(place: str) -> dict[str, str]:
-        found = server.client.head_object(Bucket="requests", Key=f"{place}/o-manifest.json")
-        metadata: dict[str, str] = found["Metadata"]
-        return metadata
-
-    resumed("of-noted")
-    known, gets = resumed("of-noted")
-    assert (list(note("of-noted")), gets) == (["wdscli-note"], 1)
-    with monkeypatch.context() as patch:
-        patch.setattr("wdscli.run.input_versions.tells_bytes", lambda version: False)
-        resumed("of-unknown")
-        surveyed, gets = resumed("of-unknown")
-    assert (note("of-unknown"), gets > 1) == ({}, True)
-    assert json.dumps(known).replace("of-noted", "of-unknown") == json.dumps(surveyed)
-    data = bytearray(server.get("requests", "noted/in-1.tar"))
-    data[520] ^= 1
-    server.client.put_object(Bucket="requests", Key="noted/in-1.tar", Body=bytes(data))
-    assert resumed("of-noted")[1] > 1
 
 
 @pytest.mark.exhaustive

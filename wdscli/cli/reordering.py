@@ -106,17 +106,16 @@ def reorder(
     from wdscli.plan.plan import make_plan
     from wdscli.plan.planfile import write_plan
     from wdscli.plan.scratch import Scratch
-    from wdscli.run.execute import looked_at, plan_of_run, run_plan
+    from wdscli.run.execute import plan_of_run, run_plan, unchanged_run
 
     force = request.settings.force
     check_plan_file(None if dry_run else request.plan_file, force=force)
     runs, progress = not dry_run and request.plan_file is None, out.progress()
     with Scratch(request.tmp) as scratch:
-        if runs or request.if_changed:
-            request, finished = looked_at(request, order, dry_run=dry_run)
-            if finished is not None:
-                print_report(out, finished)
-                return
+        request, finished = unchanged_run(request, order, dry_run=dry_run)
+        if finished is not None:
+            print_report(out, finished)
+            return
         plan = (plan_of_run if runs else make_plan)(request, order, scratch, progress=progress)
         out.note(f"strategy {': '.join(plan.choice)}")
         report = None if dry_run else request.report

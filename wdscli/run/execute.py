@@ -39,19 +39,20 @@ from wdscli.run.existing import (
     Run,
     check_replaceable,
     find_existing,
-    find_finished,
+    find_unchanged_sets,
     run_of,
     tidy,
     tidy_set,
 )
-from wdscli.run.input_versions import note_of_inputs, same_inputs
+from wdscli.run.input_versions import same_inputs
 from wdscli.run.receipts import ShardTask, leave_receipt, make_shard
 from wdscli.shards.inputs import open_sets
 from wdscli.shards.locks import OutputLock, lock_address, receipt_address
 from wdscli.shards.manifest import Manifest
 from wdscli.shards.view import is_view
+from wdscli.shards.writing import OutputSet
 from wdscli.shown import shown
-from wdscli.storage import is_local, open_sink, read_all
+from wdscli.storage import exists, is_local, open_sink, read_all
 from wdscli.views.writing import write_views
 
 MAX_SHARE = 20
@@ -107,29 +108,29 @@ def reorder(
 ) -> ReorderReport:
     """Make a plan and run it. ``planned`` is called with the plan before it runs, and may raise an error to refuse it.
     Raises UsageError, InputError, DataError, OutputError, EngineError."""
-    request, done = looked_at(request, order)
-    if done is not None:
-        return done
+    request, unchanged = unchanged_run(request, order)
+    if unchanged is not None:
+        return unchanged
     with Scratch(request.tmp) as scratch:
         plan = plan_of_run(request, order, scratch, progress)
         planned(plan)
         return run_plan(plan, progress=progress)
 
 
-def looked_at(
+def unchanged_run(
     request: Request, order: Order, *, dry_run: bool = False
 ) -> tuple[Request, ReorderReport | None]:
-    """Return the request to carry out, and a report if the whole set already exists. Raises UsageError and InputError
-    for inputs that ``--if-changed`` cannot check."""
-    request, found, bytes_in = find_finished(request, order)
-    if not found:
+    """Return the request to carry out, and a report if ``--if-changed`` finds the whole set up to date. Raises
+    UsageError and InputError for inputs that ``--if-changed`` cannot check."""
+    request, finished = find_unchanged_sets(request, order)
+    if not finished:
         return request, None
-    for output, manifest in found if not dry_run else ():
+    for output, manifest in finished if not dry_run else ():
         tidy_set(output, manifest)
-    outputs, manifests = zip(*found)
+    outputs, manifests = zip(*finished)
     samples = sum(one.samples for one in manifests)
     members = sum(one.members for one in manifests)
-    counts = Counts(samples, samples, members, sum(map(_payload_bytes, manifests)), bytes_in, {}, {}, 0)
+    counts = Counts(samples, samples, members, sum(map(_payload_bytes, manifests)), 0, {}, {}, 0)
     report = ReorderReport(
         **asdict(counts),
         operation=order.operation,
@@ -137,7 +138,7 @@ def looked_at(
         parts=tuple(output.part for output in outputs),
         manifests=manifests,
         kept=sum(len(one.shards) for one in manifests),
-        is_unchanged=request.stamp is not None,
+        is_unchanged=True,
     )
     return request, report
 
@@ -239,8 +240,6 @@ def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> Re
     they differ from the plan."""
     plan, contents = run.plan, run.contents
     run.maker.check_set([shards[task] for task in range(len(contents.shards))], has_made_all=not kept.shards)
-    for output in contents.outputs:
-        output.note = note_of_inputs(plan)
     manifests = tuple(
         kept.manifests.get(number) or output.finish([shards[task] for task in own], **plan.made._asdict())
         for number, (output, own) in enumerate(zip(contents.outputs, contents.shards_of_outputs))
@@ -269,12 +268,23 @@ def _report(plan: ReorderPlan, counts: Counts, manifests: Sequence[Manifest], ke
 
 def plan_of_run(request: Request, order: Order, scratch: Scratch, progress: Progress) -> ReorderPlan:
     """Return the plan for a run that follows immediately. Raises the errors of :func:`~wdscli.plan.plan.make_plan`."""
-    if request.resume and order.is_repeatable:
-        # A new survey reports the fault, if the kept plan or the inputs have one.
-        with suppress(WdsError):
-            if (kept := _kept_plan(request, order, scratch)) is not None:
-                return kept
-    return make_plan(request, order, scratch, brings=True, progress=progress)
+    output = _output_to_resume(request)
+    if output is None or output.manifest_address is None:
+        return make_plan(request, order, scratch, brings=True, progress=progress)
+    # A new survey reports the fault, if the kept plan or the inputs have one.
+    with suppress(WdsError):
+        if order.is_repeatable and (kept := _kept_plan(request, order, scratch, output)) is not None:
+            return kept
+    # A complete set needs no payloads, so its inputs are not copied.
+    return make_plan(request, order, scratch, brings=not exists(output.manifest_address), progress=progress)
+
+
+def _output_to_resume(request: Request) -> OutputSet | None:
+    """Return the output of a resumed run, or None if it is a stream or has several parts."""
+    if not request.resume:
+        return None
+    outputs = Outputs(request.output, request.settings, may_exist=True)
+    return None if outputs.is_stream or outputs.has_parts else outputs.set_of()
 
 
 def keep_plan(plan: ReorderPlan) -> None:
@@ -292,13 +302,11 @@ def keep_plan(plan: ReorderPlan) -> None:
         write_plan(replace(plan, contents=contents), receipt_address(manifest), force=True)
 
 
-def _kept_plan(request: Request, order: Order, scratch: Scratch) -> ReorderPlan | None:
-    """Return the plan that an earlier run has kept, if options and inputs are the same. Raises WdsError."""
-    outputs = Outputs(request.output, request.settings, may_exist=True)
-    if outputs.is_stream or outputs.has_parts or not scratch.is_local or request.engine is not None:
+def _kept_plan(request: Request, order: Order, scratch: Scratch, output: OutputSet) -> ReorderPlan | None:
+    """Return the plan that an earlier run has kept for ``output``, if options and inputs are the same. Raises
+    WdsError."""
+    if not scratch.is_local or request.engine is not None or output.manifest_address is None:
         return None
-    output = outputs.set_of()
-    assert output.manifest_address is not None
     data = read_all(receipt_address(output.manifest_address))
     path = scratch.path_of("plan")
     os.makedirs(scratch.folder, 0o700, exist_ok=True)

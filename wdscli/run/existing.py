@@ -1,11 +1,11 @@
 """Before a run writes an output, this module finds the shards and manifests that already exist.
 
-:class:`Existing` is the result. :func:`find_finished` looks for complete sets before a plan is made.
-:func:`find_existing` looks for complete parts and single shards of a plan. A set is complete if its manifest describes
-the set that this run would make, and its shards have the listed sizes or versions. Without a manifest, two conditions
-must hold to keep a shard. The shard's receipt must be from the same plan. The shard is read again, and its bytes must
-have the checksum in the receipt. The run refuses to replace any other file. At the end, :func:`tidy` removes the files
-that only an unfinished set needs.
+:class:`Existing` is the result. With ``--if-changed``, :func:`find_unchanged_sets` looks for complete sets before a
+plan is made. :func:`find_existing` looks for complete parts and single shards of a plan. A set is complete if its
+manifest describes the set that this run would make, and its shards have the listed sizes or versions. Without a
+manifest, two conditions must hold to keep a shard. The shard's receipt must be from the same plan. The shard is read
+again, and its bytes must have the checksum in the receipt. The run refuses to replace any other file. At the end,
+:func:`tidy` removes the files that only an unfinished set needs.
 
 This module does not know how shards are made.
 """
@@ -25,19 +25,19 @@ from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
 from wdscli.plan.cut import Outputs, PlannedShard, names_of
 from wdscli.plan.orders import Order
-from wdscli.plan.plan import Contents, ReorderPlan, provenance_of
+from wdscli.plan.plan import Contents, ReorderPlan
 from wdscli.plan.planfile import FAILURES, differing_options, mark_of, shaping
 from wdscli.plan.request import PlanMark, Request
 from wdscli.progress import QUIET, Progress
-from wdscli.run.input_versions import are_noted, input_digest, list_folders
+from wdscli.run.input_versions import input_digest, list_folders
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
-from wdscli.shards.inputs import manifest_beside, names_in, open_sets, read_manifest
+from wdscli.shards.inputs import names_in, open_sets, read_manifest
 from wdscli.shards.locks import FOLDER, RECEIPT, Unfinished, remove_temporaries, state_address
-from wdscli.shards.manifest import APPENDED, Manifest, parse_manifest
+from wdscli.shards.manifest import APPENDED, Manifest
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import base_name, exists, expand, folder_of, is_local, remove
 from wdscli.storage.blocks import kind_of_name
-from wdscli.storage.opening import at_once, current_versions, read_noted
+from wdscli.storage.opening import at_once, current_versions
 from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
 
@@ -82,41 +82,35 @@ class Existing(NamedTuple):
     manifests: dict[int, Manifest]
 
 
-# Before a plan is made: search for a complete set.
+# Before a plan is made, with --if-changed: search for a complete set.
 
 
-FoundSets = list[tuple[OutputSet, Manifest]]
+UnchangedSets = list[tuple[OutputSet, Manifest]]
 """The output set and the manifest of each part."""
 
 
-def find_finished(request: Request, order: Order) -> tuple[Request, FoundSets, int]:
-    """Return the request to carry out, the complete sets, and the bytes of the inputs if known. The sets are returned
-    if they exist and the inputs have not changed. Raises UsageError and InputError for inputs that ``--if-changed``
-    cannot check."""
-    if request.if_changed:
-        return *_unchanged_sets(request, order), 0
-    return request, *_resumed_set(request, order)
-
-
-def _unchanged_sets(request: Request, order: Order) -> tuple[Request, FoundSets]:
-    """Return the request and the sets that are up to date. The request gets a digest of its inputs and options. The
-    sets were made with the same digest. They are all parts of the output, or none. Raises UsageError, InputError."""
+def find_unchanged_sets(request: Request, order: Order) -> tuple[Request, UnchangedSets]:
+    """With ``--if-changed``, return the request and the sets that are up to date. The request gets a digest of its
+    inputs and options. The sets were made with the same digest. They are all parts of the output, or none. Raises
+    UsageError and InputError for inputs that cannot be checked."""
+    if not request.if_changed:
+        return request, []
     if request.plan_file is not None:
         raise UsageError("--if-changed and --plan exclude each other", hint="give one of them")
     shards, sets = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
     digest = input_digest(request, order, shards, sets)
     names = names_of(shards.addresses) if NAME in request.output else None
     outputs = Outputs(request.output, request.settings, names=names, may_exist=True)
-    found: FoundSets = []
+    unchanged: UnchangedSets = []
     for part in _parts_of(outputs, digest) if outputs.has_parts else [""]:
         output = outputs.set_of(part)
         if (manifest := find_unchanged(output, digest)) is None:
-            found = []
+            unchanged = []
             break
-        found.append((output, manifest))
+        unchanged.append((output, manifest))
     # The existing set may be replaced, because check_replaceable looks at it first.
     settings = request.settings._replace(force=True)
-    return request._replace(settings=settings, if_changed=not request.settings.force, stamp=digest), found
+    return request._replace(settings=settings, if_changed=not request.settings.force, stamp=digest), unchanged
 
 
 def find_unchanged(output: OutputSet, digest: str | None) -> Manifest | None:
@@ -151,61 +145,19 @@ def _parts_of(outputs: Outputs, digest: str) -> list[str]:
     return []
 
 
-def _resumed_set(request: Request, order: Order) -> tuple[FoundSets, int]:
-    """Return the complete set of a run with ``--resume``, and the bytes of its inputs, if a quick check finds it. The
-    check uses manifests, the sizes of shards, and for inputs without a manifest the note of their versions."""
-    is_plain = request.is_repeatable and request.selection.is_trivial and request.rekey is None
-    outputs = Outputs(request.output, request.settings, may_exist=True)
-    if not (request.resume and order.is_repeatable and is_plain) or outputs.is_stream or outputs.has_parts:
-        return [], 0
-    with suppress(WdsError):
-        output = outputs.set_of()
-        shards, _ = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
-        source = shards.manifest
-        if source is None and (beside := manifest_beside(shards.addresses, shards.listings)) is not None:
-            source = beside[1]
-        address = output.manifest_address
-        if address is None or all(map(is_local, [*shards.addresses, output.address(0)])):
-            return [], 0
-        # For a missing object, a listing costs one request, but a search by name costs three.
-        list_folders([address])
-        if output.state.read() is not None:
-            return [], 0
-        data, note = read_noted(address)
-        if source is None and not note:
-            return [], 0
-        manifest = parse_manifest(data, address)
-        made = output.manifest_of(manifest.shards, provenance_of(request, order, shards))
-        if not _says_the_same(manifest, made):
-            return [], 0
-        form = request.settings.form
-        if source is None:
-            is_same, bytes_in = are_noted(shards.addresses, note), int(note.partition(" ")[2] or 0)
-        else:
-            counts = (manifest.samples, manifest.members)
-            is_same, bytes_in = counts == (source.samples, source.members), source.size_bytes
-            is_same = is_same and None not in made.made["inputs"]
-            is_same = is_same and _have_all(shards.addresses, source, form, reads_local=True)
-        mine = [output.address(number) for number in range(len(manifest.shards))]
-        if is_same and _have_all(mine, manifest, form, reads_local=True):
-            return [(output, manifest)], bytes_in
-    return [], 0
-
-
 def _addresses(output: OutputSet, manifest: Manifest) -> list[str]:
     """Return the addresses of a manifest's shards, which are in its folder."""
     folder = folder_of(output.manifest_address or "")
     return [folder + shard.name for shard in manifest.shards]
 
 
-def _have_all(addresses: Sequence[str], manifest: Manifest, form: Form, *, reads_local: bool = False) -> bool:
-    """Return whether the shards of a manifest exist with their sizes. With ``reads_local``, local files must have the
-    same bytes."""
+def _have_all(addresses: Sequence[str], manifest: Manifest, form: Form) -> bool:
+    """Return whether the shards of a manifest exist with their sizes."""
     if len(addresses) != len(manifest.shards):
         return False
     list_folders(addresses)
     checks = {
-        address: CheckTask(address, shard, None, form, by_size=not (reads_local and is_local(address)))
+        address: CheckTask(address, shard, None, form, by_size=True)
         for address, shard in zip(addresses, manifest.shards)
     }
     return all(state == "whole" for state in at_once(lambda one: check_shard(checks[one]), addresses))

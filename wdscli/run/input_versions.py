@@ -1,10 +1,9 @@
 """This module has the digests by which ``--if-changed`` and ``--resume`` detect changed inputs.
 
-With ``--if-changed``, the manifest contains the :func:`input_digest`. For ``--resume``, S3 stores the
-:func:`note_of_inputs` in the metadata of the manifest. :func:`same_inputs` compares the inputs of a kept plan. A digest
-covers the command, its options and every input. For a set with a manifest that is not older than its shards, the digest
-uses the set's fingerprint. For other inputs, it uses address, size, and time or version. Only ``--if-changed`` puts
-times into a manifest.
+With ``--if-changed``, the manifest contains the :func:`input_digest`. For ``--resume``, :func:`same_inputs` compares
+the inputs of a kept plan. A digest covers the command, its options and every input. For a set with a manifest that is
+not older than its shards, the digest uses the set's fingerprint. For other inputs, it uses address, size, and time or
+version. Only ``--if-changed`` puts times into a manifest.
 
 This module does not know which parts of the output exist.
 """
@@ -18,13 +17,12 @@ from typing import Any
 from wdscli.errors import InputError, UsageError
 from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.orders import Order
-from wdscli.plan.plan import ReorderPlan, shaping_options
+from wdscli.plan.plan import shaping_options
 from wdscli.plan.planfile import absolute, digest_of
 from wdscli.plan.request import Request
 from wdscli.shards.inputs import ShardSet, manifest_beside, names_in
 from wdscli.shards.writing import ShardSettings
 from wdscli.storage import base_name, folder_of, is_local, is_stream, local_path, open_source, read_all
-from wdscli.storage.kinds import stored_version, tells_bytes
 from wdscli.storage.opening import at_once
 
 
@@ -110,32 +108,6 @@ def _fingerprint(shards: ShardSet, sizes: Sequence[int]) -> str | None:
         return None
     newest = max((os.stat(local_path(one)).st_mtime_ns for one in shards.addresses), default=0)
     return manifest.fingerprint if newest <= os.stat(local_path(address)).st_mtime_ns else None
-
-
-def note_of_inputs(plan: ReorderPlan) -> str:
-    """Return the note that S3 stores with the manifest: a digest of the inputs' versions, and their size. It is empty
-    if the inputs have a manifest, if the set does not have all their samples, or if a version does not identify the
-    bytes."""
-    contents, counts = plan.contents, plan.counts
-    is_plain = plan.is_repeatable and plan.request.selection.is_trivial and contents.joined is None
-    if not is_plain or any(plan.made.inputs) or counts.dropped or counts.ignored:
-        return ""
-    stamps = [one.stamp or Stamp(0, "") for one in contents.inputs]
-    digest = _digest_of_versions(contents.addresses, stamps)
-    return digest and f"{digest} {counts.bytes_in}"
-
-
-def are_noted(addresses: Sequence[str], note: str) -> bool:
-    """Return whether a note describes the current versions of these inputs."""
-    digest = _digest_of_versions(addresses, _stamps(addresses))
-    return digest != "" and digest == note.partition(" ")[0]
-
-
-def _digest_of_versions(addresses: Sequence[str], stamps: Sequence[Stamp]) -> str:
-    """Return the digest of inputs by their names and versions. It is empty if a version does not identify the bytes."""
-    versions = [stored_version(address, stamp.version) for address, stamp in zip(addresses, stamps)]
-    is_known = all(map(tells_bytes, versions))
-    return digest_of([base_name(address) for address in addresses] + versions) if is_known else ""
 
 
 def same_inputs(inputs: Sequence[Input], addresses: Sequence[str]) -> tuple[Input, ...] | None:

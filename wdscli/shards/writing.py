@@ -373,8 +373,6 @@ class OutputSet:
         """The existing shards, set by :meth:`check`; None before it."""
         self.has_manifest: bool | None = None
         """Whether a manifest existed, set by :meth:`check`; None before it."""
-        self.note = ""
-        """Metadata that S3 stores with the manifest (:class:`~wdscli.storage.ends.Sink`)."""
         self.state = StateFile("" if self.pattern.is_stream else state_address(self._manifest()))
         self._claim = OutputLock()
 
@@ -534,7 +532,6 @@ class OutputSet:
             force = self.settings.force or self.standing is not None
             with open_sink(self._manifest(), force=force, fsync=self.settings.fsync) as sink:
                 sink.write(manifest.to_json().encode("ascii"))
-                sink.note = self.note
             self._remove_leftovers(len(shards))
             self.state.end()
             abort_uploads(folder_of(self._manifest()), self._is_own)
