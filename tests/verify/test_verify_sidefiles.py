@@ -110,7 +110,7 @@ def change_manifest(folder: Path, change: Any) -> None:
     ("name", "value", "says"),
     [
         ("nsamples", 9, "9 samples"),
-        ("filesize", 9, "9 bytes"),
+        ("filesize", 51200, "51200 bytes"),
         ("members", 9, "9 members"),
         ("headers", "0" * 16, "other names"),
         ("fields", {"jpg": {"count": 2, "bytes": 9}}, "other fields"),

@@ -62,7 +62,7 @@ class Index:
     missing number is ``MISSING`` of :mod:`wdscli.selection.values`, or NaN.
     """
 
-    def __init__(self, raw: dict[str, Any], name: str) -> None:
+    def __init__(self, raw: dict[str, Any], name: str, *, has_columns: bool = True) -> None:
         self.name = name
         self.shard: str = raw["shard"]
         self.size: int = raw["size"]
@@ -79,11 +79,13 @@ class Index:
         """The checksum of that version, as manifests write it, if it is kept too."""
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
+        self.mark_bytes: bytes = raw["marks"]
+        if not has_columns:
+            return
         self._columns: dict[str, U64] = {
             column: numpy.frombuffer(raw[column], dtype=_DTYPES[code]) for column, code in COLUMNS.items()
         }
         self.numbers: dict[str, Numbers] = unpack_numbers(raw)
-        """The stored values by name, each with the mark whether it is exact."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -249,9 +251,9 @@ class Index:
         return totals
 
 
-def parse_index(data: bytes, name: str) -> Index:
-    """Parse an index from a file's bytes. Raises DataError ``stale-index`` for a file that is truncated, changed or of
-    another format."""
+def parse_index(data: bytes, name: str, *, has_columns: bool = True) -> Index:
+    """Parse a file's bytes; without ``has_columns``, the index has no columns, and needs no numpy. Raises DataError
+    ``stale-index`` for a file that is truncated, changed or of another format."""
     import msgpack
     from xxhash import xxh3_64
 
@@ -262,8 +264,9 @@ def parse_index(data: bytes, name: str) -> Index:
         check(raw, _FIELDS)
         if digest_of(raw) != raw["digest"]:
             raise ValueError("its digest does not match its columns")
-        index = Index(raw, name)
-        _check_columns(index)
+        index = Index(raw, name, has_columns=has_columns)
+        if has_columns:
+            _check_columns(index)
     except (ValueError, msgpack.UnpackException) as error:
         hint = "rebuild it with `wds index`"
         raise DataError(f"{name} is not a valid index: {error}", code="stale-index", hint=hint) from None

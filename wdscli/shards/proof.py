@@ -190,14 +190,15 @@ def prove_index(
     return ProvenIndex.of(index, proof, source.version)
 
 
-def read_index(address: str) -> StoredIndex:
-    """Read the index of the shard at an address, without comparing it with the shard."""
+def read_index(address: str, *, has_columns: bool = True) -> StoredIndex:
+    """Read the index of the shard at an address, without comparing it with the shard. ``has_columns`` is as in
+    :func:`~wdscli.shards.index.parse_index`."""
     place = index_address(address)
     if is_local(place) and not os.path.exists(local_path(place)):
         return StoredIndex(None)
     try:
         data, note = read_noted(place)
-        index = parse_index(data, place)
+        index = parse_index(data, place, has_columns=has_columns)
     except InputError:
         return StoredIndex(None)
     except DataError as error:
@@ -241,7 +242,7 @@ def _leaves_none_out(index: Index, source: Source) -> bool:
 
 def difference(index: Index, builder: IndexBuilder, ignored: dict[str, int]) -> str:
     """Return how an index differs from a scan of the whole shard. The result is empty if they agree."""
-    if (index.digest, index.marks.tobytes()) != (builder.digest(), bytes(builder.columns()["marks"])):
+    if (index.digest, index.mark_bytes) != (builder.digest(), bytes(builder.columns()["marks"])):
         return "it does not match the shard's headers"
     if (index.samples, index.members, index.ignored) != (builder.samples, builder.members, ignored):
         return "it has other numbers of samples or members than the shard"

@@ -126,7 +126,7 @@ def load_index(address: str, source: Source, ledger: Ledger) -> Index | None:
     damaged, or that belongs to another shard."""
     if is_stream(address) or not source.seekable:
         return None
-    stored = read_index(address)
+    stored = read_index(address, has_columns=False)
     if stored.index is None:
         if stored.damage:
             ledger.add("stale-index", stored.damage)
