@@ -107,20 +107,20 @@ _TAIL_SUMS: dict[bytes, int] = {}
 def byte_sum(data: bytes | memoryview) -> int:
     """Return the sum of all bytes. The low half of adler32 is one plus this sum, modulo 65521. For at most 256 bytes,
     the modulo has no effect."""
-    return sum([(adler32(data[at : at + 256]) & 0xFFFF) - 1 for at in range(0, len(data), 256)])
+    return sum([(adler32(data[begin : begin + 256]) & 0xFFFF) - 1 for begin in range(0, len(data), 256)])
 
 
 def build_block(name: bytes, size: int, middle: bytes, mtime_field: bytes, tail_field: bytes) -> bytes:
     """Return one header block with its checksum. ``name`` has at most 100 bytes. A ``size`` of at least 8^11 is written
     in base 256 (GNU)."""
     size_field = b"%011o\0" % size if size < 1 << 33 else b"\x80" + size.to_bytes(11, "big")
-    rest = middle + mtime_field + tail_field
-    known = _TAIL_SUMS.get(rest)
-    if known is None:
+    constant_fields = middle + mtime_field + tail_field
+    constant_sum = _TAIL_SUMS.get(constant_fields)
+    if constant_sum is None:
         if len(_TAIL_SUMS) > 4096:
             _TAIL_SUMS.clear()
-        known = _TAIL_SUMS[rest] = byte_sum(rest) + 8 * 32
-    total = known + (adler32(name) & 0xFFFF) - 1 + (adler32(size_field) & 0xFFFF) - 1
+        constant_sum = _TAIL_SUMS[constant_fields] = byte_sum(constant_fields) + 8 * 32
+    total = constant_sum + (adler32(name) & 0xFFFF) - 1 + (adler32(size_field) & 0xFFFF) - 1
     return FIELDS.pack(name, middle, size_field, mtime_field, b"%06o\0 " % total, tail_field)
 
 
@@ -196,9 +196,9 @@ def extended(typeflag: bytes, data: bytes, form: Form = CANONICAL) -> bytes:
 
 def pax_record(keyword: bytes, value: bytes) -> bytes:
     """``"%d %s=%s\\n"``; its length counts its own digits (POSIX.1-2001, "pax Extended Header")."""
-    rest = len(keyword) + len(value) + 3
-    length = rest + len(str(rest))
-    length = rest + len(str(length))
+    length_without_digits = len(keyword) + len(value) + 3
+    length = length_without_digits + len(str(length_without_digits))
+    length = length_without_digits + len(str(length))
     return b"%d %b=%b\n" % (length, keyword, value)
 
 
@@ -312,16 +312,16 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
 def pax_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the name and the value of each record of a pax header, in order. Raises DataError
     ``bad-extended-header``."""
-    at = 0
-    while at < len(data):
+    offset = 0
+    while offset < len(data):
         # Some programs write zeros before a length.
-        space = data.find(b" ", at, at + MAX_DIGITS + 1)
-        digits = data[at:space] if space > at else b""
+        space = data.find(b" ", offset, offset + MAX_DIGITS + 1)
+        digits = data[offset:space] if space > offset else b""
         if not digits.isdigit():
-            if not data[at:].strip(b"\0"):
+            if not data[offset:].strip(b"\0"):
                 break
             raise DataError("pax record has no length", code="bad-extended-header")
-        end = at + int(digits)
+        end = offset + int(digits)
         record = data[space + 1 : max(end, space + 1)]
         keyword, equals, value = record.partition(b"=")
         if end > len(data) or not record.endswith(b"\n") or not equals or not keyword:
@@ -329,7 +329,7 @@ def pax_records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
                 f'pax record of {int(digits)} bytes is not "length keyword=value"', code="bad-extended-header"
             )
         yield keyword, value[:-1]
-        at = end
+        offset = end
 
 
 def pax_size(value: bytes) -> int:

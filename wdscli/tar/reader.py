@@ -107,22 +107,22 @@ class Window:
     def payload(self, row: int) -> bytes:
         """Return the payload of one member. Raises DataError ``truncated`` if the source ends too early."""
         offset, size = self.columns.offsets[row], self.columns.sizes[row]
-        at = offset - self.base
-        if at >= 0 and at + padded(size) <= len(self.buffer):
-            return self.buffer[at : at + size]
-        return self._beyond(row, at, offset, size)
+        begin = offset - self.base
+        if begin >= 0 and begin + padded(size) <= len(self.buffer):
+            return self.buffer[begin : begin + size]
+        return self._beyond(row, begin, offset, size)
 
-    def _beyond(self, row: int, at: int, offset: int, size: int) -> bytes:
+    def _beyond(self, row: int, begin: int, offset: int, size: int) -> bytes:
         """Return a payload if it, or its padding, is not completely in the buffer. For a stream, the padding is read
         too, which proves that the member is complete. For a file, the scan compares the file's size instead."""
-        data = self.buffer[at : at + padded(size)] if at >= 0 else b""
+        data = self.buffer[begin : begin + padded(size)] if begin >= 0 else b""
         if len(data) < size and self.source.seekable:
             data = self.source.read_at(offset, size)
         elif not self.source.seekable:
-            rest = self.source.read_at(offset + len(data), padded(size) - len(data))
+            missing_bytes = self.source.read_at(offset + len(data), padded(size) - len(data))
             if len(data) >= size:
-                self.buffer += rest
-            data += rest
+                self.buffer += missing_bytes
+            data += missing_bytes
         if len(data) < (size if self.source.seekable else padded(size)):
             raise cut(self.source.name, self.columns, row, len(data))
         return data[:size]
@@ -182,15 +182,15 @@ def is_dense(source: ByteSource) -> bool:
 
 
 def _fed(
-    source: ByteSource, scanner: Scanner, buffer: bytes, base: int, seen: int | None
+    source: ByteSource, scanner: Scanner, buffer: bytes, base: int, fed_bytes: int | None
 ) -> Iterator[Window]:
     """Feed one buffer. The members before an error are yielded before the error is raised."""
     try:
         scanner.feed(buffer, base)
     except DataError:
-        yield Window(source, buffer, base, scanner.take(seen))
+        yield Window(source, buffer, base, scanner.take(fed_bytes))
         raise
-    yield Window(source, buffer, base, scanner.take(seen))
+    yield Window(source, buffer, base, scanner.take(fed_bytes))
 
 
 def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> Iterator[Window]:
@@ -210,10 +210,10 @@ def _jump(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) -> I
         want = max(length, scanner.wanted)
         buffer = source.read_at(base, want)
         for window in _fed(source, scanner, buffer, base, None):
-            found = len(window.columns.names)
+            member_count = len(window.columns.names)
             yield window
-        stride = (scanner.position - base) // found if found else 0
-        if not was_expected and found and (stride <= NEAR_STRIDE_BYTES or payloads):
+        stride = (scanner.position - base) // member_count if member_count else 0
+        if not was_expected and member_count and (stride <= NEAR_STRIDE_BYTES or payloads):
             was_expected = is_here = True
             expect(((base, source.size),))
         is_large = stride > LARGE_STRIDE_BYTES and not is_here
@@ -243,13 +243,13 @@ def _stream(source: ByteSource, scanner: Scanner, chunk: int, payloads: bool) ->
 def _filled(source: ByteSource, buffer: bytes, base: int, wanted: int, chunk: int) -> tuple[bytes, bool]:
     """Add the stream's next bytes to ``buffer``, until there are at least ``wanted`` bytes. Return all bytes, and False
     if the stream ended earlier."""
-    parts, length, more = [buffer] if buffer else [], len(buffer), True
-    while more and length < wanted:
+    parts, length, has_more = [buffer] if buffer else [], len(buffer), True
+    while has_more and length < wanted:
         part = source.read_some(base + length, chunk)
         parts.append(part)
         length += len(part)
-        more = bool(part)
-    return b"".join(parts), more
+        has_more = bool(part)
+    return b"".join(parts), has_more
 
 
 def members(source: ByteSource) -> Iterator[Member]:
@@ -297,8 +297,8 @@ class Globals:
 
     def before(self, start: int) -> dict[bytes, bytes]:
         """Return the records that apply at byte ``start``."""
-        at = bisect_right(self._places, start)
-        return self._records[at - 1] if at else {}
+        count = bisect_right(self._places, start)
+        return self._records[count - 1] if count else {}
 
 
 def next_header(source: ByteSource, offset: int, *, first: int = 0) -> int | None:
@@ -312,8 +312,8 @@ def next_header(source: ByteSource, offset: int, *, first: int = 0) -> int | Non
     >>> next_header(BytesSource(bytes(1024) + build_header(b"a.txt", 5)), 100)
     1024
     """
-    found, _, _ = _find(source, offset, first)
-    return found
+    header_offset, _, _ = _find(source, offset, first)
+    return header_offset
 
 
 def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int, bytes]:
@@ -328,9 +328,13 @@ def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int,
         buffer = source.read_at(base, CHUNK_BYTES)
         # Two bytes exclude most blocks: a name is not empty, and a checksum ends with NUL or a blank.
         for match in _CHECKSUM_END.finditer(buffer[155::BLOCK]):
-            at = match.start() * BLOCK
-            if buffer[at] and _CHECKSUM.match(buffer, at + 148) and is_plausible(buffer[at : at + BLOCK]):
-                return base + at, base, buffer
+            start = match.start() * BLOCK
+            if (
+                buffer[start]
+                and _CHECKSUM.match(buffer, start + 148)
+                and is_plausible(buffer[start : start + BLOCK])
+            ):
+                return base + start, base, buffer
         if len(buffer) < CHUNK_BYTES:
             return None, base, buffer
         base += len(buffer)
@@ -353,8 +357,8 @@ def is_plausible(block: bytes) -> bool:
 def _is_plausible_v7(block: bytes, name: bytes) -> bool:
     """Return whether a block is a plausible Unix v7 header. The block ends with the link name, all numbers are octal,
     and only NULs follow a name's first NUL."""
-    for at, end in ((100, 108), (108, 116), (116, 124), (136, 148)):
-        parse_number(block[at:end], "header")
+    for begin, end in ((100, 108), (108, 116), (116, 124), (136, 148)):
+        parse_number(block[begin:end], "header")
     unused = block[257:] + block[len(name) : 100]
     return block[156:157] in b"\x00012" and not unused.strip(b"\0") and to_text(name).isprintable()
 
@@ -413,12 +417,12 @@ def _resume(source: ByteSource, scanner: Scanner, error: DataError) -> tuple[Sca
     elif error.code != "data-after-end":
         orphan = _is_extended(source.read_at(offset, BLOCK))
         offset += BLOCK
-    found, base, buffer = _find(source, offset, first)
+    header_offset, base, buffer = _find(source, offset, first)
     if isinstance(source, _Held):
         source.hold(base, buffer)
-    if found is None:
+    if header_offset is None:
         return None, False
-    following = new_scanner(source, scanner.form, found)
+    following = new_scanner(source, scanner.form, header_offset)
     if error.code != "data-after-end":
         scanner.extensions.clear()
         following.extensions = scanner.extensions
@@ -432,9 +436,9 @@ def _is_extended(block: bytes) -> bool:
 
 def _orphan(shard: str, window: Window) -> DataError:
     """Remove the first member, and return an error for it."""
-    names, starts, *others = window.columns
+    names, starts, *remaining_columns = window.columns
     name, start = names.pop(0), starts.pop(0)
-    for column in others:
+    for column in remaining_columns:
         column.pop(0)
     return DataError(
         "member skipped: the extended header with its name or size is damaged",
@@ -469,16 +473,16 @@ class _Held:
             self._base, self._held = base, held
 
     def read_some(self, offset: int, length: int) -> bytes:
-        at = offset - self._base
-        if 0 <= at < len(self._held):
-            return self._held[at : at + length]
+        held_offset = offset - self._base
+        if 0 <= held_offset < len(self._held):
+            return self._held[held_offset : held_offset + length]
         return self._source.read_some(offset, length)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        at = offset - self._base
-        if not 0 <= at < len(self._held):
+        held_offset = offset - self._base
+        if not 0 <= held_offset < len(self._held):
             return self._source.read_at(offset, length)
-        data = self._held[at : at + length]
+        data = self._held[held_offset : held_offset + length]
         if len(data) < length:
             data += self._source.read_at(offset + len(data), length - len(data))
         return data

@@ -100,12 +100,12 @@ def new_columns() -> Columns:
     return Columns([], [], [], [], [])
 
 
-def cut(shard: str | None, columns: Columns, row: int, seen: int) -> DataError:
-    """Return the error for an archive that ends in a member, ``seen`` bytes after its header."""
+def cut(shard: str | None, columns: Columns, row: int, available_bytes: int) -> DataError:
+    """Return the error for an archive that ends in a member, with ``available_bytes`` after its header."""
     size = columns.sizes[row]
     return DataError(
-        f"archive ends after {max(0, seen)} of {size} payload bytes"
-        if seen < size
+        f"archive ends after {max(0, available_bytes)} of {size} payload bytes"
+        if available_bytes < size
         else "archive ends inside a member's padding",
         code="truncated",
         shard=shard,
@@ -285,34 +285,34 @@ class Scanner:
         """Whether a new member may begin at ``position``: no block of it, and no zero block, was parsed yet."""
         return not self.ended and self._zero_at is None and self.extensions.start is None
 
-    def take(self, seen: int | None = None) -> Columns:
-        """Return the members since the last call. ``seen`` is the number of bytes that surely exist. A member that ends
-        after them is returned by a later call."""
+    def take(self, end: int | None = None) -> Columns:
+        """Return the members since the last call. The bytes before ``end`` surely exist. A member that ends after them
+        is returned by a later call."""
         self._remember_last()
         columns, self._columns = self._columns, new_columns()
-        if columns.names and seen is not None and columns.offsets[-1] + padded(columns.sizes[-1]) > seen:
+        if columns.names and end is not None and columns.offsets[-1] + padded(columns.sizes[-1]) > end:
             last: list[Any] = [column.pop() for column in columns]
             self._append(*last)
         return columns
 
     def feed(self, buffer: Buffer, base: int) -> None:
         """Parse the complete headers in ``buffer``, which begins at byte ``base`` of the archive."""
-        at = self.position - base
-        while 0 <= at <= len(buffer) and not self.ended:
+        begin = self.position - base
+        while 0 <= begin <= len(buffer) and not self.ended:
             if core.CORE is not None and self._begins_anew():
-                self.position = base + core.CORE.scan(buffer, at, base, self._archive())
-                at, self.wanted = self.position - base, BLOCK
-                if self._goes_on(buffer, at, base):
+                self.position = base + core.CORE.scan(buffer, begin, base, self._archive())
+                begin, self.wanted = self.position - base, BLOCK
+                if self._goes_on(buffer, begin, base):
                     self.wanted = _USUAL_HEAD_BYTES
                     return
-            if at + BLOCK > len(buffer):
+            if begin + BLOCK > len(buffer):
                 if self.position == self.first:
-                    self._begin = bytes(buffer[at:])
+                    self._begin = bytes(buffer[begin:])
                 return
-            at = self._block(buffer, at, base)
-            if at < 0:
+            begin = self._block(buffer, begin, base)
+            if begin < 0:
                 return
-            self.position = base + at
+            self.position = base + begin
             self._check_limit()
         if self.ended:
             self._only_zeros(buffer, max(0, self.position - base), base)
@@ -323,14 +323,14 @@ class Scanner:
         if core.CORE is not None and not self.ended and self._begins_anew():
             self.position = core.CORE.hop(descriptor, self.position, count, self._archive())
 
-    def _goes_on(self, buffer: Buffer, at: int, base: int) -> bool:
+    def _goes_on(self, buffer: Buffer, begin: int, base: int) -> bool:
         """Return whether a usual pax header continues after the buffer. It is then read as a whole, not block by
         block."""
-        is_cut = at + BLOCK <= len(buffer) < at + _USUAL_HEAD_BYTES
-        if not is_cut or self.limit is None or base + at + _USUAL_HEAD_BYTES > self.limit:
+        is_cut = begin + BLOCK <= len(buffer) < begin + _USUAL_HEAD_BYTES
+        if not is_cut or self.limit is None or base + begin + _USUAL_HEAD_BYTES > self.limit:
             return False
-        size = bytes(buffer[at + 124 : at + 135])
-        return buffer[at + 156] == ord("x") and b"00000000000" < size <= b"00000001000"
+        size = bytes(buffer[begin + 124 : begin + 135])
+        return buffer[begin + 156] == ord("x") and b"00000000000" < size <= b"00000001000"
 
     def _begins_anew(self) -> bool:
         """Return whether no earlier header affects the next member, so that the compiled core may parse it."""
@@ -355,64 +355,64 @@ class Scanner:
     def _foreign(self) -> int:
         return FOREIGN | GLOBAL if self.globals else FOREIGN
 
-    def _block(self, buffer: Buffer, at: int, base: int) -> int:
+    def _block(self, buffer: Buffer, begin: int, base: int) -> int:
         """Parse one block exactly. Return the next position in the buffer, or -1 if more bytes are needed first."""
-        block = bytes(buffer[at : at + BLOCK])
-        here = base + at
+        block = bytes(buffer[begin : begin + BLOCK])
+        offset = base + begin
         if block == _ZERO_BLOCK:
-            return self._zero(at, here)
+            return self._zero(begin, offset)
         if self._zero_at is not None:
             raise self._error("data follows a lone zero block", "data-after-end", self._zero_at)
         if not checksum_is_right(block):
-            raise self._bad_block(here, block)
+            raise self._bad_block(offset, block)
         try:
             header = parse_block(block)
             if header.typeflag in TYPEFLAGS:
-                return self._extension(buffer, at, base, block, header)
-            return self._member(buffer, at, base, block, header)
+                return self._extension(buffer, begin, base, block, header)
+            return self._member(buffer, begin, base, block, header)
         except DataError as error:
-            raise self._placed(error, here, block) from None
+            raise self._placed(error, offset, block) from None
 
-    def _bad_block(self, here: int, block: bytes) -> DataError:
-        if here == self.first:
+    def _bad_block(self, offset: int, block: bytes) -> DataError:
+        if offset == self.first:
             message = "not a tar archive: the first block is not a header"
-            return self._error(message, "not-a-tar", here, hint=_other_format(block, self.shard))
-        return self._error("header checksum is wrong", "bad-checksum", here)
+            return self._error(message, "not-a-tar", offset, hint=_other_format(block, self.shard))
+        return self._error("header checksum is wrong", "bad-checksum", offset)
 
-    def _zero(self, at: int, here: int) -> int:
+    def _zero(self, begin: int, offset: int) -> int:
         if self.extensions.start is not None:
             raise self._error(
                 "extended header without its member", "bad-extended-header", self.extensions.start
             )
         if self._zero_at is None:
-            self._zero_at = here
+            self._zero_at = offset
         else:
-            self.ended, self._end_at = True, here
-        return at + BLOCK
+            self.ended, self._end_at = True, offset
+        return begin + BLOCK
 
-    def _extension(self, buffer: Buffer, at: int, base: int, block: bytes, header: Header) -> int:
+    def _extension(self, buffer: Buffer, begin: int, base: int, block: bytes, header: Header) -> int:
         """Parse a pax or GNU header for the next member (x, L, K), or for all later members (g)."""
         self.extensions.check(header.size)
-        end = at + BLOCK + padded(header.size)
+        end = begin + BLOCK + padded(header.size)
         if end > len(buffer):
-            self.wanted = end - at
+            self.wanted = end - begin
             return -1
-        self.extensions.add(header.typeflag, base + at, bytes(buffer[at:end]), header.size)
+        self.extensions.add(header.typeflag, base + begin, bytes(buffer[begin:end]), header.size)
         self.wanted = BLOCK
         return end
 
-    def _member(self, buffer: Buffer, at: int, base: int, block: bytes, header: Header) -> int:
-        end = at + BLOCK
+    def _member(self, buffer: Buffer, begin: int, base: int, block: bytes, header: Header) -> int:
+        end = begin + BLOCK
         name, size, kind = self.extensions.describe(header)
         if header.typeflag == b"S":
-            end = self._skip_sparse_map(buffer, at)
+            end = self._skip_sparse_map(buffer, begin)
             if end < 0:
                 return -1
         flag = kind if self._is_canonical(block, name, size, kind) else kind | self._foreign()
         if not has_payload(header.typeflag, kind):
             size = 0
         start = self.extensions.start
-        self._append(name, base + at if start is None else start, base + end, size, flag)
+        self._append(name, base + begin if start is None else start, base + end, size, flag)
         self.extensions.clear()
         self.wanted = BLOCK
         return end + padded(size)
@@ -426,17 +426,17 @@ class Scanner:
             return False
         return self.extensions.raw + block == build_header(name, size, self.form)
 
-    def _skip_sparse_map(self, buffer: Buffer, at: int) -> int:
+    def _skip_sparse_map(self, buffer: Buffer, begin: int) -> int:
         """Skip the sparse map of an old GNU sparse file. Byte 482 of the header says whether a block of the map
         follows. Byte 504 of each such block says whether another block follows."""
-        more, end = buffer[at + 482] != 0, at + BLOCK
-        while more:
-            if end - at > MAX_EXTENDED_SIZE:
+        has_next_block, end = buffer[begin + 482] != 0, begin + BLOCK
+        while has_next_block:
+            if end - begin > MAX_EXTENDED_SIZE:
                 raise DataError("sparse map without end", code="bad-extended-header")
             if end + BLOCK > len(buffer):
-                self.wanted = end - at + 64 * BLOCK
+                self.wanted = end - begin + 64 * BLOCK
                 return -1
-            more = buffer[end + 504] != 0
+            has_next_block = buffer[end + 504] != 0
             end += BLOCK
         return end
 
@@ -460,12 +460,12 @@ class Scanner:
         if self._columns.names:
             self._last = self._columns.part(-1, None)
 
-    def _only_zeros(self, buffer: Buffer, at: int, base: int) -> None:
+    def _only_zeros(self, buffer: Buffer, begin: int, base: int) -> None:
         """Check the bytes after the two zero blocks, which POSIX does not count as part of the archive. Only zeros are
         harmless; they fill the last record of a tape. Other bytes are data that readers would ignore silently."""
-        rest = bytes(buffer[at:])
-        if rest.count(0) != len(rest):
-            offset = base + at + len(rest) - len(rest.lstrip(b"\0"))
+        tail = bytes(buffer[begin:])
+        if tail.count(0) != len(tail):
+            offset = base + begin + len(tail) - len(tail.lstrip(b"\0"))
             raise self._error(
                 "data after the end of the archive",
                 "data-after-end",
@@ -517,10 +517,10 @@ class Scanner:
     ) -> DataError:
         return DataError(message, code=code, shard=self.shard, offset=offset, member=member, hint=hint)
 
-    def _placed(self, error: DataError, here: int, block: bytes) -> DataError:
+    def _placed(self, error: DataError, offset: int, block: bytes) -> DataError:
         """Add the place to an error from ``header.py`` or :class:`Extensions`."""
         name, start = self.extensions.long_name, self.extensions.start
         if name is None and block[156:157] not in TYPEFLAGS:
             name = block[:100].partition(b"\0")[0]
         member = to_text(name) if name else None
-        return self._error(error.message, error.code, here if start is None else start, member)
+        return self._error(error.message, error.code, offset if start is None else start, member)

@@ -125,16 +125,16 @@ def _headers(source: ByteSource, place: Place) -> tuple[bytes, list[tuple[bytes,
     """Return the member's own header with the blocks after it, its pax records in order, and GNU's long link name."""
     blocks = source.read_at(place.start, place.offset - place.start)
     records: list[tuple[bytes, bytes]] = []
-    at, long_name = 0, b""
-    while (typeflag := blocks[at + 156 : at + 157]) in TYPEFLAGS:
-        size = parse_size(blocks[at + 124 : at + 136])
-        data = blocks[at + BLOCK : at + BLOCK + size]
+    block_offset, long_name = 0, b""
+    while (typeflag := blocks[block_offset + 156 : block_offset + 157]) in TYPEFLAGS:
+        size = parse_size(blocks[block_offset + 124 : block_offset + 136])
+        data = blocks[block_offset + BLOCK : block_offset + BLOCK + size]
         if typeflag in b"xX":
             records += pax_records(data)
         elif typeflag == b"K":
             long_name = data.partition(b"\0")[0]
-        at += BLOCK + padded(size)
-    return blocks[at:], records, long_name
+        block_offset += BLOCK + padded(size)
+    return blocks[block_offset:], records, long_name
 
 
 def _map_of(source: ByteSource, place: Place) -> tuple[list[int], int, int, int]:
@@ -173,11 +173,11 @@ def _old_numbers(blocks: bytes) -> Iterator[int]:
     entries = [_OLD_ENTRIES + _ENTRY_BYTES * number for number in range(4)]
     for begin in range(BLOCK, len(blocks), BLOCK):
         entries += range(begin, begin + 21 * _ENTRY_BYTES, _ENTRY_BYTES)
-    for at in entries:
-        if not blocks[at + 12]:
+    for entry in entries:
+        if not blocks[entry + 12]:
             return
-        yield parse_number(blocks[at : at + 12], "sparse offset")
-        yield parse_number(blocks[at + 12 : at + 24], "sparse length")
+        yield parse_number(blocks[entry : entry + 12], "sparse offset")
+        yield parse_number(blocks[entry + 12 : entry + 24], "sparse length")
 
 
 def _stored_map(source: ByteSource, place: Place) -> tuple[list[int], int]:
