@@ -256,7 +256,7 @@ class Listing(SetReader):
         ``--rename``."""
         rule = self.selection.field_rule
         renames = () if rule is None else rule.renames
-        olds = {old for one in renames if one.new in payloads_of for old in one.olds}
+        olds = {old for rename in renames if rename.new in payloads_of for old in rename.olds}
         for source in self._sources():
             yield from self._pages(source, payloads_of | olds)
 
@@ -311,7 +311,7 @@ class Listing(SetReader):
         """Return counts and warnings. Call this after the listing has ended."""
         state = self.state
         missing_names = [*self.selection.missing_names(state), *self._absences]
-        remarks = [*self.selection.remarks(state), *(one.text for one in missing_names), self._lack]
+        remarks = [*self.selection.remarks(state), *(absence.text for absence in missing_names), self._lack]
         if not missing_names:
             remarks.append(_empty_where(state))
         return LsReport(
@@ -433,13 +433,13 @@ def _project(
     for row in rows:
         first = batch.firsts[row]
         for place, name in selection.plan_of(batch, row, shard):
-            at = first + place
+            member = first + place
             page.fields.append(name)
-            stored.append(batch.fields[at])
-            page.starts.append(batch.starts[at])
-            page.offsets.append(batch.offsets[at])
-            page.sizes.append(batch.sizes[at])
-            page.flags.append(batch.flags[at])
+            stored.append(batch.fields[member])
+            page.starts.append(batch.starts[member])
+            page.offsets.append(batch.offsets[member])
+            page.sizes.append(batch.sizes[member])
+            page.flags.append(batch.flags[member])
         page.keys.append(batch.keys[row])
         page.firsts.append(len(page.fields))
         page.marks.append(batch.marks[row])

@@ -63,14 +63,14 @@ class Page(NamedTuple):
 
     def payload(self, member: int) -> bytes:
         """Return one member's payload."""
-        found = list(self.pieces(member))
-        return found[0] if len(found) == 1 else b"".join(found)
+        pieces = list(self.pieces(member))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def check(self, row: int) -> None:
         """Raise DataError ``stale-index`` if the sample's headers differ from its index."""
         if self.by_index:
-            for at in range(self.batch.firsts[row], self.batch.firsts[row + 1]):
-                expected_member(self.batch, row, at).check(self.source)
+            for member in range(self.batch.firsts[row], self.batch.firsts[row + 1]):
+                expected_member(self.batch, row, member).check(self.source)
 
 
 class Part(NamedTuple):
@@ -178,14 +178,14 @@ class SampleReader(SetReader):
         if dedup is not None and self._seen is not None and self.state.seen and not self._seen.total:
             dedup.warn_of_none(self.state.seen_names.fields, self._progress)
 
-    def _distinct(self, page: Page, seen: SeenContent) -> Page:
+    def _distinct(self, page: Page, seen_content: SeenContent) -> Page:
         """Return the page without samples that repeat an earlier sample, and without samples after the limit."""
         self.state.seen_names.fields.update(page.batch.fields)
         rows: list[int] = []
         for row in page.rows:
             if self._left is not None and len(rows) == self._left:
                 break
-            if seen.has(page.batch, row, page.pieces):
+            if seen_content.has(page.batch, row, page.pieces):
                 self.drop(DUPLICATE)
             else:
                 rows.append(row)
@@ -255,9 +255,9 @@ class SampleReader(SetReader):
             if part is None and not self.selection.changes_members:
                 yield batch.start(row), batch.end(row)
             elif part is None or part.key is None or part.key == batch.keys[row]:
-                for at, field in self.selection.plan_of(batch, row, shard):
+                for place, field in self.selection.plan_of(batch, row, shard):
                     if part is None or part.fields(field):
-                        member = expected_member(batch, row, batch.firsts[row] + at)
+                        member = expected_member(batch, row, batch.firsts[row] + place)
                         yield member.first, member.offset + member.size
 
 
@@ -358,9 +358,9 @@ class _StreamPayloads(Payloads):
 
     def of(self, row: int, field: bytes) -> bytes:
         """Return the payload of a field, for ``--where``."""
-        at = self._at(row, field)
-        is_stored = self.batch.offsets[at] in self._stored and self.batch.sizes[at] <= MAX_LOOKED_INTO_BYTES
-        return b"".join(self.member(at)) if is_stored else super().of(row, field)
+        batch, member = self.batch, self._at(row, field)
+        is_stored = batch.offsets[member] in self._stored and batch.sizes[member] <= MAX_LOOKED_INTO_BYTES
+        return b"".join(self.member(member)) if is_stored else super().of(row, field)
 
     def forget(self) -> None:
         """Drop the payloads of the current batch and of the samples before it."""

@@ -63,8 +63,8 @@ class ClassOf(Extract):
     payload_fields = frozenset((b"cls",))
 
     def value(self, sample: SampleAt) -> bytes:
-        found = FieldValue("cls", b"cls").of(sample) or b""
-        return found if len(found) <= _LONG_VALUE else xxh3_128_digest(found)
+        label = FieldValue("cls", b"cls").of(sample) or b""
+        return label if len(label) <= _LONG_VALUE else xxh3_128_digest(label)
 
 
 MEASURED_BYTES = 160
@@ -156,12 +156,12 @@ def _random_distinct(shards: Numbers, window: int) -> float:
     """Return the expected number of shards in a window of a random order. It is the sum, over all shards, of the
     probability that the window has a sample of the shard."""
     total = len(shards)
-    found = 0.0
+    expected_shards = 0.0
     for size, of_this_size in zip(
         *numpy.unique(numpy.unique(shards, return_counts=True)[1], return_counts=True)
     ):
-        found += int(of_this_size) * (1 - _none_of(total, int(size), window))
-    return round(found, 3)
+        expected_shards += int(of_this_size) * (1 - _none_of(total, int(size), window))
+    return round(expected_shards, 3)
 
 
 def _none_of(total: int, size: int, window: int) -> float:

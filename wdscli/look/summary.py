@@ -112,10 +112,10 @@ class _Sizes:
         self._ends: dict[bytes, tuple[int, int, int]] = {}
 
     def add(self, page: Page) -> None:
-        found = defaultdict[bytes, list[int]](list)
+        sizes_of_fields = defaultdict[bytes, list[int]](list)
         for field, size in zip(page.batch.fields, page.batch.sizes):
-            found[field].append(size)
-        for field, sizes in found.items():
+            sizes_of_fields[field].append(size)
+        for field, sizes in sizes_of_fields.items():
             self._count(field if field in self._values or len(self._values) < MAX_FIELDS else b"", sizes)
 
     def _count(self, field: bytes, sizes: list[int]) -> None:
@@ -178,8 +178,8 @@ def _repeated(digests: array[int]) -> int:
     """Return how many keys occur more than once, by their digests."""
     if len(digests) <= _FEW:
         return sum(count > 1 for count in Counter(digests).values())
-    found: U64 = numpy.frombuffer(digests, dtype=numpy.uint64)
-    found.sort()
-    same = found[1:] == found[:-1]
+    sorted_digests: U64 = numpy.frombuffer(digests, dtype=numpy.uint64)
+    sorted_digests.sort()
+    same = sorted_digests[1:] == sorted_digests[:-1]
     # A run of equal digests counts once, at its start.
     return int(same[0]) + int((same[1:] & ~same[:-1]).sum())

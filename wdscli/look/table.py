@@ -119,7 +119,7 @@ def _number(text: str) -> Cell:
     return int(text) if is_number and str(int(text)) == text else text
 
 
-def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spool:
+def listing_table(listing: Listing, form: str, fields: Sequence[str] = ()) -> Spool:
     """Yield a table of all samples of a listing. It has the key, the shard, the place in the shard, the offset of the
     first header, the size, and the size of each field. For each of ``fields``, it also has the text, or the values at
     the top level of JSON. Raises UsageError for a field that is neither text nor JSON. Raises DataError for a payload
@@ -135,33 +135,33 @@ def listing_table(found: Listing, form: str, fields: Sequence[str] = ()) -> Spoo
             raise UsageError(f"--column {field}: a field of this name holds neither text nor JSON", hint=hint)
         groups[to_bytes(field)] = _VALUES + len(groups)
     spool, rows, seen_names = Spool({**PLACES, BYTES: "int64"}), Rows(), SeenNames()
-    for page in found.samples(frozenset(groups)):
+    for page in listing.samples(frozenset(groups)):
         seen_names.fields.update(page.batch.fields)
         for row in range(len(page.batch.keys)):
             try:
                 values = list(_values(page, row, groups))
             except DataError as error:
-                found.skip_undecodable(error)
+                listing.skip_undecodable(error)
                 continue
             rows.add(chain(_place(page, row), values))
             if rows.is_full:
                 spool.put(rows.take())
     spool.put(rows.take())
-    found.remark(
+    listing.remark(
         seen_names.absent([Named(field, " for --column", (field,), needed=False) for field in fields])
     )
     return spool
 
 
-def count_table(found: Listing, form: str, fields: Sequence[str]) -> Spool:
+def count_table(listing: Listing, form: str, fields: Sequence[str]) -> Spool:
     """Yield a table of counted values (:func:`count`). Each row has field, value, name and count."""
     check_format(form)
     columns = [Column(0, name) for name in ("field", "value", "name", "count")]
     spool, rows = Spool(dict(zip(columns, ("string", "string", "string", "int64")))), Rows()
-    for one in count(found, fields):
-        for value, name, number in one.rows:
+    for counted in count(listing, fields):
+        for value, name, number in counted.rows:
             cell = (json_text(value),) if isinstance(value, (list, dict)) else value
-            rows.add(zip(columns, (one.field, cell, name, number)))
+            rows.add(zip(columns, (counted.field, cell, name, number)))
             if rows.is_full:
                 spool.put(rows.take())
     spool.put(rows.take())
@@ -222,23 +222,25 @@ class Counted(NamedTuple):
     rows: Iterator[CountRow]
 
 
-def count(found: Listing, fields: Sequence[str]) -> list[Counted]:
+def count(listing: Listing, fields: Sequence[str]) -> list[Counted]:
     """Read a listing to its end, and count the values of each of ``fields``. Names that no sample has are added to the
     listing's warnings. Raises UsageError for an invalid FIELD. Raises DataError for a value that cannot be decoded;
     with ``on_error="skip"``, the sample is skipped and counted."""
-    classes = classes_of(found.set) or ()
-    counts = [_Counts(field, classes) for field in dict.fromkeys(fields)]
-    for sample in found.each(lambda names: frozenset().union(*(one.payload_fields(names) for one in counts))):
+    classes = classes_of(listing.set) or ()
+    counters = [_Counts(field, classes) for field in dict.fromkeys(fields)]
+    for sample in listing.each(
+        lambda names: frozenset().union(*(counter.payload_fields(names) for counter in counters))
+    ):
         try:
-            values = [one.value(sample) for one in counts]
+            values = [counter.value(sample) for counter in counters]
         except DataError as error:
-            found.skip_undecodable(error)
+            listing.skip_undecodable(error)
             continue
-        for one, value in zip(counts, values):
-            one.add(value, sample)
-    for one in counts:
-        found.remark(one.missing_names())
-    return [one.result() for one in counts]
+        for counter, value in zip(counters, values):
+            counter.add(value, sample)
+    for counter in counters:
+        listing.remark(counter.missing_names())
+    return [counter.result() for counter in counters]
 
 
 class _Counts:
@@ -268,17 +270,17 @@ class _Counts:
                 value = None if text is None else _number_or_text(to_text(text))
             else:
                 value = self._of.value(sample)
-            found = _text(value)
+            line = _text(value)
         except WdsError as error:
             raise _for_count(error) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise sample.error(
                 f"--count {self._field}: cannot count this value: {error}", "undecodable"
             ) from None
-        if found is not None and len(found) > MAX_CHARACTERS:
-            message = f"--count {self._field}: a value of {len(found)} characters, more than {MAX_CHARACTERS}"
+        if line is not None and len(line) > MAX_CHARACTERS:
+            message = f"--count {self._field}: a value of {len(line)} characters, more than {MAX_CHARACTERS}"
             raise sample.error(message, "undecodable", hint=f"--count 'len({self._field})' counts lengths")
-        return found
+        return line
 
     def add(self, value: str | None, sample: SampleAt) -> None:
         """Count the value of a sample."""
@@ -299,7 +301,7 @@ class _Counts:
     def missing_names(self) -> list[Any]:
         """Return the names in FIELD that no sample has, if no sample has a value."""
         names = self._of.named("") if isinstance(self._of, FieldValue) else self._of.named
-        named = [one._replace(purpose=" for --count", needed=False) for one in names]
+        named = [name._replace(purpose=" for --count", needed=False) for name in names]
         return self._seen.absent(named) if self._missing == self._samples > 0 else []
 
     def _put_away(self) -> None:
@@ -340,9 +342,9 @@ class _Counts:
         ends = numpy.cumsum(totals)
         total = int(ends[-1])
         for name, share in QUANTILES.items():
-            at = int(numpy.searchsorted(ends, max(1, math.ceil(share * total))))
-            yield CountRow(_read(values.part(at, at + 1)[0]), name, None)
-        mean = math.fsum(_read(line) * (int(some) / total) for line, some in zip(_lines(values), totals))
+            row = int(numpy.searchsorted(ends, max(1, math.ceil(share * total))))
+            yield CountRow(_read(values.part(row, row + 1)[0]), name, None)
+        mean = math.fsum(_read(line) * (int(count) / total) for line, count in zip(_lines(values), totals))
         yield CountRow(mean, "mean", None)
         yield CountRow(None, "missing", self._missing)
 
@@ -390,8 +392,8 @@ def _text(value: Any) -> str | None:
 
 def _lines(values: Values) -> Iterator[bytes]:
     """Yield all values, few at a time, because they may be long."""
-    for some in blocks_of(values.total, LINES_AT_ONCE):
-        yield from values.part(some.start, some.stop)
+    for block in blocks_of(values.total, LINES_AT_ONCE):
+        yield from values.part(block.start, block.stop)
 
 
 def _read(line: bytes) -> Any:
@@ -404,8 +406,8 @@ def _added_up(values: Values, totals: I64) -> tuple[Values, I64]:
     order = order_of_values(values)
     is_new: Mask = numpy.ones(values.total, dtype=bool)
     last = b""
-    for at, line in enumerate(_lines(values.taken(order))):
-        is_new[at], last = line != last, line
+    for row, line in enumerate(_lines(values.taken(order))):
+        is_new[row], last = line != last, line
     if not values.total:
         return values, totals
     firsts = numpy.flatnonzero(is_new)
@@ -460,11 +462,11 @@ def _payload_column(field: bytes) -> Column:
     return Column(_VALUES, column_of_field(field))
 
 
-def payload_schema(found: Listing, how: PayloadCells) -> dict[Column, str]:
+def payload_schema(listing: Listing, how: PayloadCells) -> dict[Column, str]:
     """Return the columns of :func:`payload_table`, from the headers of the same samples."""
     check_format(how.form)
     order, key_type = _FieldOrder(), "string"
-    for page in found.samples():
+    for page in listing.samples():
         batch = page.batch
         for first, end in pairwise(batch.firsts):
             order.add(batch.fields[first:end])
@@ -527,8 +529,8 @@ def payload_table(
 def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[Chunk]:
     """Yield the chunks. Raises InputError for a column that is not in ``columns``."""
     for chunk in chunks:
-        if others := chunk.columns.keys() - columns.keys():
-            names = ", ".join(sorted(column.name for column in others))
+        if new_columns := chunk.columns.keys() - columns.keys():
+            names = ", ".join(sorted(column.name for column in new_columns))
             raise InputError(
                 f"the shards changed while they were read: new field {names}",
                 hint="run the command again when no other program writes the shards",

@@ -86,11 +86,10 @@ def selected_samples(picker: SampleReader) -> Iterator[SelectedSample]:
         batch = page.batch
         for row in page.rows:
             first = batch.firsts[row]
+            plan = picker.selection.plan_of(batch, row, page.source.name)
             parts = [
-                SelectedMember(
-                    field, batch.sizes[first + at], partial(page.pieces, first + at), batch.starts[first + at]
-                )
-                for at, field in picker.selection.plan_of(batch, row, page.source.name)
+                SelectedMember(field, batch.sizes[member], partial(page.pieces, member), batch.starts[member])
+                for member, field in ((first + place, field) for place, field in plan)
             ]
             yield SelectedSample(
                 page.source.name, batch.index + row, batch.keys[row], batch.start(row), parts
@@ -103,9 +102,9 @@ def payloads(picker: SampleReader, field: str, key: str | None = None) -> Iterat
     if no sample has the field, or if the sample does not exist."""
     raw_key = None if key is None else to_bytes(key)
     name = to_bytes(field)
-    seen_names, given = SeenNames(), 0
+    seen_names, yielded = SeenNames(), 0
     for sample in selected_samples(picker):
-        if given == picker.limit:
+        if yielded == picker.limit:
             continue
         if raw_key is not None and sample.key != raw_key:
             seen_names.see_keys([sample.key], [raw_key])
@@ -113,15 +112,15 @@ def payloads(picker: SampleReader, field: str, key: str | None = None) -> Iterat
         parts = [part for part in sample.parts if part.field == name]
         if not parts:
             if raw_key is not None:
-                there = ", ".join(to_text(part.field) for part in sample.parts)
+                fields = ", ".join(to_text(part.field) for part in sample.parts)
                 message = f'sample "{to_text(sample.key)}" has no field "{field}"'
-                raise sample.error(message, "missing-field", hint=f"it has {there}")
+                raise sample.error(message, "missing-field", hint=f"it has {fields}")
             picker.drop("no-such-field")
             seen_names.fields.update(part.field for part in sample.parts)
         for part in parts:
-            given += 1
+            yielded += 1
             yield from part.pieces()
-        if given == picker.limit:
+        if yielded == picker.limit:
             picker.stop()
         if raw_key is not None:
             picker.check_empty(1)
@@ -130,10 +129,10 @@ def payloads(picker: SampleReader, field: str, key: str | None = None) -> Iterat
         close = seen_names.similar_keys(raw_key)
         hint = f"did you mean {listed(close, ' or ')}?" if close else "`wds ls` lists the keys"
         raise DataError(f'no sample has the key "{key}"', code="no-such-key", hint=hint)
-    if not given and seen_names.fields:
+    if not yielded and seen_names.fields:
         named = Named(field, " for --fields", (field,), needed=not picker.state.done)
         picker.check_names(seen_names.absent([named]))
-    picker.check_empty(given)
+    picker.check_empty(yielded)
 
 
 def json_lines(
@@ -209,11 +208,11 @@ def unpack(picker: SampleReader, folder: str, *, force: bool = False) -> tuple[i
     Raises OutputExistsError for an existing file (unless ``force``), OutputError, and DataError for a repeated key.
     """
     writer = _Folder(folder, force)
-    seen = KeySet()
+    written_keys = KeySet()
     samples = files = size = 0
     for sample in selected_samples(picker):
         # Two keys can name the same file: a//b and a/./b are a/b.
-        if seen.add([os.path.normpath(sample.key)]):
+        if written_keys.add([os.path.normpath(sample.key)]):
             message = f'repeated key "{to_text(sample.key)}": its files would replace each other'
             raise sample.error(message, "duplicate-key", hint="unpack each shard into its own folder")
         samples += 1
@@ -301,10 +300,13 @@ def show(picker: SampleReader) -> Iterator[tuple[SelectedSample, list[ShownField
     classes = classes_of(picker.set) or ()
     for sample in selected_samples(picker):
         fields = [_field(part) for part in sample.parts]
-        names = [class_name(one.text, classes) if one.field == "cls" else None for one in fields]
+        names = [class_name(shown.text, classes) if shown.field == "cls" else None for shown in fields]
         yield (
             sample,
-            [one._replace(text=f"{one.text} ({name})") if name else one for one, name in zip(fields, names)],
+            [
+                shown._replace(text=f"{shown.text} ({name})") if name else shown
+                for shown, name in zip(fields, names)
+            ],
         )
 
 
@@ -373,7 +375,8 @@ def guessed_text(data: bytes) -> str:
         text = head.decode("utf-8") if len(head) == len(data) else head[:-4].decode("utf-8", "ignore")
     except UnicodeDecodeError:
         return ""
-    return cut(text, MAX_TEXT_CHARACTERS) if all(c.isprintable() or c in "\n\r\t" for c in text) else ""
+    is_text = all(character.isprintable() or character in "\n\r\t" for character in text)
+    return cut(text, MAX_TEXT_CHARACTERS) if is_text else ""
 
 
 def cut(text: str, characters: int) -> str:
