@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from wdscli.copy.copier import clear_padding
 from wdscli.ops.cat import cat
 from wdscli.ops.shuffle import shuffle
 from wdscli.plan.request import Request
-from wdscli.tar import TarWriter
+from wdscli.tar import TarWriter, core
 
 SIZES = [0, 1, 511, 512, 513, 3 << 18, 700_001, 5]
 
@@ -34,8 +33,12 @@ def shard(path: Path, *, dirty: bool) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("compiled", [None, core.CORE], ids=["plain", "compiled"])
 @pytest.mark.parametrize("operation", [cat, shuffle])
-def test_padding_is_written_as_zeros(tmp_path: Path, operation: object) -> None:
+def test_padding_is_written_as_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: object, compiled: object
+) -> None:
+    monkeypatch.setattr("wdscli.tar.core.CORE", compiled)
     written = []
     for dirty in (False, True):
         source = shard(tmp_path / f"{dirty}.tar", dirty=dirty)
@@ -44,21 +47,3 @@ def test_padding_is_written_as_zeros(tmp_path: Path, operation: object) -> None:
         written.append(out.read_bytes())
     assert b"\xff" in (tmp_path / "True.tar").read_bytes()
     assert written[0] == written[1]
-
-
-@pytest.mark.parametrize("piece", [512, 700, 1024, 4096])
-def test_padding_that_lies_in_several_pieces_is_cleared(piece: int) -> None:
-    sizes = [1, 600, 0, 1030, 512]
-    offsets, at = [], 512
-    for size in sizes:
-        offsets.append(at)
-        at += (size + 511 & -512) + 512
-    data = bytearray(b"x" * at)
-    member = 0
-    for base in range(0, at, piece):
-        member = clear_padding(memoryview(data)[base : base + piece], base, offsets, sizes, member)
-    for offset, size in zip(offsets, sizes, strict=True):
-        end = offset + size
-        assert data[end : end + (-size % 512)] == bytes(-size % 512)
-        assert data[offset:end] == b"x" * size
-    assert data.count(0) == sum(-size % 512 for size in sizes)

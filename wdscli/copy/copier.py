@@ -8,10 +8,9 @@ The headers in the buffer are parsed again. The compiled core parses usual heade
 scanner parses all others. This proves that every run has the planned fields, sizes and key. All runs of a sample must
 have the same key, byte for byte. So two keys with equal hashes are never joined.
 
-Then the buffer is made canonical in place, and written. If a sample loses fields, changes names or has a field twice,
-it is written member by member. The bytes are still in the processor's cache when they are hashed and written. A sample
-larger than the buffer is copied in pieces. Some old tars have other bytes than zeros after a payload, in the member's
-last block. :func:`clear_padding` sets this padding to zero.
+Then the core makes the buffer canonical in place, and it is written. The bytes are still in the processor's cache when
+they are hashed and written. If a sample is unusual, loses fields, changes names or has a field twice, the samples of
+the buffer are written member by member. A sample larger than the buffer is copied in pieces.
 
 Of orders, cuts and selections, this module knows only the names of the new members. It does not know how partners were
 found.
@@ -79,7 +78,6 @@ ROWS_PER_CHUNK = 1 << 14
 """How many rows are Python lists in memory at the same time."""
 SHAPES_REMEMBERED = 1 << 12
 """How many lists of fields are cached. A set has few different lists."""
-_ZEROS = [bytes(size) for size in range(512)]
 
 
 class GatherTask(NamedTuple):
@@ -229,11 +227,10 @@ class Copier:
         self._expect(samples.start)
         self._read_rows(first, end)
         view, before = self.buffer[: chunk.row_ends[end] - chunk.row_ends[first]], self.shard.position
-        marks = (
-            set() if self.task.selection.changes_members else set(chunk.marks[samples.start : samples.stop])
-        )
-        if self.task.selection.changes_members or marks - {0, FOREIGN} or not self._write_packed(view):
-            self._write_exactly(view, marks == {0})
+        changes = self.task.selection.changes_members
+        is_usual = not changes and {0, FOREIGN}.issuperset(chunk.marks[samples.start : samples.stop])
+        if not (is_usual and self._write_packed(view)):
+            self._write_exactly(view)
         self.shard.flush()
         self.tick(self.shard.position - before)
 
@@ -377,17 +374,6 @@ class Copier:
         counts: I64 = numpy.diff(firsts, append=len(starts))
         return counts
 
-    def _write_exactly(self, view: memoryview, is_plain: bool) -> None:
-        """Write any samples in the buffer, one by one."""
-        base = self.shard.position
-        batch, counts = self._checked(view, base)
-        if is_plain and not any(batch.flags):
-            clear_padding(view, base, batch.offsets, batch.sizes)
-            self.shard.write_blocks(view)
-            self.shard.announce(batch)
-        else:
-            self._rewrite(view, base, batch, counts)
-
     def _checked(self, view: memoryview, base: int) -> tuple[SampleBatch, I64]:
         """Check that the buffer has the planned samples. Return the samples, and the number of members of each run."""
         chunk, scanner = self.chunk, self.scanner
@@ -428,8 +414,10 @@ class Copier:
         """Return whether the hash of a sample's key matches this key. A sample with a new key is checked later."""
         return self._is_renamed(sample) or hash_key(key) == self._planned_key(sample)
 
-    def _rewrite(self, view: memoryview, base: int, batch: SampleBatch, counts: I64) -> None:
-        """Write the samples in the buffer member by member, in canonical form, with their new names."""
+    def _write_exactly(self, view: memoryview) -> None:
+        """Write any samples in the buffer member by member, in canonical form, with their new names."""
+        base = self.shard.position
+        batch, counts = self._checked(view, base)
         runs, offsets, sizes, fields = self.runs.tolist(), batch.offsets, batch.sizes, batch.fields
         firsts = [0, *counts.cumsum().tolist()]
         low = 0
@@ -561,35 +549,6 @@ class Copier:
     def _changed(self, row: int) -> DataError:
         message = f"sample {int(self.chunk.rows.places[row])} differs from the planned sample"
         return changed_shard(self._address(row), message, int(self.chunk.rows.starts[row]))
-
-
-def clear_padding(
-    view: memoryview, base: int, offsets: Sequence[int], sizes: Sequence[int], first: int = 0
-) -> int:
-    """Set the padding of members in ``view`` to zero. The first byte of ``view`` is the byte ``base`` of the shard, to
-    which ``offsets`` refer.
-
-    Begin with the member ``first``. Return the first member with padding that may continue after the view.
-
-    >>> block = bytearray(b"x" * 1024)
-    >>> clear_padding(memoryview(block), 0, [0], [513]), block.count(0)
-    (1, 511)
-    """
-    end = len(view)
-    for at in range(first, len(offsets)):
-        size = sizes[at]
-        begin = offsets[at] + size - base
-        if begin >= end:
-            return at
-        pad = -size & 511
-        if pad:
-            stop = begin + pad
-            begin = max(begin, 0)
-            if stop > end:
-                view[begin:end] = _ZEROS[end - begin]
-                return at
-            view[begin:stop] = _ZEROS[stop - begin]
-    return len(offsets)
 
 
 class Packed(NamedTuple):

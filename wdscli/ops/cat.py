@@ -3,9 +3,8 @@
 :func:`cat` passes once over the inputs and writes one archive. It makes no plan. So output begins at once, and memory
 is bounded for a set of any size. It has three ways to copy, which give the same bytes. Usual samples at the beginning
 of a shard are read, checked and written in one pass. After the first unusual sample, it reads the headers of some
-hundred samples, and then copies runs of adjacent samples by large reads. Samples that need other changes, and all
-samples of a stream, are written member by member. A sample with a repeated key is an error, is skipped, or gets a new
-key.
+hundred samples, and then copies runs of adjacent usual samples by large reads. All other samples, and all samples of a
+stream, are written member by member. A sample with a repeated key is an error, is skipped, or gets a new key.
 
 This module does not print.
 """
@@ -21,7 +20,7 @@ from os.path import exists
 from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
-from wdscli.copy.copier import clear_padding, packed
+from wdscli.copy.copier import packed
 from wdscli.copy.maker import CarriedValues
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import copying_worth, make_executor, run_shard_tasks, useful_shard_jobs
@@ -440,47 +439,31 @@ class _Copier:
         return at, samples
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
-        """Write rows of a page under their keys. Adjacent samples that need at most new headers are copied together,
-        until the buffer is full. Other samples, and all samples of a stream, are written member by member."""
+        """Write rows of a page under their keys. Adjacent usual samples are copied together, until the buffer is full.
+        Other samples, and all samples of a stream, are written member by member."""
         batch, first = page.batch, 0
-        may_lie = self._may_lie(page, chosen)
-        is_one_run = all(may_lie) and _is_one_run(batch, len(chosen), len(self._buffer))
+        is_usual = self._are_usual(page, chosen)
+        is_one_run = all(is_usual) and _is_one_run(batch, len(chosen), len(self._buffer))
         while first < len(chosen):
             row, end = chosen[first][0], len(chosen) if is_one_run else first + 1
-            if not may_lie[first]:
-                self._write(page, *chosen[first])
-            else:
-                most = batch.start(row) + len(self._buffer)
-                while end < len(chosen) and may_lie[end]:
-                    before, after = chosen[end - 1][0], chosen[end][0]
-                    if (
-                        after != before + 1
-                        or batch.end(before) != batch.start(after)
-                        or batch.end(after) > most
-                    ):
-                        break
-                    end += 1
-                self._copy_run(page, row, row + end - first)
+            last_byte = batch.start(row) + len(self._buffer)
+            while is_usual[first] and end < len(chosen) and is_usual[end]:
+                before, after = chosen[end - 1][0], chosen[end][0]
+                is_adjacent = after == before + 1 and batch.end(before) == batch.start(after)
+                if not is_adjacent or batch.end(after) > last_byte:
+                    break
+                end += 1
+            if not (is_usual[first] and self._copy_packed(page, row, row + end - first)):
+                for row, key in chosen[first:end]:
+                    self._write(page, row, key)
             first = end
 
-    def _may_lie(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
-        """Return, for each sample, whether it can be copied together with its neighbours."""
-        if not page.source.seekable or self._selection.changes_members:
+    def _are_usual(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
+        """Return, for each sample, whether the core may copy it together with its neighbours."""
+        if core.CORE is None or not page.source.seekable or self._selection.changes_members:
             return [False] * len(chosen)
         marks, keys = page.batch.marks, page.batch.keys
-        usual = {0, FOREIGN} if core.CORE is not None else {0}
-        return [marks[row] in usual and key is keys[row] for row, key in chosen]
-
-    def _copy_run(self, page: Page, first: int, end: int) -> None:
-        """Copy the samples ``first`` to ``end - 1``. They are adjacent and fit into the buffer, or they are one larger
-        sample."""
-        if self._copy_packed(page, first, end):
-            return
-        if page.by_index or any(page.batch.marks[first:end]):
-            for row in range(first, end):
-                self._write(page, row, page.batch.keys[row])
-        else:
-            self._copy_as_it_is(page, page.batch.part(first, end))
+        return [marks[row] in (0, FOREIGN) and key is keys[row] for row, key in chosen]
 
     def _copy_packed(self, page: Page, first: int, end: int) -> bool:
         """Copy samples through the buffer and give them canonical headers. Return False if they do not fit, or if the
@@ -505,24 +488,6 @@ class _Copier:
         self._shard.write_arrays(found.settle(view), arrays)
         self._shard.flush()
         return True
-
-    def _copy_as_it_is(self, page: Page, batch: SampleBatch) -> None:
-        """Copy all samples of a batch, which are adjacent, with unchanged headers."""
-        at, stop = batch.start(0), batch.end(len(batch.keys) - 1)
-        shift, member = self._shard.position - at, 0
-        while at < stop:
-            view = self._buffer[: stop - at]
-            view = view[: fill(view, page.source, at)]
-            if not view:
-                raise cut_short(page.source.name, at)
-            member = clear_padding(view, at, batch.offsets, batch.sizes, member)
-            self._shard.write_blocks(view)
-            self._shard.flush()
-            at += len(view)
-        if shift:
-            starts, offsets = ([one + shift for one in some] for some in (batch.starts, batch.offsets))
-            batch = batch._replace(starts=starts, offsets=offsets)
-        self._shard.announce(batch)
 
     def _write(self, page: Page, row: int, key: bytes) -> None:
         """Write one sample member by member."""
