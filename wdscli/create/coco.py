@@ -67,14 +67,14 @@ class _Joined:
             picture = first.picture(image)
             row: dict[str, Any] = {}
             lists: dict[str, list[Any]] = {name: [] for name in group.values()}
-            for other, name in group.items():
-                found = image if other == number else self._read[other].image_of(picture)
-                if found is not None and other < number:
+            for file_number, name in group.items():
+                entry = image if file_number == number else self._read[file_number].image_of(picture)
+                if entry is not None and file_number < number:
                     break
-                if found is not None:
-                    _check_same(picture, first.address, image, self._read[other].address, found)
-                    row = {**found, **row}
-                    lists[name] += self._read[other].annotations_of(found.get("id"))
+                if entry is not None:
+                    _check_same(picture, first.address, image, self._read[file_number].address, entry)
+                    row = {**entry, **row}
+                    lists[name] += self._read[file_number].annotations_of(entry.get("id"))
             else:
                 for name in row.keys() & lists.keys() - {_ANNOTATIONS}:
                     raise DataError(
@@ -83,11 +83,18 @@ class _Joined:
                 yield {"key": _key(image["file_name"]), "image": picture, "json": {**row, **lists}}
 
 
-def _check_same(picture: str, one: str, image: dict[str, Any], other: str, found: dict[str, Any]) -> None:
+def _check_same(
+    picture: str,
+    first_address: str,
+    first_image: dict[str, Any],
+    second_address: str,
+    second_image: dict[str, Any],
+) -> None:
     for name in ("id", "width", "height"):
-        if image.get(name, found.get(name)) != found.get(name, image.get(name)):
+        if first_image.get(name, second_image.get(name)) != second_image.get(name, first_image.get(name)):
             raise DataError(
-                f"{picture} has {name} {image[name]} in {one} and {found[name]} in {other}",
+                f"{picture} has {name} {first_image[name]} in {first_address} "
+                f"and {second_image[name]} in {second_address}",
                 code="bad-table",
                 hint="several annotation files must describe the same images",
             )
@@ -103,9 +110,13 @@ def _groups_of(files: Sequence[_Annotations]) -> list[dict[int, str]]:
     """Return groups of files with common pictures: the numbers of the files, and the name of the list for each file."""
     groups: list[list[int]] = []
     for number, file in enumerate(files):
-        near = [one for one in groups if any(file.shares_pictures(files[other]) for other in one)]
-        groups = [one for one in groups if one not in near]
-        groups.append([*sorted(other for one in near for other in one), number])
+        sharing = [
+            group
+            for group in groups
+            if any(file.shares_pictures(files[file_number]) for file_number in group)
+        ]
+        groups = [group for group in groups if group not in sharing]
+        groups.append([*sorted(file_number for group in sharing for file_number in group), number])
     named = []
     for group in groups:
         names = [base_name(files[number].address).partition(".")[0] for number in group]
@@ -130,10 +141,10 @@ class _Lookup:
         """Return the numbers with a value's hash, in order. Two values may have the same hash."""
         import numpy
 
-        one = numpy.uint64(_hash_of(value))
-        first, end = self._rising.searchsorted(one), self._rising.searchsorted(one, side="right")
-        found: list[int] = self._order[first:end].tolist()
-        return found
+        hashed = numpy.uint64(_hash_of(value))
+        first, end = self._rising.searchsorted(hashed), self._rising.searchsorted(hashed, side="right")
+        numbers: list[int] = self._order[first:end].tolist()
+        return numbers
 
 
 def _hash_of(value: Any) -> int:
@@ -154,22 +165,24 @@ class _Annotations:
             if name == "categories":
                 self._categories[element.get("id")] = element.get("name", "")
                 continue
-            at = self._scratch.tell()
+            offset = self._scratch.tell()
             if name == "images":
                 if not isinstance(element.get("file_name"), str) or not element["file_name"]:
                     raise DataError(f'{address}: an image has no "file_name": {element}', code="bad-table")
-                self.images.append(at)
+                self.images.append(offset)
             else:
-                self._places.append(at)
+                self._places.append(offset)
                 owners.append(_hash_of(element.get("image_id")))
             self._scratch.write(json.dumps(element).encode("ascii") + b"\n")
         self._owners = _Lookup(owners)
-        self._folder = _folder_of(address, [self.at(at)["file_name"] for at in self.images[:_TRIED]], folder)
+        self._folder = _folder_of(
+            address, [self.at(offset)["file_name"] for offset in self.images[:_TRIED]], folder
+        )
 
     @cached_property
     def pictures(self) -> _Lookup:
         """The file's images, which are found by the addresses of pictures."""
-        return _Lookup(array("Q", [_hash_of(self.picture(self.at(at))) for at in self.images]))
+        return _Lookup(array("Q", [_hash_of(self.picture(self.at(offset))) for offset in self.images]))
 
     def at(self, place: int) -> dict[str, Any]:
         """Return the element at an offset in the temporary file."""
@@ -181,11 +194,11 @@ class _Annotations:
         """Return the address of an image."""
         return f"{self._folder}{image['file_name']}"
 
-    def shares_pictures(self, other: _Annotations) -> bool:
+    def shares_pictures(self, annotations: _Annotations) -> bool:
         """Return whether this file and another file have a common image."""
         import numpy
 
-        return bool(numpy.isin(self.pictures.hashes, other.pictures.hashes).any())
+        return bool(numpy.isin(self.pictures.hashes, annotations.pictures.hashes).any())
 
     def image_of(self, picture: str) -> dict[str, Any] | None:
         """Return the file's entry for the image at an address."""
@@ -194,29 +207,29 @@ class _Annotations:
 
     def annotations_of(self, identity: Any) -> list[dict[str, Any]]:
         """Return the annotations of an image, each with the name of its category."""
-        found = [self.at(self._places[number]) for number in self._owners.numbers(identity)]
-        found = [one for one in found if one.get("image_id") == identity]
-        for one in found:
-            if one.get("category_id") in self._categories:
-                one["category"] = self._categories[one["category_id"]]
-        return found
+        annotations = [self.at(self._places[number]) for number in self._owners.numbers(identity)]
+        annotations = [annotation for annotation in annotations if annotation.get("image_id") == identity]
+        for annotation in annotations:
+            if annotation.get("category_id") in self._categories:
+                annotation["category"] = self._categories[annotation["category_id"]]
+        return annotations
 
 
-def _folder_of(address: str, names: Sequence[str], given: str | None) -> str:
+def _folder_of(address: str, names: Sequence[str], images_folder: str | None) -> str:
     """Return the folder of the pictures. It is the given folder, or a folder next to the annotations that has some of
     the pictures. Raises InputError."""
-    if given is not None:
-        return given if given.endswith("/") else given + "/"
-    here, name = split_folder(address)
-    above = split_folder(here.rstrip("/"))[0] if here else "../"
+    if images_folder is not None:
+        return images_folder if images_folder.endswith("/") else images_folder + "/"
+    own_folder, name = split_folder(address)
+    above = split_folder(own_folder.rstrip("/"))[0] if own_folder else "../"
     part = name.partition(".")[0].rpartition("_")[2]
-    folders = [here, f"{here}images/", f"{here}{part}/"]
+    folders = [own_folder, f"{own_folder}images/", f"{own_folder}{part}/"]
     folders += [f"{above}{part}/", f"{above}images/{part}/", f"{above}images/"]
     for folder in folders:
         if any(exists(folder + name) for name in names):
             return folder
     if not names:
-        return here
+        return own_folder
     raise InputError(
         f"cannot find the images of {address}: no {names[0]} in {', '.join(folder or './' for folder in folders)}",
         hint="give the folder of the pictures with --from images:FOLDER",

@@ -85,13 +85,13 @@ def checked_encoding(name: str) -> str:
 
     try:
         io.TextIOWrapper(io.BytesIO(), name)
-        found = codecs.lookup(name).name
+        codec = codecs.lookup(name).name
     except (LookupError, ValueError):
         raise UsageError(
             f'--encoding "{name}": no such text encoding',
             hint="use the name of an encoding, for example latin-1, cp1252 or utf-16",
         ) from None
-    return UTF8 if found == "utf-8" else found
+    return UTF8 if codec == "utf-8" else codec
 
 
 def is_number(cell: str) -> bool:
@@ -155,9 +155,9 @@ class _Lines:
     def _read(self) -> str:
         """Read a line. If it is too long, the rest of it is skipped."""
         try:
-            line = rest = self._text.readline(self.limit + 1)
-            while len(line) > self.limit and rest and rest[-1] not in "\r\n":
-                rest = self._text.readline(self.limit + 1)
+            line = piece = self._text.readline(self.limit + 1)
+            while len(line) > self.limit and piece and piece[-1] not in "\r\n":
+                piece = self._text.readline(self.limit + 1)
         except UnicodeError as error:
             reason = getattr(error, "reason", str(error))
             message = f"not {self._reading.encoding}: {reason}"
@@ -215,7 +215,7 @@ def _foreign_byte(text: str) -> int | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return next((ord(one) & 255 for one in text if "\udc80" <= one <= "\udcff"), None)
+        return next((ord(character) & 255 for character in text if "\udc80" <= character <= "\udcff"), None)
     return None
 
 
@@ -287,10 +287,10 @@ class Delimited:
     def rows(self, numbers: Collection[str]) -> Iterator[Record]:
         """Yield rows with their cells by column. An empty cell is None. Cells in the columns ``numbers`` are
         :class:`NumberText`."""
-        marked = [at for at, name in enumerate(self.names) if name in numbers]
+        marked = [column for column, name in enumerate(self.names) if name in numbers]
         for cells in self.cells():
-            for at in marked:
-                cells[at] = NumberText(cells[at])
+            for column in marked:
+                cells[column] = NumberText(cells[column])
             named = {name: cell or None for name, cell in zip(self.names, cells)}
             yield Record(self._lines.row, self._lines.first_line, named)
 

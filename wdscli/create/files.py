@@ -104,7 +104,7 @@ class Files:
     (2, b'n2\\x00txt', 5, Inline(payload=b'hi'), b'in/n2.txt')
     """
 
-    __slots__ = ("_begins", "_blocks", "_others", "_roots", "_rows", "_tables", "first_listed")
+    __slots__ = ("_begins", "_blocks", "_roots", "_rows", "_stored_places", "_tables", "first_listed")
 
     def __init__(self, *, by_source: bool = False) -> None:
         self.first_listed = sys.maxsize
@@ -112,7 +112,7 @@ class Files:
         self._begins = array("Q") if by_source else None
         self._rows, self._tables = array("Q"), list[str]()
         self._blocks = [_Block()]
-        self._others = bytearray()
+        self._stored_places = bytearray()
         self._roots: list[bytes] = []
 
     def __len__(self) -> int:
@@ -130,20 +130,20 @@ class Files:
         block.sizes.append(size)
         block.all_places().append(place)
 
-    def add_rows(self, found: list[tuple[bytes, int]], place: int) -> None:
+    def add_rows(self, rows_with_sizes: list[tuple[bytes, int]], place: int) -> None:
         """Add files of one root folder, with their sizes. They are sorted by row here, which makes the later sort of
         all files faster."""
-        found.sort()
+        rows_with_sizes.sort()
         done = 0
-        while done < len(found):
+        while done < len(rows_with_sizes):
             block = self._open_block()
-            some = found[done : done + _MASK + 1 - len(block.sizes)]
-            rows = [row for row, _ in some]
+            batch = rows_with_sizes[done : done + _MASK + 1 - len(block.sizes)]
+            rows = [row for row, _ in batch]
             block.names += b"".join(rows)
             block.ends.extend(islice(accumulate(map(len, rows), initial=block.ends[-1]), 1, None))
-            block.sizes.extend([size for _, size in some])
-            block.all_places().extend([place] * len(some))
-            done += len(some)
+            block.sizes.extend([size for _, size in batch])
+            block.all_places().extend([place] * len(batch))
+            done += len(batch)
 
     def _open_block(self) -> _Block:
         """Return the last block, with space for at least one file."""
@@ -162,14 +162,14 @@ class Files:
                 self._tables.append(row.table)
             self._rows.extend((len(self._begins), len(self._tables) - 1, row.row, row.line))
 
-    def source(self, at: int) -> int:
+    def source(self, file: int) -> int:
         """Return the number of a file's source. This needs ``by_source``."""
-        return bisect_right(self._begins or (), at)
+        return bisect_right(self._begins or (), file)
 
-    def row_place(self, at: int) -> RowPlace | None:
+    def row_place(self, file: int) -> RowPlace | None:
         """Return the row from which a file comes, or None. This needs ``by_source``."""
-        source, count = self.source(at), len(self._rows) // _ROW_NUMBERS
-        number = bisect_left(range(count), source, key=lambda one: self._rows[one * _ROW_NUMBERS])
+        source, count = self.source(file), len(self._rows) // _ROW_NUMBERS
+        number = bisect_left(range(count), source, key=lambda entry: self._rows[entry * _ROW_NUMBERS])
         first = number * _ROW_NUMBERS
         if number == count or self._rows[first] != source:
             return None
@@ -183,31 +183,31 @@ class Files:
 
     def keep(self, place: Place) -> int:
         """Store a place, and return its number."""
-        number = len(self._others)
-        self._others += marshal.dumps(
+        number = len(self._stored_places)
+        self._stored_places += marshal.dumps(
             place if isinstance(place, (bytes, str)) else (_KINDS.index(type(place)), *place)
         )
         return number
 
-    def put(self, at: int, size: int, place: int) -> None:
+    def put(self, file: int, size: int, place: int) -> None:
         """Replace size and place of one file."""
-        block = self._blocks[at >> _SHIFT]
-        block.sizes[at & _MASK] = size
-        block.all_places()[at & _MASK] = place
+        block = self._blocks[file >> _SHIFT]
+        block.sizes[file & _MASK] = size
+        block.all_places()[file & _MASK] = place
 
-    def row(self, at: int) -> bytes:
-        block = self._blocks[at >> _SHIFT]
-        at &= _MASK
-        return bytes(block.names[block.ends[at] : block.ends[at + 1]])
+    def row(self, file: int) -> bytes:
+        block = self._blocks[file >> _SHIFT]
+        slot = file & _MASK
+        return bytes(block.names[block.ends[slot] : block.ends[slot + 1]])
 
     def rows(self, numbers: Iterable[int]) -> list[bytes]:
         """Return the rows of some files."""
-        blocks, found = self._blocks, []
-        for at in numbers:
-            block = blocks[at >> _SHIFT]
-            at &= _MASK
-            found.append(bytes(block.names[block.ends[at] : block.ends[at + 1]]))
-        return found
+        blocks, rows = self._blocks, []
+        for file in numbers:
+            block = blocks[file >> _SHIFT]
+            slot = file & _MASK
+            rows.append(bytes(block.names[block.ends[slot] : block.ends[slot + 1]]))
+        return rows
 
     def all_rows(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the rows of each block, with the number of its first file."""
@@ -222,43 +222,43 @@ class Files:
 
     def keys(self) -> Iterator[bytes]:
         """Yield the key of each file, in the order in which files were added."""
-        return (self.row(at).partition(SEPARATOR)[0] for at in range(len(self)))
+        return (self.row(file).partition(SEPARATOR)[0] for file in range(len(self)))
 
-    def size(self, at: int) -> int:
-        return self._blocks[at >> _SHIFT].sizes[at & _MASK]
+    def size(self, file: int) -> int:
+        return self._blocks[file >> _SHIFT].sizes[file & _MASK]
 
-    def place_number(self, at: int) -> int:
+    def place_number(self, file: int) -> int:
         """Return the number of a file's place."""
-        places = self._blocks[at >> _SHIFT].places
-        return places if isinstance(places, int) else places[at & _MASK]
+        places = self._blocks[file >> _SHIFT].places
+        return places if isinstance(places, int) else places[file & _MASK]
 
     def folder(self, place: int) -> bytes:
         """Return the root folder with this place number, with a slash at its end."""
         return self._roots[-1 - place]
 
-    def place(self, at: int) -> Place:
-        number = self.place_number(at)
+    def place(self, file: int) -> Place:
+        number = self.place_number(file)
         if number < 0:
-            return self.folder(number) + self.row(at).replace(SEPARATOR, b".")
+            return self.folder(number) + self.row(file).replace(SEPARATOR, b".")
         return self._kept(number)
 
     def _kept(self, number: int) -> Place:
-        found = marshal.loads(memoryview(self._others)[number:])
-        place: Place = found if isinstance(found, (bytes, str)) else _KINDS[found[0]](*found[1:])
+        stored = marshal.loads(memoryview(self._stored_places)[number:])
+        place: Place = stored if isinstance(stored, (bytes, str)) else _KINDS[stored[0]](*stored[1:])
         return place
 
     def part(self, numbers: Iterable[int], rows: Iterable[bytes] | None = None) -> Files:
         """Return a copy of some files, in the given order, optionally with other ``rows``."""
-        found = Files()
-        found._roots = self._roots
-        for at, new in zip(numbers, repeat(None) if rows is None else rows):
-            number, row = self.place_number(at), self.row(at)
+        files = Files()
+        files._roots = self._roots
+        for file, new in zip(numbers, repeat(None) if rows is None else rows):
+            number, row = self.place_number(file), self.row(file)
             if number >= 0:
-                number = found.keep(self._kept(number))
+                number = files.keep(self._kept(number))
             elif new not in (None, row):
-                number = found.keep(self.place(at))
-            found.add_row(new or row, self.size(at), number)
-        return found
+                number = files.keep(self.place(file))
+            files.add_row(new or row, self.size(file), number)
+        return files
 
 
 def numbers_of(numbers: Iterable[int], count: int) -> array[int]:
@@ -299,7 +299,7 @@ class KeyRule:
     def __init__(self, text: str = FIRST_DOT) -> None:
         self.text = text
         self.is_first_dot = text == FIRST_DOT
-        self._found: dict[bytes, bytes] = {}
+        self._old_keys: dict[bytes, bytes] = {}
         self._seed = int.from_bytes(os.urandom(8), "little")
         """A secret, so that names with equal hashes cannot be constructed."""
         self._hashed = array("Q")
@@ -314,10 +314,10 @@ class KeyRule:
             return "appledouble" if path.startswith(b"._", base) else "hidden"
         if path.startswith(b"__") and is_dunder(path):
             return "dunder"
-        found = self._match(path, base)
-        if isinstance(found, str) or self.is_first_dot:
-            return found
-        key, field = found
+        parts_or_reason = self._match(path, base)
+        if isinstance(parts_or_reason, str) or self.is_first_dot:
+            return parts_or_reason
+        key, field = parts_or_reason
         return self.written(key), field
 
     def _match(self, path: bytes, base: int) -> tuple[bytes, bytes] | str:
@@ -338,11 +338,11 @@ class KeyRule:
         another key becomes equal."""
         base = key.rfind(b"/") + 1
         new = key[:base] + key[base:].replace(b".", b"_")
-        old = self._found.get(new)
+        old = self._old_keys.get(new)
         if old is not None and old != key:
             raise _one_key(f'the keys "{to_text(old)}" and "{to_text(key)}"', new)
-        if len(self._found) < REMEMBERED_KEYS:
-            self._found[new] = key
+        if len(self._old_keys) < REMEMBERED_KEYS:
+            self._old_keys[new] = key
         elif old is None:
             self._hashed.extend((self._hash(new), self._hash(key)))
         return new
@@ -355,15 +355,15 @@ class KeyRule:
     @property
     def renamed(self) -> dict[bytes, bytes]:
         """Return the new keys with the old keys from which they differ. Only remembered keys are included."""
-        return {new: old for new, old in self._found.items() if new != old}
+        return {new: old for new, old in self._old_keys.items() if new != old}
 
     def count_renamed(self, keys: Callable[[], Iterable[bytes]]) -> int:
         """Return the number of renamed keys. Call it once, at the end. Raises DataError if two keys became equal;
         ``keys`` returns the written keys for the message."""
-        known, hashed = len(self.renamed), self._hashed
+        remembered, hashed = len(self.renamed), self._hashed
         self._hashed = array("Q")
         if not hashed:
-            return known
+            return remembered
         import numpy
 
         pairs = numpy.unique(numpy.frombuffer(hashed, numpy.uint64).reshape(-1, 2), axis=0)
@@ -375,7 +375,7 @@ class KeyRule:
             twice[self._hash(new)] -= 1
         if any(missing > 0 for missing in twice.values()):
             raise _one_key("two keys", new)
-        return known + int((pairs[:, 0] != pairs[:, 1]).sum())
+        return remembered + int((pairs[:, 0] != pairs[:, 1]).sum())
 
 
 def _one_key(which: str, new: bytes) -> DataError:

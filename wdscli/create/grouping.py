@@ -81,22 +81,22 @@ def sorted_numbers(files: Files) -> array[int]:
     edges: list[tuple[bytes, bytes]] = []
     for low, rows in files.all_rows():
         block = sorted(range(len(rows)), key=rows.__getitem__)
-        blocks.append(numbers_of((low + at for at in block), count))
+        blocks.append(numbers_of((low + position for position in block), count))
         if rows:
             edges.append((rows[block[0]], rows[block[-1]]))
-    found = numbers_of((0,), count) * count
-    if all(one[1] <= other[0] for one, other in pairwise(edges)):
+    order = numbers_of((0,), count) * count
+    if all(edge[1] <= next_edge[0] for edge, next_edge in pairwise(edges)):
         parts: Iterable[int] = chain.from_iterable(blocks)
     else:
-        parts = (at for _, at in merge(*[_with_rows(files, block) for block in blocks]))
-    for place, at in enumerate(parts):
-        found[place] = at
-    return found
+        parts = (file for _, file in merge(*[_with_rows(files, block) for block in blocks]))
+    for place, file in enumerate(parts):
+        order[place] = file
+    return order
 
 
 def _with_rows(files: Files, numbers: array[int]) -> Iterator[tuple[bytes, int]]:
-    for some in _blocks_of(numbers):
-        yield from zip(files.rows(some), some)
+    for block in _blocks_of(numbers):
+        yield from zip(files.rows(block), block)
 
 
 def _blocks_of(numbers: array[int]) -> Iterator[array[int]]:
@@ -110,23 +110,23 @@ def group(files: Files, *, without: Collection[int] = (), twice: list[int] | Non
     DataError for a repeated field. If ``twice`` is given, it collects the numbers of such samples instead."""
     order = sorted_numbers(files)
     if without:
-        order = numbers_of((at for at in order if at not in without), len(files))
+        order = numbers_of((file for file in order if file not in without), len(files))
     firsts = numbers_of((), len(order) + 1)
     prefix = before = SEPARATOR
-    at = 0
-    for some in _blocks_of(order):
-        for row in files.rows(some):
+    position = 0
+    for block in _blocks_of(order):
+        for row in files.rows(block):
             if not row.startswith(prefix):
-                firsts.append(at)
+                firsts.append(position)
                 prefix = row[: row.find(SEPARATOR) + 1]
             elif row == before and twice is not None:
                 if twice[-1:] != [len(firsts) - 1]:
                     twice.append(len(firsts) - 1)
             elif row == before:
                 name = to_text(row.replace(SEPARATOR, b"."))
-                raise _twice(name, files, *order[at - 1 : at + 1])
+                raise _twice(name, files, *order[position - 1 : position + 1])
             before = row
-            at += 1
+            position += 1
     places = numbers_of(range(len(firsts)), len(firsts))
     firsts.append(len(order))
     return Samples(files, order, firsts, places)
@@ -185,11 +185,12 @@ def as_given(samples: Samples, walked: array[int]) -> Samples:
     for rank, number in enumerate(walked):
         ranks[number] = rank
     members = (
-        (ranks[at] if at < len(ranks) else at for at in samples.members(one)) for one in range(samples.total)
+        (ranks[file] if file < len(ranks) else file for file in samples.members(sample))
+        for sample in range(samples.total)
     )
-    given = array("Q", map(min, members))
-    found = numpy.argsort(numpy.frombuffer(given, numpy.uint64), kind="stable")
-    ordered = take(samples, found)
+    lowest_ranks = array("Q", map(min, members))
+    order = numpy.argsort(numpy.frombuffer(lowest_ranks, numpy.uint64), kind="stable")
+    ordered = take(samples, order)
     return ordered._replace(places=numbers_of(range(samples.total), samples.total))
 
 
@@ -203,8 +204,8 @@ def require(
     whole = numbers_of((), samples.total)
     first = ""
     for sample in range(samples.total):
-        there = samples.fields(sample)
-        missing = ", ".join(text for text, names in wanted if names.isdisjoint(there))
+        sample_fields = samples.fields(sample)
+        missing = ", ".join(text for text, names in wanted if names.isdisjoint(sample_fields))
         if not missing:
             whole.append(sample)
         elif incomplete == "skip":
@@ -215,9 +216,9 @@ def require(
     if not lacking:
         return samples, 0
     if incomplete == "error":
-        more = f", and {lacking - 1} more samples lack some" if lacking > 1 else ""
+        further_samples = f", and {lacking - 1} more samples lack some" if lacking > 1 else ""
         raise DataError(
-            first + more,
+            first + further_samples,
             code="missing-field",
             hint="leave such samples out with --missing skip, or write them unchanged with --missing keep",
         )
@@ -232,7 +233,7 @@ def require(
 
 def without(samples: Samples, keys: Collection[bytes]) -> Samples:
     """Return all samples except samples with these keys."""
-    return take(samples, (one for one in range(samples.total) if samples.key(one) not in keys))
+    return take(samples, (sample for sample in range(samples.total) if samples.key(sample) not in keys))
 
 
 def take(samples: Samples, chosen: Iterable[int]) -> Samples:
@@ -288,31 +289,32 @@ def add_labels(samples: Samples, which: str = "parent") -> Samples:
     return group(files, without=left_out)
 
 
-def number_labels(samples: Samples, known: Sequence[str] = ()) -> list[str]:
-    """Replace label names by their places in the list of classes, and return the list. It has the ``known`` classes in
-    their order, then the other classes, sorted bytewise. Raises DataError for a label from a file."""
+def number_labels(samples: Samples, known_classes: Sequence[str] = ()) -> list[str]:
+    """Replace label names by their places in the list of classes, and return the list. It has the
+    ``known_classes`` in their order, then the other classes, sorted bytewise. Raises DataError for a label from a
+    file."""
     files = samples.files
     end = SEPARATOR + LABEL
-    labelled = numbers_of((at for at in samples.order if files.row(at).endswith(end)), len(files))
+    labelled = numbers_of((file for file in samples.order if files.row(file).endswith(end)), len(files))
     names: dict[int, bytes] = {}
-    for at in labelled:
-        place = files.place_number(at)
+    for file in labelled:
+        place = files.place_number(file)
         if place not in names:
-            label = files.place(at)
+            label = files.place(file)
             if not isinstance(label, Inline):
                 raise DataError(
-                    f'sample "{to_text(files.row(at)[: -len(end)])}" already has a field cls, '
+                    f'sample "{to_text(files.row(file)[: -len(end)])}" already has a field cls, '
                     "but other samples get class names",
                     code="duplicate-field",
                     hint="leave out the files with --exclude '*.cls'",
                 )
             names[place] = label.payload
-    before = list(map(to_bytes, known))
+    before = list(map(to_bytes, known_classes))
     classes = before + sorted(set(names.values()).difference(before))
     numbers = {name: b"%d" % number for number, name in enumerate(classes)}
     kept = {place: (len(numbers[name]), files.keep(Inline(numbers[name]))) for place, name in names.items()}
-    for at in labelled:
-        files.put(at, *kept[files.place_number(at)])
+    for file in labelled:
+        files.put(file, *kept[files.place_number(file)])
     return [to_text(name) for name in classes]
 
 
@@ -331,12 +333,12 @@ def shuffled(samples: Samples, seed: int) -> Samples:
 def sample_ends(samples: Samples, form: Form) -> array[int]:
     """Return the end of each sample in bytes, as if all samples were in one tar. A 0 comes before the first end."""
     lengths = array("Q", bytes(8 * len(samples.files)))
-    for at, (name, size) in enumerate(samples.files.measured()):
+    for file, (name, size) in enumerate(samples.files.measured()):
         if name > 100 or size >= 1 << 33:
-            header = build_header(samples.files.row(at).replace(SEPARATOR, b"."), size, form)
-            lengths[at] = len(header) + (size + 511 & -512)
+            header = build_header(samples.files.row(file).replace(SEPARATOR, b"."), size, form)
+            lengths[file] = len(header) + (size + 511 & -512)
         else:
-            lengths[at] = size + 1023 & -512
+            lengths[file] = size + 1023 & -512
     ends = array("Q", accumulate(map(lengths.__getitem__, samples.order), initial=0))
     return ends if samples.total == len(samples.order) else array("Q", map(ends.__getitem__, samples.firsts))
 
@@ -365,18 +367,18 @@ def separated(
             name = "" if is_value(source) else describe_place(source)
             unit: Unit = "samples" if place is None else "rows"
             left_out.add(DUPLICATE_KEY, key, unit, place=place, key=to_text(key), source=name)
-        return group(files, without={at for _, members in later for at in members}), len(later)
+        return group(files, without={file for _, members in later for file in members}), len(later)
     rekey = rekey or Rekey(DEFAULT_REKEY)
     rows: dict[int, bytes] = {}
     sizes: dict[bytes, int] = {}
-    for more, (sample, members) in enumerate(later, 1):
-        new = rekey.key(samples.key(sample), "", first_index + sample + more)
+    for added_samples, (sample, members) in enumerate(later, 1):
+        new = rekey.key(samples.key(sample), "", first_index + sample + added_samples)
         if new in sizes:
             raise taken(new)
         sizes[new] = len(members)
-        rows.update((at, new + SEPARATOR + _field(files, at)) for at in members)
+        rows.update((file, new + SEPARATOR + _field(files, file)) for file in members)
     again: list[int] = []
-    all_rows = (rows.get(at) or files.row(at) for at in range(len(files)))
+    all_rows = (rows.get(file) or files.row(file) for file in range(len(files)))
     samples = group(files.part(range(len(files)), all_rows), twice=again)
     if again:
         raise taken(samples.key(again[0]))
@@ -389,35 +391,35 @@ def separated(
 
 def _apart(files: Files, members: Sequence[int]) -> list[list[int]]:
     """Separate the files with one key into samples."""
-    found: list[list[int]] = []
-    there: set[bytes] = set()
+    separate: list[list[int]] = []
+    sample_fields: set[bytes] = set()
     for _, run in groupby(members, files.source):
         for unit in _units(files, run):
-            fields = {_field(files, at) for at in unit}
-            if not found or fields & there:
-                found.append([])
-                there = set()
-            found[-1] += unit
-            there |= fields
-    return found
+            fields = {_field(files, file) for file in unit}
+            if not separate or fields & sample_fields:
+                separate.append([])
+                sample_fields = set()
+            separate[-1] += unit
+            sample_fields |= fields
+    return separate
 
 
 def _units(files: Files, members: Iterator[int]) -> Iterator[list[int]]:
     """Yield runs of files from the same source without a repeated field."""
     unit: list[int] = []
-    there: set[bytes] = set()
-    for at in members:
-        field = _field(files, at)
-        if field in there:
+    fields: set[bytes] = set()
+    for file in members:
+        field = _field(files, file)
+        if field in fields:
             yield unit
-            unit, there = [], set()
-        unit.append(at)
-        there.add(field)
+            unit, fields = [], set()
+        unit.append(file)
+        fields.add(field)
     yield unit
 
 
-def _field(files: Files, at: int) -> bytes:
-    return files.row(at).partition(SEPARATOR)[2]
+def _field(files: Files, file: int) -> bytes:
+    return files.row(file).partition(SEPARATOR)[2]
 
 
 def rekeyed(
@@ -425,7 +427,7 @@ def rekeyed(
 ) -> Samples:
     """Return the samples in their order, with new keys for all samples, or for ``only`` some. Raises DataError for two
     equal keys."""
-    seen, together = KeySet(), []
+    new_keys, together = KeySet(), []
 
     def new_rows() -> Iterator[bytes]:
         for sample in range(samples.total):
@@ -434,7 +436,7 @@ def rekeyed(
                 key = rekey.key(key, "", first_index + samples.places[sample])
             together.append(key)
             if len(together) >= _KEYS_TOGETHER or sample + 1 == samples.total:
-                if repeated := seen.add(together):
+                if repeated := new_keys.add(together):
                     raise taken(together[repeated[0]])
                 together.clear()
             yield from (key + SEPARATOR + field for field in samples.fields(sample))
@@ -455,22 +457,22 @@ def settled(
     """Return the samples that may be added to a set with these ``keys``, and how many were left out. If ``policy`` is
     ``error``, a sample with an existing key raises DataError. Otherwise only a new key from a format that already
     exists does."""
-    found = found_among(samples, keys())
-    if not found:
+    existing = found_among(samples, keys())
+    if not existing:
         return samples, 0
     if policy == "error":
         raise DataError(
-            f'the set already has a sample "{to_text(samples.key(found[0]))}"'
-            + (f", and {len(found) - 1} more of these" if len(found) > 1 else ""),
+            f'the set already has a sample "{to_text(samples.key(existing[0]))}"'
+            + (f", and {len(existing) - 1} more of these" if len(existing) > 1 else ""),
             code="duplicate-key",
             hint="leave such samples out with --on-duplicate skip, or give them new keys with --on-duplicate rekey",
         )
     if policy == "skip":
-        for key in map(samples.key, found):
+        for key in map(samples.key, existing):
             left_out.add(DUPLICATE_KEY, key, "samples", text="key in the set already", key=to_text(key))
-        gone = frozenset(found)
-        return take(samples, (one for one in range(samples.total) if one not in gone)), len(found)
-    samples = rekeyed(samples, rekey or Rekey(DEFAULT_REKEY), first_index, frozenset(found))
+        gone = frozenset(existing)
+        return take(samples, (sample for sample in range(samples.total) if sample not in gone)), len(existing)
+    samples = rekeyed(samples, rekey or Rekey(DEFAULT_REKEY), first_index, frozenset(existing))
     if again := found_among(samples, keys()):
         raise taken(samples.key(again[0]))
     return samples, 0
@@ -480,20 +482,20 @@ def found_among(samples: Samples, keys: Iterable[Sequence[bytes]]) -> list[int]:
     """Return the samples with a key in ``keys``, which come in batches."""
     import numpy
 
-    def hashes(some: Iterable[bytes]) -> NDArray[numpy.int64]:
-        return numpy.fromiter(map(hash, some), numpy.int64)
+    def hashes(key_batch: Iterable[bytes]) -> NDArray[numpy.int64]:
+        return numpy.fromiter(map(hash, key_batch), numpy.int64)
 
     own = hashes(map(samples.key, range(samples.total)))
     order = own.argsort()
     own = own[order]
-    found: set[int] = set()
+    matching: set[int] = set()
     for batch in keys if samples.total else ():
-        begins = own.searchsorted(given := hashes(batch))
-        ends = own.searchsorted(given, side="right")
-        for at in numpy.flatnonzero(begins < ends).tolist():
-            same = order[int(begins[at]) : int(ends[at])].tolist()
-            found.update(one for one in same if samples.key(one) == batch[at])
-    return sorted(found)
+        begins = own.searchsorted(batch_hashes := hashes(batch))
+        ends = own.searchsorted(batch_hashes, side="right")
+        for position in numpy.flatnonzero(begins < ends).tolist():
+            same = order[int(begins[position]) : int(ends[position])].tolist()
+            matching.update(sample for sample in same if samples.key(sample) == batch[position])
+    return sorted(matching)
 
 
 def taken(key: bytes) -> DataError:

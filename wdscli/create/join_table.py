@@ -118,9 +118,9 @@ class _Objects:
             self._keys.extend(self._log.places(self._log.append(batch.keys), batch.keys))
             for row in range(len(batch.keys)):
                 fields = batch.fields[batch.firsts[row] : batch.firsts[row + 1]]
-                at = batch.firsts[row] + fields.index(JSON) if JSON in fields else -1
-                self._starts.append(batch.offsets[at] if at >= 0 else 0)
-                self._sizes.append(batch.sizes[at] if at >= 0 else 0)
+                member = batch.firsts[row] + fields.index(JSON) if JSON in fields else -1
+                self._starts.append(batch.offsets[member] if member >= 0 else 0)
+                self._sizes.append(batch.sizes[member] if member >= 0 else 0)
         self._rows = RowsByKey(hashes, numbers_of(range(len(hashes)), len(hashes)))
         self._row = 0
         # For each row, the set with which its JSON was merged, and the offset and size of the result.
@@ -134,13 +134,13 @@ class _Objects:
     def find(self, key: bytes, of_set: int) -> int | None:
         """Return the row for the sample with this key, unless the row was already merged with another sample of the
         same set."""
-        row = self._rows.find(hash(key), lambda at: self._log.has(self._keys[at], key))
+        row = self._rows.find(hash(key), lambda candidate: self._log.has(self._keys[candidate], key))
         return None if row is None or not self._sizes[row] or self._sets[row] == of_set else row
 
-    def merge(self, row: int, there: bytes, of_set: int) -> None:
+    def merge(self, row: int, payload: bytes, of_set: int) -> None:
         """Merge a row's JSON into a sample's JSON. Raises DataError."""
         columns = self._source.read_at(self._starts[row], self._sizes[row])
-        whole = merged_json(there, columns)
+        whole = merged_json(payload, columns)
         self._sets[row] = of_set
         self._merged[2 * row], self._merged[2 * row + 1] = self._scratch.seek(0, os.SEEK_END), len(whole)
         self._scratch.write(whole)
@@ -148,14 +148,14 @@ class _Objects:
     def fields(self, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
         """Return the fields of the next row, with its merged JSON."""
         number, self._row = self._row, self._row + 1
-        for at in range(batch.firsts[row], batch.firsts[row + 1]):
-            field, size = batch.fields[at], batch.sizes[at]
+        for member in range(batch.firsts[row], batch.firsts[row + 1]):
+            field, size = batch.fields[member], batch.sizes[member]
             if field == JSON and self._sets[number] >= 0:
                 self._scratch.seek(self._merged[2 * number])
                 whole = self._scratch.read(self._merged[2 * number + 1])
                 yield field, len(whole), [whole]
             else:
-                yield field, size, pieces_of(self._source, batch.offsets[at], size)
+                yield field, size, pieces_of(self._source, batch.offsets[member], size)
 
 
 class _Merging(Extract):
@@ -173,9 +173,9 @@ class _Merging(Extract):
             number = self._objects.find(batch.keys[row], self._of_set)
             if number is None:
                 continue
-            for at, field in self._selection.plan_of(batch, row, shard):
+            for member, field in self._selection.plan_of(batch, row, shard):
                 if field == JSON:
-                    name = batch.fields[batch.firsts[row] + at]
+                    name = batch.fields[batch.firsts[row] + member]
                     try:
                         self._objects.merge(number, payload_of(row, name), self._of_set)
                     except DataError as error:

@@ -17,20 +17,20 @@ from wdscli.errors import DataError
 from wdscli.model import to_text
 
 
-def merged_json(there: bytes, columns: bytes) -> bytes:
+def merged_json(payload: bytes, columns: bytes) -> bytes:
     """Return a JSON object, updated with the members of another object. Raises DataError for values that are no
     objects."""
     try:
-        found = json.loads(there)
+        document = json.loads(payload)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise DataError(
             "the field json is not a JSON object, so no columns can be added to it",
             code="bad-value",
             hint="write the column to another field: --column meta.json=COLUMN",
         )
-    return json_bytes(found | json.loads(columns))
+    return json_bytes(document | json.loads(columns))
 
 
 class RowsByKey:
@@ -46,11 +46,11 @@ class RowsByKey:
     def find(self, wanted: int, has: Callable[[int], bool]) -> int | None:
         """Return the first row with a key, or None. The hash of the key finds candidates, and ``has`` says whether a
         row has the key."""
-        at = bisect_left(self._hashes, wanted)
-        while at < len(self._hashes) and self._hashes[at] == wanted:
-            if has(self._rows[at]):
-                return self._rows[at]
-            at += 1
+        candidate = bisect_left(self._hashes, wanted)
+        while candidate < len(self._hashes) and self._hashes[candidate] == wanted:
+            if has(self._rows[candidate]):
+                return self._rows[candidate]
+            candidate += 1
         return None
 
 
@@ -60,10 +60,10 @@ class JsonFiles:
     def __init__(self, files: Files) -> None:
         hashes, numbers = array("q"), numbers_of((), len(files))
         for first, rows in files.all_rows():
-            for at, row in enumerate(rows, first):
+            for file, row in enumerate(rows, first):
                 if row.endswith(SEPARATOR + b"json"):
                     hashes.append(hash(row))
-                    numbers.append(at)
+                    numbers.append(file)
         self._rows, self._files = RowsByKey(hashes, numbers), files
         self._taken = bytearray(len(files))
 
@@ -71,7 +71,7 @@ class JsonFiles:
         """Return the number of a sample's JSON file, which may be replaced only once. Return None if there is no such
         file. Raises DataError for a repeated key."""
         row = key + SEPARATOR + b"json"
-        number = self._rows.find(hash(row), lambda at: self._files.row(at) == row)
+        number = self._rows.find(hash(row), lambda file: self._files.row(file) == row)
         if number is not None:
             if self._taken[number]:
                 raise DataError(f'repeated key "{to_text(key)}"', code="duplicate-key")

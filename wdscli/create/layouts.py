@@ -90,13 +90,13 @@ _AFTER_BLANKS = re.compile(r"[ \t\r\n:,]*")
 _LINE = {_KEY, "shard", "index", "fields"}
 
 
-def no_key_option(names: Sequence[str], more: str = "") -> UsageError:
+def no_key_option(names: Sequence[str], hint_end: str = "") -> UsageError:
     """Return the error for a table without --key-column and --rekey. ``names`` are its columns, if known."""
     column = "id" if "id" in names else next(iter(names), "COLUMN")
     columns = f"; the columns are {', '.join(names)}" if names else ""
     return UsageError(
         "a table needs one of --key-column and --rekey",
-        hint=f"--key-column {column}, or --rekey '{{index:08d}}'{columns}{more}",
+        hint=f"--key-column {column}, or --rekey '{{index:08d}}'{columns}{hint_end}",
     )
 
 
@@ -148,7 +148,7 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
     """Return the payloads in a line of JSON. JSON fields keep their exact text. Raises DataError."""
     if not isinstance(fields, dict):
         raise _no_payload("fields", "it is not a JSON object")
-    found: dict[str, bytes] = {}
+    payloads: dict[str, bytes] = {}
     texts: dict[str, str] = {}
     for name, value in fields.items():
         if is_coded(value) and "bytes" in value:
@@ -158,25 +158,25 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
                 "write the payloads too: wds cat --to jsonl --base64",
             )
         if is_coded(value):
-            found[name] = _decoded(value["base64"], name)
+            payloads[name] = _decoded(value["base64"], name)
         elif kind_of(to_bytes(name)) == "json":
             texts = texts or dict(_members(dict(_members(line))["fields"]))
-            found[name] = to_bytes(texts[name])
+            payloads[name] = to_bytes(texts[name])
         elif isinstance(value, str):
-            found[name] = to_bytes(value)
+            payloads[name] = to_bytes(value)
         else:
             raise _no_payload(name, f"{json.dumps(value)[:40]} is not text")
-    return found
+    return payloads
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
     """Return the names in a valid JSON object, with the text of their values."""
-    decode, at = json.JSONDecoder().raw_decode, text.index("{") + 1
-    while (at := _AFTER_BLANKS.match(text, at).end()) < len(text) and text[at] != "}":  # type: ignore[union-attr]
-        name, at = decode(text, at)
-        begin = _AFTER_BLANKS.match(text, at).end()  # type: ignore[union-attr]
-        _, at = decode(text, begin)
-        yield name, text[begin:at]
+    decode, offset = json.JSONDecoder().raw_decode, text.index("{") + 1
+    while (offset := _AFTER_BLANKS.match(text, offset).end()) < len(text) and text[offset] != "}":  # type: ignore[union-attr]
+        name, offset = decode(text, offset)
+        begin = _AFTER_BLANKS.match(text, offset).end()  # type: ignore[union-attr]
+        _, offset = decode(text, begin)
+        yield name, text[begin:offset]
 
 
 def _decoded(text: Any, column: str) -> bytes:
@@ -204,31 +204,31 @@ def hf_layout(options: TableOptions) -> Layout:
         import datasets
     except ImportError:
         raise UsageError("Hugging Face's datasets need an extra", hint="pip install 'wdscli[hf]'") from None
-    found: dict[str, Any] = {}
+    rows_by_split: dict[str, Any] = {}
     for name in addresses_of(options.address, "--from hf:"):
-        found |= _splits(datasets, name)
-    first = next(iter(found.values()))
+        rows_by_split |= _splits(datasets, name)
+    first = next(iter(rows_by_split.values()))
     taken = set(first.column_names)
     classes = None
     if not (options.fields or options.json_rest or options.json_merge):
         options, classes = _by_features(datasets, first, options)
     if options.key is None and options.rekey is None:
-        splits = {name.rpartition(":")[2] for name in found}
-        is_one = len(found) == 1 or "split" in taken or len(splits) < len(found)
+        splits = {name.rpartition(":")[2] for name in rows_by_split}
+        is_one = len(rows_by_split) == 1 or "split" in taken or len(splits) < len(rows_by_split)
         options = options._replace(rekey="{index:08d}" if is_one or "row" in taken else "{split}/{row:08d}")
 
     def rows(name: str, columns: Collection[str], whole: bool) -> Iterator[Record]:
         return numbered(cells_of(name, columns, whole))
 
     def cells_of(name: str, columns: Collection[str], whole: bool) -> Iterator[Mapping[str, Any]]:
-        own = [one for one in _OWN if one in columns and one not in taken]
+        own = [column for column in _OWN if column in columns and column not in taken]
         split = name.rpartition(":")[2]
-        for number, row in enumerate(_rows(found[name], name, columns, whole=whole)):
-            for one in own:
-                row[one] = split if one == "split" else number
+        for number, row in enumerate(_rows(rows_by_split[name], name, columns, whole=whole)):
+            for column in own:
+                row[column] = split if column == "split" else number
             yield row
 
-    return Layout(list(found), rows, options, classes)
+    return Layout(list(rows_by_split), rows, options, classes)
 
 
 def _splits(datasets: Any, text: str) -> dict[str, Any]:
@@ -239,14 +239,14 @@ def _splits(datasets: Any, text: str) -> dict[str, Any]:
         name, config, split = match.group("name", "config", "split") if match else (text, None, None)
     datasets.disable_progress_bars()
     try:
-        if any(os.path.exists(os.path.join(name, one)) for one in _SAVED):
-            found = datasets.load_from_disk(name)
-            if split is not None and not isinstance(found, datasets.Dataset):
-                if split not in found:
-                    raise InputError(f"{name} has no split {split}", hint=f"it has {', '.join(found)}")
-                found = found[split]
+        if any(os.path.exists(os.path.join(name, file_name)) for file_name in _SAVED):
+            loaded = datasets.load_from_disk(name)
+            if split is not None and not isinstance(loaded, datasets.Dataset):
+                if split not in loaded:
+                    raise InputError(f"{name} has no split {split}", hint=f"it has {', '.join(loaded)}")
+                loaded = loaded[split]
         else:
-            found = datasets.load_dataset(name, config, split=split)
+            loaded = datasets.load_dataset(name, config, split=split)
     except WdsError:
         raise
     except Exception as error:
@@ -254,9 +254,9 @@ def _splits(datasets: Any, text: str) -> dict[str, Any]:
         raise InputError(
             f"cannot load {text}: {why}", hint="--from hf:NAME[,CONFIG][:SPLIT], or a folder"
         ) from error
-    if isinstance(found, datasets.Dataset):
-        return {f"{name}:{split or found.split or 'train'}": found}
-    return {f"{name}:{one}": rows for one, rows in found.items()}
+    if isinstance(loaded, datasets.Dataset):
+        return {f"{name}:{split or loaded.split or 'train'}": loaded}
+    return {f"{name}:{split_name}": rows for split_name, rows in loaded.items()}
 
 
 def _rows(dataset: Any, name: str, columns: Collection[str], *, whole: bool) -> Iterator[dict[str, Any]]:
@@ -292,7 +292,7 @@ def _by_features(
         if "/" in name or "*" in name or name.startswith("@"):
             continue
         if name in media:
-            is_only = sum(type(dataset.features[one]) is type(kind) for one in media) == 1
+            is_only = sum(type(dataset.features[column]) is type(kind) for column in media) == 1
             fields.append(f"*={name}" if is_only else f"{name}.*={name}")
         elif isinstance(kind, datasets.ClassLabel) and classes is None:
             classes = tuple(kind.names)

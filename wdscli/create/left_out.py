@@ -119,8 +119,8 @@ class LeftOut:
         is_absent = isinstance(error, InputNotFoundError)
         if not ((is_absent and self._incomplete in ("skip", "keep")) or self._on_error == "skip"):
             if key:
-                more = ", --missing skip also its sample" if is_absent and self._incomplete else ""
-                error.hint = error.hint or f"--on-error skip leaves it out{more}"
+                sample_hint = ", --missing skip also its sample" if is_absent and self._incomplete else ""
+                error.hint = error.hint or f"--on-error skip leaves it out{sample_hint}"
             raise error
         self.unread.append(Unread(to_text(key), to_text(field), source, error.message))
         code = NO_SOURCE if place is not None else "unreadable"

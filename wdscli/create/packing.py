@@ -150,8 +150,8 @@ class PackMaker(Maker):
         progress.start("writing shards", sum(shard.size_bytes for shard in shards), "bytes")
         # More processes cannot be faster than the task of the largest shard, and starting a process takes time too.
         work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in shards]
-        others = sum(work) - max(work)
-        jobs = useful_jobs(request.jobs, len(work), others + PROCESSES_FOR_BYTES, PROCESSES_FOR_BYTES)
+        remaining_work = sum(work) - max(work)
+        jobs = useful_jobs(request.jobs, len(work), remaining_work + PROCESSES_FOR_BYTES, PROCESSES_FOR_BYTES)
         is_here = request.engine is None and (jobs == 1 or self.stays_here)
 
         def task_of(number: int) -> PackTask:
@@ -169,14 +169,14 @@ class PackMaker(Maker):
 
     def outdated(self, numbers: Sequence[int]) -> set[int]:
         # Compare times, like make, because a file of the same size may have new contents.
-        found = set()
+        outdated = set()
         for number in numbers:
             address = self.contents.shards[number].address
             if is_local(address) and _is_newer(
                 self.task_of(number), os.stat(local_path(address)).st_mtime_ns
             ):
-                found.add(number)
-        return found
+                outdated.add(number)
+        return outdated
 
 
 def _is_newer(task: PackTask, than_ns: int) -> bool:
@@ -230,8 +230,8 @@ class _Packer:
         members = task.members[firsts[0] : firsts[-1]].tolist()
         files = task.files
         rows, sizes = files.rows(members), list(map(files.size, members))
-        firsts = [at - firsts[0] for at in firsts]
-        keys = [rows[at][: rows[at].find(SEPARATOR)] for at in firsts[:-1]]
+        firsts = [member - firsts[0] for member in firsts]
+        keys = [rows[member][: rows[member].find(SEPARATOR)] for member in firsts[:-1]]
         places = list(map(files.place_number, members))
         if min(places) >= 0 and sum(sizes) <= _VALUES_BYTES:
             payloads = self._values(members, sizes)
@@ -243,15 +243,15 @@ class _Packer:
         self._fetched = _fetched(files, members, sizes)
         self._kept.clear()
         columns: _Columns = ([], [], [])
-        at = 0
+        row = 0
         for place, run in groupby(places):
-            last = at + sum(1 for _ in run)
-            while at < last:
-                taken = self._copy(place, rows, sizes, at, last, columns) if place < 0 else at
-                if taken == at:
-                    self._write(rows[at], sizes[at], files.place(members[at]), columns)
+            last = row + sum(1 for _ in run)
+            while row < last:
+                taken = self._copy(place, rows, sizes, row, last, columns) if place < 0 else row
+                if taken == row:
+                    self._write(rows[row], sizes[row], files.place(members[row]), columns)
                     taken += 1
-                at = taken
+                row = taken
         flags, marks = [0] * len(rows), [0] * len(keys)
         batch = SampleBatch(first, keys, firsts, *columns, sizes, flags, marks)
 
@@ -265,35 +265,35 @@ class _Packer:
 
     def _values(self, members: Sequence[int], sizes: Sequence[int]) -> list[bytes] | None:
         """Return payloads if all of them are values of a list or table; otherwise None."""
-        found = []
-        for at, size in zip(members, sizes):
-            place = self._task.files.place(at)
+        payloads = []
+        for file, size in zip(members, sizes):
+            place = self._task.files.place(file)
             if isinstance(place, Inline):
-                found.append(place.payload)
+                payloads.append(place.payload)
             elif isinstance(place, Stored):
                 if (scratch := self._scratches.get(place.path)) is None:
                     scratch = self._scratches[place.path] = self._open(os.fsencode(place.path), _FLAGS)
                 data = os.pread(scratch, size, place.offset) if scratch >= 0 else b""
                 if len(data) != size:
                     return None  # the slow path raises the error
-                found.append(data)
+                payloads.append(data)
             else:
                 return None
-        return found
+        return payloads
 
     def _copy(
-        self, place: int, rows: list[bytes], sizes: list[int], at: int, end: int, columns: _Columns
+        self, place: int, rows: list[bytes], sizes: list[int], first: int, end: int, columns: _Columns
     ) -> int:
-        """Copy small files of one folder, the rows ``at`` to ``end - 1``, by the compiled core. Return the first row
+        """Copy small files of one folder, the rows ``first`` to ``end - 1``, by the compiled core. Return the first row
         that the core did not take; the slow path writes it."""
         if core.CORE is None or self._shard.numbers.names:
-            return at
+            return first
         if (folder := self._folders.get(place)) is None:
             folder = self._folders[place] = self._open(
                 self._task.files.folder(place), _FLAGS | os.O_DIRECTORY
             )
-        given = folder, rows, sizes, at, end, self._mtime_field, self._shard.position, columns
-        length, taken = core.CORE.files(self._buffer, ENOUGH_BYTES, *given)
+        arguments = folder, rows, sizes, first, end, self._mtime_field, self._shard.position, columns
+        length, taken = core.CORE.files(self._buffer, ENOUGH_BYTES, *arguments)
         self._shard.write_blocks(self._view[:length])
         return int(taken)
 
@@ -335,8 +335,8 @@ def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[byt
     waiting: list[str] = []
 
     def answers() -> Iterator[bytes | None]:
-        found = dict(zip(group, at_once(lambda one: payload_at(one, group[one]), list(group))))
-        yield from map(found.get, waiting)
+        payloads = dict(zip(group, at_once(lambda address: payload_at(address, group[address]), list(group))))
+        yield from map(payloads.get, waiting)
         group.clear()
         waiting.clear()
 
@@ -395,10 +395,10 @@ def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | 
         raise cannot_read(place, error) from None
 
 
-def changed(place: Place, planned: int, found: int) -> DataError:
+def changed(place: Place, planned: int, actual: int) -> DataError:
     """Return the error for a file with another size than planned."""
-    how = "grew" if found > planned else "shrank"
-    count = f"more than {planned}" if found > planned else str(found)
+    how = "grew" if actual > planned else "shrank"
+    count = f"more than {planned}" if actual > planned else str(actual)
     return DataError(
         f"{describe_place(place)} {how} while it was read: {count} bytes instead of the planned {planned}",
         code="changed-while-read",

@@ -63,25 +63,25 @@ def kind_of(address: str) -> str:
     return SUFFIXES.get(re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower(), "")
 
 
-def table_files(given: str | Sequence[str] | None, option: str) -> list[str]:
+def table_files(addresses: str | Sequence[str] | None, option: str) -> list[str]:
     """Return the files of a table's addresses, in order. Braces and globs are expanded. A folder gives its files with a
     table's suffix, in natural order (``part-2`` before ``part-10``). Raises InputError if there are no files."""
-    return [file for address in addresses_of(given, option) for file in _expand(address)]
+    return [file for address in addresses_of(addresses, option) for file in _expand(address)]
 
 
 def _expand(address: str) -> list[str]:
-    here = is_local(address)
-    if is_stream(address) or (here and os.path.isfile(local_path(address))):
+    is_on_disk = is_local(address)
+    if is_stream(address) or (is_on_disk and os.path.isfile(local_path(address))):
         return [address]
-    if BRACES.search(address) and not (here and os.path.exists(local_path(address))):
+    if BRACES.search(address) and not (is_on_disk and os.path.exists(local_path(address))):
         return [file for name in expand_braces(address, InputError) for file in _expand(name)]
-    if here and os.path.isdir(local_path(address)):
+    if is_on_disk and os.path.isdir(local_path(address)):
         return _in_folder(address)
     if has_glob(address):
-        if found := matching(address):
-            return sorted(found, key=natural)
+        if matches := matching(address):
+            return sorted(matches, key=natural)
         raise InputNotFoundError(f"no table matches {address}")
-    if not here and not kind_of(address):
+    if not is_on_disk and not kind_of(address):
         from wdscli.storage.remote import is_remote_folder
 
         if address.endswith("/") or (not is_web(address) and is_remote_folder(address)):
@@ -112,8 +112,8 @@ def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[Record]:
                 hint = "raise the limit with WDSCLI_MAX_DECODED=SIZE"
                 error = DataError(f"it is longer than {max_bytes} bytes", code="bad-table", hint=hint)
                 reading.refuse(RowPlace(address, 0, number), error)
-                while not is_whole and (rest := stream.readline(_BUFFER_BYTES)):
-                    is_whole = rest.endswith(b"\n")
+                while not is_whole and (piece := stream.readline(_BUFFER_BYTES)):
+                    is_whole = piece.endswith(b"\n")
             else:
                 yield Record(number, number, {"line": line.decode("utf-8", "surrogateescape") or None})
             number += 1
@@ -144,7 +144,7 @@ class Table:
     def _find_numbers(self, columns: Collection[str]) -> frozenset[str]:
         """Find the columns of CSV and TSV that have only numbers. ``columns`` are not searched, nor columns that stay
         text."""
-        seen: dict[str, None] = {}
+        names: dict[str, None] = {}
         text = {*columns, *self._reading.text}
         # Bad rows are reported when the rows are read, not here.
         reading = self._reading._replace(refuse=lambda place, error: None)
@@ -157,21 +157,23 @@ class Table:
                 stream, _ = _opened(file, self._copies.get(file), stack)
                 if (kind := kind_of(file) or _sniffed(stream)) in ("csv", "tsv"):
                     table = Delimited(stream, file, kind, reading)
-                    seen |= dict.fromkeys(table.names)
+                    names |= dict.fromkeys(table.names)
                     _drop_text(table, text)
-        if unknown := [name for name in self._reading.text if name not in seen]:
-            hint = f"there are {', '.join(seen)}" if seen else "columns of other tables have their own types"
+        if unknown := [name for name in self._reading.text if name not in names]:
+            hint = (
+                f"there are {', '.join(names)}" if names else "columns of other tables have their own types"
+            )
             raise UsageError(f'there is no column "{unknown[0]}" of CSV or TSV for --text', hint=hint)
-        return frozenset(seen.keys() - text)
+        return frozenset(names.keys() - text)
 
 
 def _drop_text(table: Delimited, text: set[str]) -> None:
     """Add the columns with a cell that is no number to ``text``."""
-    maybe = [at for at, name in enumerate(table.names) if name not in text]
+    candidates = [column for column, name in enumerate(table.names) if name not in text]
     for cells in table.cells():
-        if no_numbers := {at for at in maybe if cells[at] and not is_number(cells[at])}:
-            text |= {table.names[at] for at in no_numbers}
-            maybe = [at for at in maybe if at not in no_numbers]
+        if no_numbers := {column for column in candidates if cells[column] and not is_number(cells[column])}:
+            text |= {table.names[column] for column in no_numbers}
+            candidates = [column for column in candidates if column not in no_numbers]
 
 
 def _opened(address: str, copy: IO[bytes] | None, stack: ExitStack) -> tuple[io.BufferedReader, bool]:
@@ -283,8 +285,8 @@ def class_names(address: str, column: str) -> tuple[str, ...] | None:
             metadata = read_schema(stream).metadata or {}
             if column == "cls" and METADATA.encode() in metadata:
                 return tuple(map(str, json.loads(metadata[METADATA.encode()])["classes"]))
-            known = json.loads(metadata[b"huggingface"])
-            feature = known["info"]["features"][column]
+            document = json.loads(metadata[b"huggingface"])
+            feature = document["info"]["features"][column]
             return tuple(map(str, feature["names"])) if feature["_type"] == "ClassLabel" else None
         except (OSError, ValueError, LookupError, TypeError, ArrowException):
             return None
@@ -365,11 +367,13 @@ def _needed(schema: Any, columns: Collection[str], whole: bool) -> list[str] | N
     error names it."""
     if whole:
         return None
-    found = {name for name in schema.names if name in columns or any(_is_below(one, name) for one in columns)}
-    for one in columns:
-        if one not in found and not any(_is_below(one, name) for name in found):
+    needed = {
+        name for name in schema.names if name in columns or any(_is_below(column, name) for column in columns)
+    }
+    for column in columns:
+        if column not in needed and not any(_is_below(column, name) for name in needed):
             return None
-    return [name for name in schema.names if name in found]
+    return [name for name in schema.names if name in needed]
 
 
 def _is_below(column: str, name: str) -> bool:
@@ -381,11 +385,11 @@ def batch_rows(batch: Any, columns: Collection[str] = ()) -> Iterator[dict[str, 
     column, so that it keeps its type."""
     together = _rows_together(batch.nbytes, batch.num_rows)
     for first in range(0, batch.num_rows, together):
-        some = batch.slice(first, together)
-        names = list(some.schema.names)
-        cells = [_values(column) for column in some.columns]
+        part = batch.slice(first, together)
+        names = list(part.schema.names)
+        cells = [_values(column) for column in part.columns]
         for column in columns:
-            inside = _inside(some, column)
+            inside = _inside(part, column)
             if inside is not None:
                 names.append(column)
                 cells.append(_values(inside))
@@ -398,17 +402,17 @@ def _inside(batch: Any, column: str) -> Any:
     import pyarrow
     import pyarrow.compute
 
-    name, *rest = column.split(".")
-    if not rest or column in batch.schema.names or name not in batch.schema.names:
+    name, *path = column.split(".")
+    if not path or column in batch.schema.names or name not in batch.schema.names:
         return None
     kind = batch.schema.field(name).type
-    for part in rest:
+    for part in path:
         if not pyarrow.types.is_struct(kind) or kind.get_field_index(part) < 0:
             return None
         kind = kind.field(kind.get_field_index(part)).type
     if not number_type(kind, pyarrow):
         return None
-    return pyarrow.compute.struct_field(batch.column(batch.schema.get_field_index(name)), rest)
+    return pyarrow.compute.struct_field(batch.column(batch.schema.get_field_index(name)), path)
 
 
 def _values(column: Any) -> list[Any]:
@@ -420,8 +424,8 @@ def _values(column: Any) -> list[Any]:
         column = column.storage
     kind = column.type
     if dtype := number_type(kind, pyarrow):
-        found = _arrays(column, pyarrow)
-        return found or [None if one is None else TypedList(one, dtype) for one in column.to_pylist()]
+        arrays = _arrays(column, pyarrow)
+        return arrays or [None if cell is None else TypedList(cell, dtype) for cell in column.to_pylist()]
     if types.is_timestamp(kind) and kind.unit == "ns":
         return _times(column, pyarrow)
     if (types.is_time64(kind) or types.is_duration(kind)) and kind.unit == "ns":
@@ -443,11 +447,11 @@ def _times(column: Any, pyarrow: Any) -> list[Any]:
         pyarrow.timestamp("us", column.type.tz),
         mask=column.is_null().to_numpy(zero_copy_only=False),
     )
-    found: list[Any] = whole.to_pylist()
-    for at in numpy.flatnonzero(counts % 1000).tolist():
-        text = found[at].isoformat(timespec="microseconds")
-        found[at] = f"{text[:26]}{counts[at] % 1000:03d}{text[26:]}"
-    return found
+    times: list[Any] = whole.to_pylist()
+    for row in numpy.flatnonzero(counts % 1000).tolist():
+        text = times[row].isoformat(timespec="microseconds")
+        times[row] = f"{text[:26]}{counts[row] % 1000:03d}{text[26:]}"
+    return times
 
 
 def number_type(kind: Any, pyarrow: Any) -> str:
@@ -472,11 +476,11 @@ def _arrays(column: Any, pyarrow: Any) -> list[Any] | None:
     flat = numbers.to_numpy(zero_copy_only=False)
     if pyarrow.types.is_fixed_size_list(column.type):
         width = column.type.list_size
-        ends = [(column.offset + at) * width for at in range(len(column) + 1)]
+        ends = [(column.offset + row) * width for row in range(len(column) + 1)]
     else:
         ends = column.offsets.to_pylist()
-    is_there = column.is_valid().to_pylist()
-    return [flat[begin:end] if there else None for begin, end, there in zip(ends, ends[1:], is_there)]
+    validity = column.is_valid().to_pylist()
+    return [flat[begin:end] if is_valid else None for begin, end, is_valid in zip(ends, ends[1:], validity)]
 
 
 def reach(cells: Any, column: str) -> Any:
@@ -488,28 +492,28 @@ def reach(cells: Any, column: str) -> Any:
     """
     if column in cells:
         return cells[column]
-    at = column.find(".")
-    while at >= 0:
-        head, rest = column[:at], column[at + 1 :]
+    dot = column.find(".")
+    while dot >= 0:
+        head, member = column[:dot], column[dot + 1 :]
         if head in cells:
             inner = cells[head]
             if isinstance(inner, str):
-                inner = _parsed(inner, head, rest)
+                inner = _parsed(inner, head, member)
             if inner is None:
                 return None
-            return reach(inner, rest) if isinstance(inner, dict) else ABSENT
-        at = column.find(".", at + 1)
+            return reach(inner, member) if isinstance(inner, dict) else ABSENT
+        dot = column.find(".", dot + 1)
     return ABSENT
 
 
-def _parsed(text: str, column: str, rest: str) -> Any:
+def _parsed(text: str, column: str, member: str) -> Any:
     import json
 
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise DataError(
-            f'column "{column}" holds no JSON object, so it cannot contain "{rest}"', code="bad-table"
+            f'column "{column}" holds no JSON object, so it cannot contain "{member}"', code="bad-table"
         ) from None
 
 

@@ -266,22 +266,22 @@ class TableReader:
             else:
                 yield Value(written, name, value if is_address else cell_payload(value, column, text), column)
         if self._takes_rest:
-            rest = self._rest(row.cells)
-            if rest or self._options.json_rest:
-                yield Value(self._written(key, b"json"), b"json", json_bytes(rest))
+            json_columns = self._rest(row.cells)
+            if json_columns or self._options.json_rest:
+                yield Value(self._written(key, b"json"), b"json", json_bytes(json_columns))
 
     def _class(self, value: Any, column: str) -> bytes | None:
         """Return the number of a class, or its :class:`ClassName`. Return None for a missing value. Raises DataError
         for a column that has both."""
         try:
-            found = cell_payload(value, column, "cls")
+            payload = cell_payload(value, column, "cls")
         except DataError:
             if not isinstance(value, str) or _is_number(value) or self.has_names is False:
                 raise
-            found = ClassName(to_bytes(value))
-        if found is None:
+            payload = ClassName(to_bytes(value))
+        if payload is None:
             return None
-        is_name = isinstance(found, ClassName)
+        is_name = isinstance(payload, ClassName)
         if self.has_names and not is_name:
             raise DataError(
                 f'column "{column}" has class names, but also the number {value}',
@@ -289,26 +289,26 @@ class TableReader:
                 hint="write a name in every row, or a number in every row",
             )
         self.has_names = is_name
-        return found
+        return payload
 
     def _rest(self, cells: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns that are neither key nor field. If a field is a member of an object, the other members of
         the object are kept."""
-        rest = {name: value for name, value in cells.items() if name not in self._used}
+        columns = {name: value for name, value in cells.items() if name not in self._used}
         for column in self._inside:
-            _leave_out(rest, column)
+            _leave_out(columns, column)
         if self._options.json_merge:
-            rest = {name: value for name, value in rest.items() if value is not None}
-        for name, value in rest.items():
+            columns = {name: value for name, value in columns.items() if value is not None}
+        for name, value in columns.items():
             if isinstance(value, NumberText):
-                rest[name] = _number(value, name)
+                columns[name] = _number(value, name)
             elif isinstance(value, bytes) or _is_media(value):
                 raise DataError(
                     f'column "{name}" has bytes, which JSON cannot hold',
                     code="bad-table",
                     hint=f"they need a field of their own: --column 'jpg={name}', or --column '*={name}'",
                 )
-        return rest
+        return columns
 
     def _written(self, key: bytes, field: bytes) -> bytes:
         """Return the key to write. Only rules other than first-dot may remove dots. Raises DataError."""
@@ -356,8 +356,8 @@ def _check(options: TableOptions) -> None:
             "--json-rest creates the field json, but --json-merge needs an existing field json",
             hint="leave one of them out",
         )
-    rest = options.json_rest or options.json_merge
-    names = [_parse_field(text).name for text in options.fields] + [b"json"] * rest
+    takes_rest = options.json_rest or options.json_merge
+    names = [_parse_field(text).name for text in options.fields] + [b"json"] * takes_rest
     for name in names:
         if names.count(name) > 1:
             raise UsageError(
@@ -382,25 +382,25 @@ def _is_media(value: Any) -> bool:
 
 def _extension(value: Any, path: str | None, column: str, *, is_address: bool) -> str:
     """Return the extension for a payload or an address. Raises DataError."""
-    known = ""
+    extension = ""
     if isinstance(value, bytes):
-        known = extension_of(value)
+        extension = extension_of(value)
     elif not is_address:
         raise DataError(
             f'column "{column}" has neither bytes nor paths, so its values have no extension',
             code="bad-value",
             hint=f"--column txt={column}, or json, npy, cls",
         )
-    if not known:
-        _, dot, known = base_name(str(value) if is_address else path or "").rpartition(".")
-        known = known.lower() if dot else ""
-    if not known.isalnum():
+    if not extension:
+        _, dot, extension = base_name(str(value) if is_address else path or "").rpartition(".")
+        extension = extension.lower() if dot else ""
+    if not extension.isalnum():
         raise DataError(
             f'the values in column "{column}" have no known extension',
             code="bad-value",
             hint=f"give the extension: --column jpg={'@' * is_address}{column}",
         )
-    return known
+    return extension
 
 
 def _is_nan(value: Any) -> bool:
@@ -436,18 +436,18 @@ def _is_number(text: str) -> bool:
 
 def _leave_out(cells: dict[str, Any], column: str) -> None:
     """Remove ``a.b`` from a copy of the object in ``a``. If the object becomes empty, it is removed too."""
-    at = column.find(".")
-    while at >= 0:
-        head, rest = column[:at], column[at + 1 :]
+    dot = column.find(".")
+    while dot >= 0:
+        head, member = column[:dot], column[dot + 1 :]
         inner = cells.get(head)
         if isinstance(inner, dict):
             cells[head] = inner = dict(inner)
-            if inner.pop(rest, ABSENT) is ABSENT:
-                _leave_out(inner, rest)
+            if inner.pop(member, ABSENT) is ABSENT:
+                _leave_out(inner, member)
             if not inner:
                 del cells[head]
             return
-        at = column.find(".", at + 1)
+        dot = column.find(".", dot + 1)
 
 
 def _no_column(name: str, row: Mapping[str, Any]) -> UsageError:
@@ -547,12 +547,12 @@ class _Adder:
             elif isinstance(value, bytes):
                 if not (is_merged and field == b"json"):
                     self._files.add(key, field, len(value), self._payloads.keep(value))
-            elif (found := next(places)) is not None:
-                self._files.add(key, field, *found)
+            elif (size_and_place := next(places)) is not None:
+                self._files.add(key, field, *size_and_place)
 
     def _merged(self, values: Sequence[Value]) -> bool:
         """Add the row's JSON object to the sample's existing object. Return False if one of them does not exist."""
-        key, columns = next(((one.key, one.value) for one in values if one.field == b"json"), (b"", None))
+        key, columns = next(((cell.key, cell.value) for cell in values if cell.field == b"json"), (b"", None))
         number = None if self._objects is None or not isinstance(columns, bytes) else self._objects.take(key)
         if number is None or not isinstance(columns, bytes):
             return False

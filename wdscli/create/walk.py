@@ -160,19 +160,21 @@ def _is_below(real: bytes, folder: bytes) -> bool:
 def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
     """Return the paths of manifests among ``names``, of the shards that they list, and of other programs' indexes next
     to the shards. A file with a manifest's name that is no manifest is ignored."""
-    found: set[bytes] = set()
+    paths: set[bytes] = set()
     for name in names:
         path = folder + b"/" + name
         try:
             shards = read_manifest(os.fsdecode(path)).shards
         except WdsError:
             continue
-        found.add(path)
+        paths.add(path)
         for shard in shards:
             listed = folder + b"/" + os.fsencode(shard.name)
             stem = listed[: listed.rfind(b".tar")] if listed.endswith(b".tar") else listed
-            found.update(one + end for one in (listed, stem) for end in _BESIDE if one + end != stem)
-    return found
+            paths.update(
+                base_path + end for base_path in (listed, stem) for end in _BESIDE if base_path + end != stem
+            )
+    return paths
 
 
 class Wanted(NamedTuple):
@@ -222,12 +224,12 @@ def walk(source: str, wanted: Wanted, files: Files, skipped: LeftOut, progress: 
     name = path[path.rfind(b"/") + 1 :]
     if b"." not in name:
         raise UsageError(f"{to_text(path)} belongs to no sample: its name has no field after a dot")
-    found = _why_not(name, wanted) or wanted.rule.split(name)
-    if isinstance(found, str):
-        skipped.add(found, path)
+    parts_or_reason = _why_not(name, wanted) or wanted.rule.split(name)
+    if isinstance(parts_or_reason, str):
+        skipped.add(parts_or_reason, path)
     else:
-        check_written(*found, to_text(path))
-        files.add(*found, status.st_size, path)
+        check_written(*parts_or_reason, to_text(path))
+        files.add(*parts_or_reason, status.st_size, path)
 
 
 def _why_not(path: bytes, wanted: Wanted) -> str:
@@ -318,14 +320,14 @@ def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: LeftOut) -> li
         folder.prefix,
         MANIFEST,
         begin,
-        lambda found: files.add_rows(found, folder.root),
+        lambda rows_with_sizes: files.add_rows(rows_with_sizes, folder.root),
         lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
     )
     if not is_plain:
         with os.scandir(folder.path) as entries:
             # Do not list all entries together, because an entry takes a few hundred bytes.
-            while some := list(islice(entries, _ENTRIES_TOGETHER)):
-                take(some)
+            while batch := list(islice(entries, _ENTRIES_TOGETHER)):
+                take(batch)
     return subfolders
 
 
@@ -338,7 +340,7 @@ def _add(
     skipped: LeftOut,
 ) -> Iterator[bytes]:
     """Add the files among some entries, and yield the names of subfolders. ``is_own`` says which names are outputs."""
-    for entry in sorted(entries, key=lambda one: one.name):
+    for entry in sorted(entries, key=lambda entry: entry.name):
         is_link = not wanted.follows and entry.is_symlink()
         if not is_link and _is_folder(entry):
             yield entry.name
@@ -362,27 +364,27 @@ def _list(
     suffix: bytes,
     begin: Callable[[list[bytes]], bool],
     take: Callable[[list[tuple[bytes, int]]], object],
-    others: Callable[[list[bytes]], object],
+    take_names: Callable[[list[bytes]], object],
 ) -> None:
     """List a folder in Python, with the same result as the compiled core. ``begin`` gets the names with the suffix, and
-    returns whether to continue. ``take`` gets rows and sizes of regular files with usual names, and ``others`` gets all
-    other names."""
+    returns whether to continue. ``take`` gets rows and sizes of regular files with usual names, and
+    ``take_names`` gets all other names."""
     with os.scandir(path) as entries:
         if not begin([entry.name for entry in entries if entry.name.endswith(suffix)]):
             return
     with os.scandir(path) as entries:
-        while some := list(islice(entries, _ENTRIES_TOGETHER)):
-            found, rest = [], []
-            for entry in some:
+        while batch := list(islice(entries, _ENTRIES_TOGETHER)):
+            rows, names = [], []
+            for entry in batch:
                 name = entry.name
                 dot = name.find(b".")
                 is_file = entry.is_file(follow_symlinks=False)
                 if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__") or not is_file:
-                    rest.append(name)
+                    names.append(name)
                 else:
-                    found.append((prefix + name.replace(b".", SEPARATOR, 1), entry.stat().st_size))
-            take(found)
-            others(rest)
+                    rows.append((prefix + name.replace(b".", SEPARATOR, 1), entry.stat().st_size))
+            take(rows)
+            take_names(names)
 
 
 class _Named(NamedTuple):
@@ -414,24 +416,24 @@ def _is_folder(entry: _Entry) -> bool:
 def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: LeftOut) -> None:
     """Add one file, unless the key rule finds no sample for it."""
     path = folder.prefix + entry.name
-    found = wanted.rule.split(path)
-    if isinstance(found, str):
-        skipped.add(found, entry.path)
+    parts_or_reason = wanted.rule.split(path)
+    if isinstance(parts_or_reason, str):
+        skipped.add(parts_or_reason, entry.path)
         return
     try:
         status = entry.stat()
         if wanted.skips and not os.access(entry.path, os.R_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
     except OSError as error:
-        _lose(entry.path, found, error, wanted, skipped)
+        _lose(entry.path, parts_or_reason, error, wanted, skipped)
         return
     if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(entry.path)
     if entry.is_symlink() and not _is_below(os.path.realpath(entry.path), folder.real):
         skipped.add_outside(entry.path)
     if not wanted.rule.is_first_dot:
-        check_written(*found, to_text(entry.path))
-    key, field = found
+        check_written(*parts_or_reason, to_text(entry.path))
+    key, field = parts_or_reason
     if key + b"." + field == path:
         files.add_row(key + SEPARATOR + field, status.st_size, folder.root)
     else:

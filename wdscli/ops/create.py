@@ -160,28 +160,32 @@ class CreatePlan(NamedTuple):
             self.output.settings,
             files,
             order[low:high],
-            numbers_of((at - low for at in firsts[shard.first : shard.end + 1]), len(order) + 1),
+            numbers_of((first - low for first in firsts[shard.first : shard.end + 1]), len(order) + 1),
         )
 
     def work(self) -> ReorderPlan:
         """Return the plan in the form that ``wdscli.run`` carries out. It has shards, but no rows of inputs."""
-        given, samples, report = self.request, self.samples, self.report
+        create_request, samples, report = self.request, self.samples, self.report
         request = Request(
             [],
             self.output.pattern.text,
             self.output.settings,
-            jobs=given.jobs,
-            engine=given.engine,
-            post=given.post,
-            resume=given.resume,
-            if_changed=given.if_changed and not given.settings.force,
+            jobs=create_request.jobs,
+            engine=create_request.engine,
+            post=create_request.post,
+            resume=create_request.resume,
+            if_changed=create_request.if_changed and not create_request.settings.force,
         )
         seed = self.options.seed if self.options.order == "shuffle" else None
         total, payload_bytes = samples.total, sum(map(samples.files.size, samples.order))
         plan = ReorderPlan(
             request,
             Provenance(
-                "create", _shaping(given, self.options), seed, classes=report.classes, stamp=self.stamp
+                "create",
+                _shaping(create_request, self.options),
+                seed,
+                classes=report.classes,
+                stamp=self.stamp,
             ),
             Contents((self.output,), report.shards),
             Counts(total, total, len(samples.order), payload_bytes, 0, {}, {}, report.oversized),
@@ -220,8 +224,8 @@ def create(
     [(1, 2), (1, 1)]
     """
     named = {"--append": options.append, "--plan": request.plan_file, "--if-changed": request.if_changed}
-    if len(given := [name for name, value in named.items() if value]) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} exclude each other", hint="give one of them")
+    if len(exclusive := [name for name, value in named.items() if value]) > 1:
+        raise UsageError(f"{exclusive[0]} and {exclusive[1]} exclude each other", hint="give one of them")
     standing = standing_set(request.output, request.settings) if options.append else None
     if standing is not None and request.resume and not dry_run:
         done = _added_before(request, options, standing, progress)
@@ -257,10 +261,10 @@ def _carried_out(plan: CreatePlan, left_out: LeftOut, *, dry_run: bool, progress
     request, standing = plan.request, plan.output.standing
     if request.if_changed:
         plan = plan._replace(stamp=_stamp(plan))
-        if (found := find_unchanged(plan.output, plan.stamp)) is not None:
+        if (manifest := find_unchanged(plan.output, plan.stamp)) is not None:
             if not dry_run:
-                tidy_set(plan.output, found)
-            return replace(plan.report, manifest=found, kept=len(found.shards), is_unchanged=True)
+                tidy_set(plan.output, manifest)
+            return replace(plan.report, manifest=manifest, kept=len(manifest.shards), is_unchanged=True)
     if dry_run:
         return plan.report
     _write_report(plan.options.report, left_out)
@@ -437,24 +441,24 @@ class _Creating:
             samples = grouping.without(samples, left_out.drop_samples())
         self.incomplete = len(left_out.lacking)
         if options.require:
-            samples, more = grouping.require(samples, options.require, options.incomplete, left_out)
-            self.incomplete += more
+            samples, lacking = grouping.require(samples, options.require, options.incomplete, left_out)
+            self.incomplete += lacking
         if options.label_from is not None or self.has_names:
             if base is not None and base.classes is None:
                 option = "--column cls" if self.has_names else "--label-from"
                 raise UsageError("the set's manifest has no class names", hint=f"leave out {option}")
-            known = () if base is None else base.classes or ()
-            self.classes = tuple(grouping.number_labels(samples, known))
+            known_classes = () if base is None else base.classes or ()
+            self.classes = tuple(grouping.number_labels(samples, known_classes))
         if options.order == "shuffle":
             samples = grouping.shuffled(samples, options.seed)
         if rekey is not None and request.on_duplicate != "rekey":
             samples = grouping.rekeyed(samples, rekey, first_index)
         if base is not None:
             keys = partial(_keys_of, self.output, base, self.progress)
-            samples, more = grouping.settled(
+            samples, existing = grouping.settled(
                 samples, keys, request.on_duplicate, rekey, first_index, left_out
             )
-            repeated += more
+            repeated += existing
         self.dropped = {DUPLICATE_KEY: repeated} if repeated else {}
         if options.limit is not None and options.limit < samples.total:
             self.dropped[LIMIT] = samples.total - options.limit
@@ -467,9 +471,9 @@ class _Creating:
         counts = left_out.counts
         # With --append, the set may already contain all samples.
         if not samples.total and not (self.base is not None and dropped.keys() == {DUPLICATE_KEY}):
-            found = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
+            reasons = ", ".join(f"{count} {reason}" for reason, count in {**counts, **dropped}.items())
             raise InputError(
-                "no samples found" + (f" ({found})" if found else ""),
+                "no samples found" + (f" ({reasons})" if reasons else ""),
                 hint="a sample is one or more files that share a name up to the first dot: cat7.jpg, cat7.json",
             )
         ends = grouping.sample_ends(samples, self.request.settings.form)
@@ -552,12 +556,12 @@ def _mark(plan: CreatePlan, options: str) -> PlanMark:
     and the shards. File contents are unknown here, so a resumed run also compares the times of files."""
     files, rows = plan.samples.files, xxh3_128(plan.values.encode())
     for first in range(0, len(plan.samples.order), ROWS_TOGETHER):
-        some = plan.samples.order[first : first + ROWS_TOGETHER]
-        for row, number in zip(files.rows(some), some):
+        numbers = plan.samples.order[first : first + ROWS_TOGETHER]
+        for row, number in zip(files.rows(numbers), numbers):
             rows.update(b"%d:%d:%b" % (len(row), files.size(number), row))
     shards = plan.report.shards
-    facts = [[base_name(one.address), one.samples, one.members, one.size_bytes] for one in shards]
-    bounds = [0, *(one.end for one in shards)]
+    facts = [[base_name(shard.address), shard.samples, shard.members, shard.size_bytes] for shard in shards]
+    bounds = [0, *(shard.end for shard in shards)]
     return PlanMark("", options, rows.hexdigest(), digest_of([*facts, bounds]))
 
 
@@ -567,8 +571,8 @@ def _stamp(plan: CreatePlan) -> str:
     files, request, options = plan.samples.files, plan.request, plan.options
     order = plan.samples.order
     places = map(files.place, order)
-    far = list(dict.fromkeys(one for one in places if isinstance(one, str)))
-    versions = dict(zip(far, at_once(source_version, far)))
+    remote = list(dict.fromkeys(place for place in places if isinstance(place, str)))
+    versions = dict(zip(remote, at_once(source_version, remote)))
     digest = xxh3_128()
     for number in order:
         place = files.place(number)
@@ -578,8 +582,8 @@ def _stamp(plan: CreatePlan) -> str:
             content = source_version(to_text(place)) if isinstance(place, bytes) else versions[str(place)]
         row, content = files.row(number), content if isinstance(content, bytes) else repr(content).encode()
         digest.update(b"%d:%b%d:%b" % (len(row), row, len(content), content))
-    more, shaping = [request.post, plan.report.classes], _shaping(request, options)
-    return run_digest("create", shaping, options.seed, request.settings, more, [digest.hexdigest()])
+    facts, shaping = [request.post, plan.report.classes], _shaping(request, options)
+    return run_digest("create", shaping, options.seed, request.settings, facts, [digest.hexdigest()])
 
 
 def _shaping(request: Request, options: CreateOptions) -> dict[str, Any]:
