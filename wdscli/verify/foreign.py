@@ -67,30 +67,32 @@ class Foreign(NamedTuple):
 
 def find_foreign(shards: ShardSet, limit: int) -> tuple[dict[str, Foreign], list[Ledger]]:
     """Return, for each shard, the files and facts of other programs, and findings about the set."""
-    found: dict[str, Foreign] = {}
+    foreign_by_shard: dict[str, Foreign] = {}
     ledgers: list[Ledger] = []
-    there: dict[str, set[str]] = {}
+    names_by_folder: dict[str, set[str]] = {}
     for address in shards.addresses:
         if is_stream(address):
             continue
         folder = folder_of(address)
-        if folder not in there:
-            there[folder] = set(names_in(folder, shards.listings))
-        if there[folder]:
+        if folder not in names_by_folder:
+            names_by_folder[folder] = set(names_in(folder, shards.listings))
+        if names_by_folder[folder]:
             files = dict.fromkeys(kind.file_of(address) for kind in (Dali, Energon, Webshart))
-            found[address] = Foreign(tuple(one for one in files if base_name(one) in there[folder]))
-    if len(there) > 1 and found:
+            foreign_by_shard[address] = Foreign(
+                tuple(file for file in files if base_name(file) in names_by_folder[folder])
+            )
+    if len(names_by_folder) > 1 and foreign_by_shard:
         # Shards on two machines have no common folder.
         with suppress(WdsError):
-            above = common_folder(list(found))
-            there.setdefault(above, set(names_in(above, shards.listings)))
-    for folder, names in there.items():
+            above = common_folder(list(foreign_by_shard))
+            names_by_folder.setdefault(above, set(names_in(above, shards.listings)))
+    for folder, names in names_by_folder.items():
         for place in _files_of_set(folder, names):
             if place == shards.manifest_address:
                 continue
             ledgers.append(Ledger(place, limit))
-            _add_said(place, folder, names, found, ledgers[-1])
-    return found, ledgers
+            _add_facts(place, folder, names, foreign_by_shard, ledgers[-1])
+    return foreign_by_shard, ledgers
 
 
 def _files_of_set(folder: str, names: set[str]) -> Iterator[str]:
@@ -104,44 +106,46 @@ def _files_of_set(folder: str, names: set[str]) -> Iterator[str]:
                 yield folder + name
 
 
-def _add_said(place: str, folder: str, names: set[str], found: dict[str, Foreign], ledger: Ledger) -> None:
+def _add_facts(
+    place: str, folder: str, names: set[str], foreign_by_shard: dict[str, Foreign], ledger: Ledger
+) -> None:
     """Give each shard its facts from a file of the set."""
     try:
-        said = _said(place, folder, ledger)
+        facts = _facts_of(place, folder, ledger)
     except WdsError as error:
         ledger.add("stale-index", f"it cannot be read: {error.message}")
         return
-    known = {}
-    for address in found:
+    address_by_name = {}
+    for address in foreign_by_shard:
         with suppress(WdsError):
-            known[name_from(folder, address)] = address
-    if said.keys().isdisjoint(known):
+            address_by_name[name_from(folder, address)] = address
+    if facts.keys().isdisjoint(address_by_name):
         return
-    hint = _AGAIN.format(next(iter(said.values())).dialect)
+    hint = _AGAIN.format(next(iter(facts.values())).dialect)
     prefix = base_name(place).partition("index.")[0].partition("wids.")[0]
-    for name, address in known.items():
-        if name in said:
-            one = found[address]
-            found[address] = one._replace(of_set=(*one.of_set, said[name]))
+    for name, address in address_by_name.items():
+        if name in facts:
+            foreign = foreign_by_shard[address]
+            foreign_by_shard[address] = foreign._replace(of_set=(*foreign.of_set, facts[name]))
         elif prefix and base_name(address).startswith(prefix):
             ledger.add("stale-index", f"it does not list {name}", hint=hint)
-    for name in said:
+    for name in facts:
         if "/" not in name and name not in names:
             ledger.add("stale-index", f"it lists {name}, which does not exist", hint=hint)
 
 
-def _said(place: str, folder: str, ledger: Ledger) -> dict[str, SetFile]:
+def _facts_of(place: str, folder: str, ledger: Ledger) -> dict[str, SetFile]:
     """Return the facts in a file of the set, by the shard's path relative to the file's folder. The result is empty if
     the file has another format."""
     if place.endswith(".parquet"):
-        return _said_by_parquet(place, ledger)
+        return _facts_in_parquet(place, ledger)
     if place == folder + _DATABASE:
-        return _said_by_database(place, folder)
+        return _facts_in_database(place, folder)
     data = read_all(place)
     if place == folder + _INFO:
         return {name: SetFile(place, "energon", count) for name, count in _counts(data).items()}
     shards = read_manifest(place).shards if b'"shardlist"' in data else ()
-    return {one.name: SetFile(place, "wids", one.samples, one.size_bytes) for one in shards}
+    return {shard.name: SetFile(place, "wids", shard.samples, shard.size_bytes) for shard in shards}
 
 
 def _counts(data: bytes) -> dict[str, int]:
@@ -155,7 +159,7 @@ def _counts(data: bytes) -> dict[str, int]:
         ) from None
 
 
-def _said_by_parquet(place: str, ledger: Ledger) -> dict[str, SetFile]:
+def _facts_in_parquet(place: str, ledger: Ledger) -> dict[str, SetFile]:
     try:
         import pyarrow
         from pyarrow.parquet import ParquetFile
@@ -190,20 +194,20 @@ def _runs(batch: Any) -> Iterator[Run]:
         yield Run(to_text(shard) if isinstance(shard, bytes) else str(shard), keys, numbers)
 
 
-def _said_by_database(place: str, folder: str) -> dict[str, SetFile]:
+def _facts_in_database(place: str, folder: str) -> dict[str, SetFile]:
     """Read Energon's database if it is local. A remote database would have to be downloaded completely."""
     import sqlite3
 
     if not is_local(place):
         return {}
-    shards = list(_said(folder + _INFO, folder, Ledger()))
+    shards = list(_facts_of(folder + _INFO, folder, Ledger()))
 
     def runs() -> Iterator[Run]:
         for number, rows in groupby(cursor, key=itemgetter(0)):
-            while some := list(islice(rows, _ROWS_PER_BATCH)):
-                starts = numpy.array([row[2] for row in some], dtype="i8")
+            while batch := list(islice(rows, _ROWS_PER_BATCH)):
+                starts = numpy.array([row[2] for row in batch], dtype="i8")
                 shard = shards[number] if number < len(shards) else ""
-                yield Run(shard, [row[1] for row in some], {"offset": starts})
+                yield Run(shard, [row[1] for row in batch], {"offset": starts})
 
     try:
         with closing(sqlite3.connect(f"file:{quote(local_path(place))}?mode=ro", uri=True)) as database:
@@ -220,16 +224,16 @@ def _digested(
 ) -> dict[str, SetFile]:
     """Return the facts about each shard in a table with one row per sample. If the rows of a shard are not consecutive,
     they match no shard."""
-    said: dict[str, SetFile] = {}
+    facts: dict[str, SetFile] = {}
     for shard, following in groupby(runs, key=attrgetter("shard")):
         rows = _Rows()
         for run in following:
             rows.add_keys(run.keys)
             for name, numbers in run.numbers.items():
                 rows.add_numbers(name, numbers)
-        samples = rows.count + (said[shard].samples if shard in said else 0)
-        said[shard] = SetFile(place, dialect, samples, digest=rows.digest(), columns=columns)
-    return said
+        samples = rows.count + (facts[shard].samples if shard in facts else 0)
+        facts[shard] = SetFile(place, dialect, samples, digest=rows.digest(), columns=columns)
+    return facts
 
 
 class _Rows:
@@ -257,8 +261,8 @@ class _Rows:
         self._add(name, numbers.astype("<i8").tobytes())
 
     def digest(self) -> str:
-        found = {name: self._columns[name].hexdigest() for name in self._filled & set(self._columns)}
-        return json.dumps(found, sort_keys=True)
+        digests = {name: self._columns[name].hexdigest() for name in self._filled & set(self._columns)}
+        return json.dumps(digests, sort_keys=True)
 
 
 def _rows_of(index: Index, columns: tuple[str, ...] | None) -> str:
@@ -308,15 +312,15 @@ def check_foreign(foreign: Foreign, index: Index, stored_bytes: int, ledger: Led
 def _check_beside(place: str, data: bytes, index: Index, ledger: Ledger) -> None:
     """Compare one file of the shard."""
     if data.startswith(b"v1."):
-        dialect, found = "dali", _wrong_in_lines(data, index)
+        dialect, fault = "dali", _wrong_in_lines(data, index)
     elif place.endswith(".tar.idx"):
-        dialect, found = "energon", _wrong_in_places(data, index)
+        dialect, fault = "energon", _wrong_in_places(data, index)
     elif place.endswith(".json"):
-        dialect, found = "webshart", _wrong_in_document(data, index)
+        dialect, fault = "webshart", _wrong_in_document(data, index)
     else:
         return
-    if found is not None:
-        ledger.add("stale-index", f"{place} {found}", hint=_AGAIN.format(dialect))
+    if fault is not None:
+        ledger.add("stale-index", f"{place} {fault}", hint=_AGAIN.format(dialect))
 
 
 def _wrong_in_lines(data: bytes, index: Index) -> str | None:
@@ -328,10 +332,10 @@ def _wrong_in_lines(data: bytes, index: Index) -> str | None:
     for batch in index_batches(index):
         for row, key in enumerate(batch.keys):
             line = lines[batch.index + row]
-            said = {tuple(line[at : at + 3]) for at in range(0, len(line), width)}
+            entries = {tuple(line[begin : begin + 3]) for begin in range(0, len(line), width)}
             low, high = batch.firsts[row], batch.firsts[row + 1]
             members = zip(batch.fields[low:high], batch.offsets[low:high], batch.sizes[low:high])
-            if not said or not said <= {
+            if not entries or not entries <= {
                 (field, b"%d" % offset, b"%d" % size) for field, offset, size in members
             }:
                 return f'does not match the headers of sample {batch.index + row} ("{to_text(key)}")'
@@ -343,12 +347,12 @@ def _wrong_in_places(data: bytes, index: Index) -> str | None:
     end."""
     if len(data) != 8 * (index.samples + 1):
         return f"has the places of {max(0, len(data) // 8 - 1)} samples, the shard has {index.samples}"
-    said = numpy.frombuffer(data, "<u8")
+    starts = numpy.frombuffer(data, "<u8")
     right: U64 = numpy.append(index.starts, index.starts[-1:] + index.lengths[-1:])
-    wrong = numpy.flatnonzero(said[: len(right)] != right)
+    wrong = numpy.flatnonzero(starts[: len(right)] != right)
     if not len(wrong):
         return None
-    return f"puts sample {wrong[0]} (from 0) at byte {said[wrong[0]]}, it begins at {right[wrong[0]]}"
+    return f"puts sample {wrong[0]} (from 0) at byte {starts[wrong[0]]}, it begins at {right[wrong[0]]}"
 
 
 def _wrong_in_document(data: bytes, index: Index) -> str | None:
@@ -359,15 +363,17 @@ def _wrong_in_document(data: bytes, index: Index) -> str | None:
         return None
     if not (isinstance(document, dict) and isinstance(files := document.get("files"), dict)):
         return None
-    if not all(isinstance(one, dict) and "offset" in one and "length" in one for one in files.values()):
+    if not all(
+        isinstance(entry, dict) and "offset" in entry and "length" in entry for entry in files.values()
+    ):
         return None
     if document.get("filesize", index.size) != index.size:
         return f"says {document['filesize']} bytes, the shard has {index.size}"
     for batch in index_batches(index):
         for row, key in enumerate(batch.keys):
-            for at in range(batch.firsts[row], batch.firsts[row + 1]):
-                name = to_text(key + b"." + batch.fields[at])
-                said = files.get(name, {})
-                if (said.get("offset"), said.get("length")) != (batch.offsets[at], batch.sizes[at]):
+            for member in range(batch.firsts[row], batch.firsts[row + 1]):
+                name = to_text(key + b"." + batch.fields[member])
+                entry = files.get(name, {})
+                if (entry.get("offset"), entry.get("length")) != (batch.offsets[member], batch.sizes[member]):
                     return f'has a wrong place for "{name}"'
     return None

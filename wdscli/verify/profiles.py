@@ -200,11 +200,11 @@ class Judge:
 
     def _has_pax(self, window: Window, row: int) -> bool:
         start = window.columns.starts[row]
-        at = start - window.base + 156
+        type_offset = start - window.base + 156
         if window.columns.flags[row] & GLOBAL:
             return True
-        if 0 <= at < len(window.buffer):
-            typeflag = window.buffer[at : at + 1]
+        if 0 <= type_offset < len(window.buffer):
+            typeflag = window.buffer[type_offset : type_offset + 1]
         else:
             typeflag = self._source.read_at(start + 156, 1) if self._source.seekable else b""
         return typeflag in (b"x", b"g")

@@ -253,11 +253,11 @@ class HeaderPass:
         return shape_by_fields
 
     def _report(self, problem: Problem, batch: SampleBatch, row: int) -> None:
-        at, member = batch.firsts[row], batch.keys[row]
+        number, member = batch.firsts[row], batch.keys[row]
         if problem.place is not None:
-            at += problem.place
-            member += b"." + batch.fields[at]
-        self.ledger.add(problem.code, problem.message, offset=batch.starts[at], member=member)
+            number += problem.place
+            member += b"." + batch.fields[number]
+        self.ledger.add(problem.code, problem.message, offset=batch.starts[number], member=member)
 
 
 class Checks(NamedTuple):
