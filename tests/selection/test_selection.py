@@ -68,7 +68,7 @@ def choose(shard: str, state: SelectionState | None = None, **options: Any) -> l
         with open_source(address) as source:
             batches = list(iter_selected(source, selection, counts))
         found.append([batch.keys[row].decode() for batch, rows in batches for row in rows])
-        assert counts.seen == counts.kept + sum(counts.dropped.values())
+        assert counts.seen_samples == counts.kept + sum(counts.dropped.values())
         if state is not None:
             return found[0]
     assert found[0] == found[1]
@@ -315,7 +315,7 @@ def test_the_count_goes_on_from_shard_to_shard(shard: str) -> None:
             ]
     assert found == [b"n02/d", b"n01/a"]
     assert state.done
-    assert (state.seen, state.kept, state.dropped) == (6, 2, {"slice": 4})
+    assert (state.seen_samples, state.kept, state.dropped) == (6, 2, {"slice": 4})
 
 
 def test_options_take_hold_in_one_order(shard: str) -> None:

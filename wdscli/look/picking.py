@@ -175,7 +175,7 @@ class SampleReader(SetReader):
         dedup = None if self._seen is None else self._seen.dedup
         named = () if dedup is None else dedup.named
         self.check_names(self.selection.missing_names(self.state, named))
-        if dedup is not None and self._seen is not None and self.state.seen and not self._seen.total:
+        if dedup is not None and self._seen is not None and self.state.seen_samples and not self._seen.total:
             dedup.warn_of_none(self.state.seen_names.fields, self._progress)
 
     def _distinct(self, page: Page, seen_content: SeenContent) -> Page:

@@ -102,7 +102,7 @@ class SampleBatch(NamedTuple):
         return SampleBatch(
             self.index + first,
             self.keys[first:end],
-            [at - low for at in self.firsts[first : end + 1]],
+            [member - low for member in self.firsts[first : end + 1]],
             self.fields[low:high],
             self.starts[low:high],
             self.offsets[low:high],
@@ -115,7 +115,7 @@ class SampleBatch(NamedTuple):
     def sizes_by_field(self, row: int) -> dict[str, int]:
         """Return the payload sizes of one sample by field."""
         first, end = self.firsts[row], self.firsts[row + 1]
-        return {to_text(self.fields[at]): self.sizes[at] for at in range(first, end)}
+        return {to_text(self.fields[member]): self.sizes[member] for member in range(first, end)}
 
 
 def new_batch(index: int = 0) -> SampleBatch:
@@ -518,11 +518,11 @@ class Salvager:
         fields = frozenset(batch.fields[first:end])
         if len(fields) < end - first:
             places = range(first, end)
-            at = next(at for at in places if batch.fields[at] in batch.fields[first:at])
-            return self._reported(duplicate_field, batch, row, at)
+            member = next(member for member in places if batch.fields[member] in batch.fields[first:member])
+            return self._reported(duplicate_field, batch, row, member)
         if batch.marks[row] & KIND_MASK:
-            at = next(at for at in range(first, end) if batch.flags[at] & KIND_MASK)
-            return self._reported(partial(not_regular, batch.flags[at] & KIND_MASK), batch, row, at)
+            member = next(member for member in range(first, end) if batch.flags[member] & KIND_MASK)
+            return self._reported(partial(not_regular, batch.flags[member] & KIND_MASK), batch, row, member)
         is_cut = is_next_to_damage and batch.keys[row] == self.cut
         if not is_whole(fields, self.usual, NO_FIELDS, is_next_to_damage=is_next_to_damage, is_cut=is_cut):
             return "damaged"
@@ -530,10 +530,12 @@ class Salvager:
         return None
 
     def _reported(
-        self, make_error: Callable[[str, int, bytes], DataError], batch: SampleBatch, row: int, at: int
+        self, make_error: Callable[[str, int, bytes], DataError], batch: SampleBatch, row: int, member: int
     ) -> str:
-        """Return the code of an error of member ``at``. Report the shard's first error with this code."""
-        error = make_error(self.source.name, batch.starts[at], batch.keys[row] + b"." + batch.fields[at])
+        """Return the code of an error of a member. Report the shard's first error with this code."""
+        error = make_error(
+            self.source.name, batch.starts[member], batch.keys[row] + b"." + batch.fields[member]
+        )
         if error.code not in self.reported:
             self.reported.add(error.code)
             self.report(error)
@@ -579,8 +581,8 @@ class SampleAt(NamedTuple):
         self, message: str, code: str, field: bytes | None = None, hint: str | None = None
     ) -> DataError:
         """Return a DataError with the place of the sample, or of its member with this field."""
-        at = None if field is None else self.member(field)
-        offset = self.batch.start(self.row) if at is None else self.batch.starts[at]
+        member = None if field is None else self.member(field)
+        offset = self.batch.start(self.row) if member is None else self.batch.starts[member]
         name = to_text(self.key if field is None else self.key + b"." + field)
         error = DataError(message, code=code, shard=self.shard, offset=offset, member=name, hint=hint)
         error.of = "sample" if field is None else "member"

@@ -70,7 +70,9 @@ def iter_salvaged(
     for batch in Salvager(source, report, dropped, see=hold).batches():
         for row, key in enumerate(batch.keys):
             members = range(batch.firsts[row], batch.firsts[row + 1])
-            fields = {to_text(batch.fields[at]): payloads.pop(batch.offsets[at])[1] for at in members}
+            fields = {
+                to_text(batch.fields[member]): payloads.pop(batch.offsets[member])[1] for member in members
+            }
             yield Sample(to_text(key), fields, source.name, batch.index + row)
 
 
@@ -267,9 +269,9 @@ def _walk(source: ByteSource, begin: int, end: int) -> Columns | None:
     scanner = Scanner(first=begin)
     try:
         while scanner.position < end and not scanner.ended:
-            at, wanted = scanner.position, scanner.wanted
-            scanner.feed(source.read_at(at, min(max(_LOOK_BYTES, wanted), end - at)), at)
-            if (scanner.position, scanner.wanted) == (at, wanted):
+            position, wanted = scanner.position, scanner.wanted
+            scanner.feed(source.read_at(position, min(max(_LOOK_BYTES, wanted), end - position)), position)
+            if (scanner.position, scanner.wanted) == (position, wanted):
                 return None
     except DataError:
         return None

@@ -41,15 +41,15 @@ OnError = Literal["stop", "skip"]
 class SelectionState:
     """The counts of a selection over all inputs. Each run of a command has its own.
 
-    ``seen`` counts samples read, and ``kept`` counts selected samples. ``dropped`` counts the other samples by reason:
-    ``keys``, ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``, ``slice``,
-    ``sample``. ``matched`` counts samples that reached ``--slice``. ``done`` means that no further sample can be
-    selected, so reading may stop. ``members`` and ``payload_bytes`` are totals of the samples seen. ``found`` has the
-    keys and globs that samples match, and ``seen_names`` has other names seen. ``end`` is the place in the shard after
-    the last batch. ``ties`` counts chosen samples with the last rank."""
+    ``seen_samples`` counts samples read, and ``kept`` counts selected samples. ``dropped`` counts the other samples by
+    reason: ``keys``, ``not-keys``, ``where``, ``undecodable`` (only with ``on_error="skip"``), ``no-fields``,
+    ``slice``, ``sample``. ``matched`` counts samples that reached ``--slice``. ``done`` means that no further sample
+    can be selected, so reading may stop. ``members`` and ``payload_bytes`` are totals of the samples seen.
+    ``matched_keys`` has the keys and globs that samples match, and ``seen_names`` has other names seen. ``end`` is the
+    place in the shard after the last batch. ``ties`` counts chosen samples with the last rank."""
 
     on_error: OnError = "stop"
-    seen: int = 0
+    seen_samples: int = 0
     matched: int = 0
     kept: int = 0
     members: int = 0
@@ -58,7 +58,7 @@ class SelectionState:
     end: int = 0
     ties: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    found: set[bytes] = field(default_factory=set)
+    matched_keys: set[bytes] = field(default_factory=set)
     seen_names: SeenNames = field(default_factory=SeenNames)
 
     def drop(self, reason: str) -> None:
@@ -66,7 +66,7 @@ class SelectionState:
 
     def merge_names(self, state: SelectionState) -> None:
         """Add the names seen in another part of the same samples."""
-        self.found |= state.found
+        self.matched_keys |= state.matched_keys
         self.seen_names.merge(state.seen_names)
 
     def count(self, batch: SampleBatch, samples: int) -> None:
@@ -198,7 +198,7 @@ class Selection(NamedTuple):
         if state.done:
             return []
         if self.is_trivial:
-            state.seen += len(batch.keys)
+            state.seen_samples += len(batch.keys)
             state.kept += len(batch.keys)
             state.count(batch, len(batch.keys))
             return list(range(len(batch.keys)))
@@ -207,11 +207,11 @@ class Selection(NamedTuple):
         if self.key_rule is not None:
             # Remember keys that are similar to the missing ones, for hints.
             exact = self.key_rule.exact
-            missing = exact - state.found if len(exact) <= _FOLLOWED_AT_MOST else ()
+            missing = exact - state.matched_keys if len(exact) <= _FOLLOWED_AT_MOST else ()
             state.seen_names.see_keys(batch.keys, missing)
-        rows, before = [], state.seen
+        rows, before = [], state.seen_samples
         for row in range(len(batch.keys)):
-            state.seen += 1
+            state.seen_samples += 1
             reason = self._reason_against(batch, row, shard, state, payload_of)
             if reason is None:
                 rows.append(row)
@@ -221,7 +221,7 @@ class Selection(NamedTuple):
                 state.drop(reason)
             if state.done:
                 break
-        state.count(batch, state.seen - before)
+        state.count(batch, state.seen_samples - before)
         return rows
 
     def _reason_against(
@@ -229,9 +229,9 @@ class Selection(NamedTuple):
     ) -> str | None:
         """The reason to drop the next sample, or None."""
         key = batch.keys[row]
-        if self.key_rule is not None and not self.key_rule.matches(key, state.found):
+        if self.key_rule is not None and not self.key_rule.matches(key, state.matched_keys):
             return "keys"
-        if self.key_rule is not None and self.key_rule.leaves_out(key, state.found):
+        if self.key_rule is not None and self.key_rule.leaves_out(key, state.matched_keys):
             return "not-keys"
         if self.where is not None:
             try:
@@ -293,14 +293,16 @@ class Selection(NamedTuple):
             missing_names = state.seen_names.absent([*self.named, *named])
         if state.done:
             text = (
-                f" among the {state.seen} that were read" if state.seen != 1 else " in the one that was read"
+                f" among the {state.seen_samples} that were read"
+                if state.seen_samples != 1
+                else " in the one that was read"
             )
             missing_names = [
                 missing_name._replace(message=missing_name.message + text, needed=False)
                 for missing_name in missing_names
             ]
         elif self.key_rule is not None and state.seen_names.keys:
-            missing_names += self.key_rule.missing_names(state.found, state.seen_names)
+            missing_names += self.key_rule.missing_names(state.matched_keys, state.seen_names)
         return missing_names if self.where is None else [*missing_names, *self.where.missing_names]
 
     def remarks(self, state: SelectionState) -> list[str]:
@@ -313,7 +315,7 @@ class Selection(NamedTuple):
             (rule.listed or {}, rule.sources, False),
             (rule.left_out or {}, rule.sources_left_out, True),
         ):
-            unseen = [key for key in keys if key not in state.found]
+            unseen = [key for key in keys if key not in state.matched_keys]
             if unseen and (may_be_all or len(unseen) < len(keys)):
                 named = listed([to_text(key) for key in unseen], ", ")
                 noun = "key" if len(unseen) == 1 else "keys"

@@ -274,7 +274,7 @@ class StoredParts(ast.NodeTransformer):
         # The method of a text is not a value.
         if isinstance(node.func, ast.Attribute):
             node.func.value = self.visit(node.func.value)
-        node.args = [self.visit(one) for one in node.args]
+        node.args = [self.visit(argument) for argument in node.args]
         return node
 
 
@@ -306,8 +306,10 @@ def _not_allowed(node: ast.AST) -> UsageError:
 def _check_identity(node: ast.Compare) -> None:
     """Raise UsageError for ``is``, except with None, True or False: two equal values may be two objects."""
     operands = [node.left, *node.comparators]
-    alone = any(isinstance(one, ast.Constant) and isinstance(one.value, bool | None) for one in operands)
-    if not alone and any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
+    alone = any(
+        isinstance(operand, ast.Constant) and isinstance(operand.value, bool | None) for operand in operands
+    )
+    if not alone and any(isinstance(operator, ast.Is | ast.IsNot) for operator in node.ops):
         raise UsageError("--where: `is` does not compare values", hint="write ==, or != for `is not`")
 
 
@@ -325,19 +327,19 @@ def _check_names(tree: ast.expr) -> None:
             raise _not_allowed(function)
 
 
-def _check_name(name: str, known: Any) -> None:
-    if name in known:
+def _check_name(name: str, allowed: Any) -> None:
+    if name in allowed:
         return
-    if known is FUNCTIONS:
+    if allowed is FUNCTIONS:
         raise UsageError(
             f"--where: no such function: {name}", hint=hint_of([name], [*FUNCTIONS], len(FUNCTIONS))
         )
     if name in FUNCTIONS:
         raise UsageError(f"--where: {name} is a function", hint=f"call it: {name}(...)")
     similar = hint_of([name], NAMES)
-    other = f"a value in JSON is json.{name}, a size is size.{name}, text is '{name}'; "
+    advice = f"a value in JSON is json.{name}, a size is size.{name}, text is '{name}'; "
     raise UsageError(
-        f"--where: no such name: {name}", hint=similar if similar.startswith("did") else other + similar
+        f"--where: no such name: {name}", hint=similar if similar.startswith("did") else advice + similar
     )
 
 
@@ -361,17 +363,17 @@ def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:
 
 def class_texts(tree: ast.expr) -> list[str]:
     """The texts compared with ``cls``: ``cls == "a"``, ``cls in ["a", "b"]``."""
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Compare):
             continue
         for left, test, right in zip([node.left, *node.comparators], node.ops, node.comparators):
             both = (left, right)
-            is_class = any(isinstance(one, ast.Name) and one.id == "cls" for one in both)
+            is_class = any(isinstance(operand, ast.Name) and operand.id == "cls" for operand in both)
             if is_class and isinstance(test, (ast.Eq, ast.NotEq, ast.In, ast.NotIn)):
-                parts = [part for one in both for part in getattr(one, "elts", [one])]
-                found.update((text, None) for text in map(_constant, parts) if isinstance(text, str))
-    return list(found)
+                parts = [part for operand in both for part in getattr(operand, "elts", [operand])]
+                texts.update((text, None) for text in map(_constant, parts) if isinstance(text, str))
+    return list(texts)
 
 
 def names_in(tree: ast.expr) -> tuple[Named, ...]:
@@ -381,17 +383,17 @@ def names_in(tree: ast.expr) -> tuple[Named, ...]:
     >>> [name.text for name in names_in(ast.parse("json.a[0].b.lower() == txt and 'x' in size", mode="eval").body)]
     ['json', 'json.a[0].b', 'txt']
     """
-    found: dict[Named, None] = {}
-    _Names(found).visit(tree)
-    return tuple(found)
+    names: dict[Named, None] = {}
+    _Names(names).visit(tree)
+    return tuple(names)
 
 
 class _Names(ast.NodeVisitor):
-    def __init__(self, found: dict[Named, None]) -> None:
-        self._found = found
+    def __init__(self, names: dict[Named, None]) -> None:
+        self._names = names
 
     def _add(self, text: str, field: str, path: Path | None = None) -> None:
-        self._found[Named(text, " for --where", (field,), path)] = None
+        self._names[Named(text, " for --where", (field,), path)] = None
 
     def visit_Name(self, node: ast.Name) -> None:
         if _is_payload(node):
@@ -410,25 +412,25 @@ class _Names(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute | ast.Subscript) -> None:
         """Find a path of constant names and places in JSON. The path ends before brackets that contain no constant."""
         path: list[str | int] = []
-        at: ast.expr = node
-        place = at
-        while isinstance(at, ast.Attribute | ast.Subscript):
-            step = at.attr if isinstance(at, ast.Attribute) else _constant(at.slice)
+        expression: ast.expr = node
+        place = expression
+        while isinstance(expression, ast.Attribute | ast.Subscript):
+            step = expression.attr if isinstance(expression, ast.Attribute) else _constant(expression.slice)
             if step is None:
-                path, place = [], at.value
-                self.visit(at.slice)  # type: ignore[union-attr]
+                path, place = [], expression.value
+                self.visit(expression.slice)  # type: ignore[union-attr]
             else:
                 path.insert(0, step)
-            at = at.value
-        if isinstance(at, ast.Name) and at.id == "json":
+            expression = expression.value
+        if isinstance(expression, ast.Name) and expression.id == "json":
             self._add("json", "json")
             if path:
                 self._add(ast.unparse(place), "json", tuple(path))
-        elif isinstance(at, ast.Name) and at.id == "size":
+        elif isinstance(expression, ast.Name) and expression.id == "size":
             if path and isinstance(path[0], str):
                 self._add(f"size.{path[0]}", path[0])
         else:
-            self.visit(at)
+            self.visit(expression)
 
     visit_Subscript = visit_Attribute
 

@@ -62,8 +62,8 @@ class Payloads:
     def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
         """Yield the payload of one member of the current batch, of any size, in pieces. The source must be seekable.
         Raises DataError if the payload is truncated."""
-        at = self._at(row, field)
-        member = expected_member(self.batch, row, at)
+        number = self._at(row, field)
+        member = expected_member(self.batch, row, number)
         offset, end = member.offset, member.offset + member.size
         if self.by_index:
             member.check(self.source)
@@ -79,9 +79,9 @@ class Payloads:
         """Return the byte ranges of the payloads of these rows and fields, each with the header before it."""
         batch, ranges = self.batch, []
         for row in rows:
-            for at in range(batch.firsts[row], batch.firsts[row + 1]):
-                if batch.fields[at] in fields and batch.sizes[at] <= MAX_LOOKED_INTO_BYTES:
-                    member = expected_member(batch, row, at)
+            for number in range(batch.firsts[row], batch.firsts[row + 1]):
+                if batch.fields[number] in fields and batch.sizes[number] <= MAX_LOOKED_INTO_BYTES:
+                    member = expected_member(batch, row, number)
                     ranges.append((member.first, member.offset + member.size))
         return ranges
 
@@ -99,8 +99,8 @@ class Payloads:
 
     def of(self, row: int, field: bytes) -> bytes:
         """Return the payload of one member of the current batch. Raises DataError if it is too large or truncated."""
-        at, window = self._at(row, field), self._window
-        offset, size = self.batch.offsets[at], self.batch.sizes[at]
+        number, window = self._at(row, field), self._window
+        offset, size = self.batch.offsets[number], self.batch.sizes[number]
         if size > MAX_LOOKED_INTO_BYTES:
             message = f"payload of {size} bytes is too large to decode (limit: {MAX_LOOKED_INTO_BYTES} bytes)"
             raise self._error(row, field, message, "undecodable")
@@ -109,7 +109,7 @@ class Payloads:
         if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
             return window.buffer[offset - window.base : offset - window.base + size]
         if self.by_index:
-            data = expected_member(self.batch, row, at).payload(self.source)
+            data = expected_member(self.batch, row, number).payload(self.source)
         else:
             data = self.source.read_at(offset, size)
         if len(data) < size:
@@ -121,7 +121,7 @@ class Payloads:
         return SampleAt(self.batch, row, self.source.name).error(message, code, field)
 
 
-def expected_member(batch: SampleBatch, row: int, at: int) -> Expected:
+def expected_member(batch: SampleBatch, row: int, number: int) -> Expected:
     """Return a member of a batch as an Expected."""
-    name = batch.keys[row] + b"." + batch.fields[at]
-    return Expected(batch.starts[at], batch.offsets[at], name, batch.sizes[at])
+    name = batch.keys[row] + b"." + batch.fields[number]
+    return Expected(batch.starts[number], batch.offsets[number], name, batch.sizes[number])

@@ -63,16 +63,16 @@ def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str
             raise UsageError(f'{purpose} "{text}"', hint=hint)
         return text, None
     steps: list[str | int] = []
-    at = 0
-    while at < len(match[2]):
-        step = _STEP.match(match[2], at)
+    offset = 0
+    while offset < len(match[2]):
+        step = _STEP.match(match[2], offset)
         if step is None:
             raise UsageError(
-                f'{purpose} "{text}": a path cannot contain "{match[2][at:]}"',
+                f'{purpose} "{text}": a path cannot contain "{match[2][offset:]}"',
                 hint='write a path as json.a.b, json.a[0] or json["a name"]',
             )
         steps.append(int(step[2]) if step[2] else step[step.lastindex or 0])
-        at = step.end()
+        offset = step.end()
     return match[1], tuple(steps)
 
 
@@ -192,8 +192,8 @@ class KeyValue(Value):
         match = self.pattern.search(to_text(sample.key))
         if match is None:
             return None
-        found = match[1] if self.pattern.groups else match[0]
-        return to_bytes(found).strip() or None if found is not None else None
+        text = match[1] if self.pattern.groups else match[0]
+        return to_bytes(text).strip() or None if text is not None else None
 
 
 @dataclass(frozen=True)
@@ -250,8 +250,8 @@ class Numbers(NamedTuple):
     @property
     def missing(self) -> Mask:
         """True for each sample without a number."""
-        found: Mask = numpy.isnan(self.array) if self.array.dtype.kind == "f" else self.array == MISSING
-        return found
+        mask: Mask = numpy.isnan(self.array) if self.array.dtype.kind == "f" else self.array == MISSING
+        return mask
 
     def at(self, row: int) -> int | float | None:
         """Return the number of one sample as a Python number, or None if it is missing."""
@@ -310,7 +310,7 @@ def joined(parts: list[Numbers]) -> Numbers:
     return Numbers(numpy.concatenate(arrays), all(part.exact for part in parts))
 
 
-def value_names(given: str | Sequence[str] | None, option: str = "--values") -> tuple[str, ...]:
+def value_names(texts: str | Sequence[str] | None, option: str = "--values") -> tuple[str, ...]:
     """Return the normal forms of the comma-separated values in an option. Raises UsageError.
 
     >>> value_names(["json['width'], width( jpg )", "round(json.s, 2)"])
@@ -318,23 +318,23 @@ def value_names(given: str | Sequence[str] | None, option: str = "--values") -> 
     """
     import ast
 
-    found: dict[str, None] = {}
-    for text in [given] if isinstance(given, str) else given or ():
+    names: dict[str, None] = {}
+    for text in [texts] if isinstance(texts, str) else texts or ():
         try:
             parts = ast.parse(f"[{text.strip()}\n]", mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise UsageError(f'{option} cannot be read: "{text}"', hint=_HINT) from None
         for part in parts.elts if isinstance(parts, ast.List) else [parts]:
-            found[_checked(ast.unparse(part), option).normal] = None
-    if given is not None and not found:
+            names[_checked(ast.unparse(part), option).normal] = None
+    if texts is not None and not names:
         raise UsageError(f"{option} is empty", hint=_HINT)
-    return tuple(found)
+    return tuple(names)
 
 
 @lru_cache(256)
 def fields_of(name: str) -> frozenset[bytes]:
     """Return the fields from which the value with this name is computed."""
-    return frozenset(to_bytes(field) for one in _parsed(name).named for field in one.fields)
+    return frozenset(to_bytes(field) for named in _parsed(name).named for field in named.fields)
 
 
 def _parsed(text: str) -> Where:
@@ -363,24 +363,26 @@ class SampleNumbers:
         self._columns = {name: GrowingNumbers() for name in names}
         self._lenient = lenient
         self._failures: dict[str, list[DataError]] = {}
-        self.payload_fields = frozenset[bytes]().union(*(one.payload_fields for one in self._values.values()))
+        self.payload_fields = frozenset[bytes]().union(
+            *(value.payload_fields for value in self._values.values())
+        )
 
     def add(self, sample: SampleAt) -> None:
         """Add the numbers of one sample. If a payload cannot be decoded, raises DataError ``undecodable`` and adds no
         number."""
-        found = []
+        numbers = []
         for name, value in self._values.items():
             try:
-                found.append(value.number(sample))
+                numbers.append(value.number(sample))
             except DataError as error:
                 if error.code != "undecodable":
                     raise
                 if not self._lenient:
                     error.hint = "write without values; `wds index --values` stores such a value as missing"
                     raise
-                found.append((None, False))
+                numbers.append((None, False))
                 self._failures.setdefault(name, []).append(error)
-        for column, number in zip(self._columns.values(), found):
+        for column, number in zip(self._columns.values(), numbers):
             column.add(*number)
 
     def add_batch(self, batch: SampleBatch, shard: str, payload_of: PayloadOf) -> None:
@@ -399,8 +401,9 @@ class SampleNumbers:
         """With ``lenient``, return a text for each name on how many values could not be computed, with the first
         error."""
         return tuple(
-            f"{name}: {len(some)} values are missing, because their payloads cannot be decoded; the first: {some[0]}"
-            for name, some in self._failures.items()
+            f"{name}: {len(errors)} values are missing, because their payloads cannot be decoded; "
+            f"the first: {errors[0]}"
+            for name, errors in self._failures.items()
         )
 
     def numbers(self) -> dict[str, Numbers]:
@@ -436,13 +439,13 @@ def unpack_numbers(raw: Mapping[str, Any]) -> dict[str, Numbers]:
     check(about, _ENTRY)
     columns = about["columns"]
     data = {_PREFIX + name: raw.get(_PREFIX + name, b"") for name in columns}
-    if any(type(one) is not bytes or len(one) != 8 * raw["samples"] for one in data.values()):
+    if any(type(column) is not bytes or len(column) != 8 * raw["samples"] for column in data.values()):
         raise ValueError("a column of values has the wrong length")
     if _seal(columns, data, raw["digest"]) != about["seal"]:
         raise ValueError("its values do not match their seal")
     return {
-        name: Numbers(numpy.frombuffer(data[_PREFIX + name], _TYPES[one["type"]]), one["exact"])
-        for name, one in columns.items()
+        name: Numbers(numpy.frombuffer(data[_PREFIX + name], _TYPES[column["type"]]), column["exact"])
+        for name, column in columns.items()
     }
 
 

@@ -109,13 +109,13 @@ def check_names(batch: SampleBatch, shard: str) -> None:
         for row in range(len(batch.keys)):
             unsafe_member = _unsafe_member(batch, row)
             if unsafe_member is not None:
-                at, reason = unsafe_member
+                member, reason = unsafe_member
                 raise DataError(
                     f"unsafe name: {reason}",
                     code="unsafe-name",
                     shard=shard,
-                    offset=batch.starts[at],
-                    member=to_text(batch.keys[row] + b"." + batch.fields[at])[:200],
+                    offset=batch.starts[member],
+                    member=to_text(batch.keys[row] + b"." + batch.fields[member])[:200],
                     hint="leave out such samples with --on-error skip; list them with wds verify",
                 )
 
@@ -128,10 +128,10 @@ def is_suspect(keys: Sequence[bytes], fields: Iterable[bytes]) -> bool:
 
 def _unsafe_member(batch: SampleBatch, row: int) -> tuple[int, str] | None:
     """Return the first member with an unsafe name, and the reason."""
-    for at in range(batch.firsts[row], batch.firsts[row + 1]):
-        reason = why_unsafe(batch.keys[row] + b"." + batch.fields[at])
+    for member in range(batch.firsts[row], batch.firsts[row + 1]):
+        reason = why_unsafe(batch.keys[row] + b"." + batch.fields[member])
         if reason is not None:
-            return at, reason
+            return member, reason
     return None
 
 

@@ -64,11 +64,11 @@ class Number(int):
 
     name: str
 
-    def __eq__(self, other: object) -> bool:
-        return self.name == other if isinstance(other, str) else int.__eq__(self, other)
+    def __eq__(self, value: object) -> bool:
+        return self.name == value if isinstance(value, str) else int.__eq__(self, value)
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
+    def __ne__(self, value: object) -> bool:
+        return not self == value
 
     __hash__ = int.__hash__
 
@@ -168,13 +168,13 @@ class Where:
 
     def look(self, seen_names: SeenNames) -> None:
         """Look for the expression's places in the JSON of the last sample, if it was decoded."""
-        known = self._used._scope.known
+        values = self._used._scope.values
         for place in self.places:
             if place in seen_names.places:
                 continue
-            if "json" in known:
-                seen_names.see_document(place, known["json"])
-            elif known.get(STORED_MARK + place_name(place.path)) is not None:
+            if "json" in values:
+                seen_names.see_document(place, values["json"])
+            elif values.get(STORED_MARK + place_name(place.path)) is not None:
                 seen_names.places.add(place)
 
 
@@ -218,16 +218,16 @@ class _Scope:
     def enter(self, sample: SampleAt, parse_float: Callable[[str], float] | None = None) -> None:
         self.sample = sample
         self._parse_float = parse_float
-        self.known: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.known:
+        if name not in self.values:
             is_stored = name.startswith(STORED_MARK)
             if is_stored:
-                self.known[name] = self._stored(name)
+                self.values[name] = self._stored(name)
             else:
-                self.known[name] = _VALUES[name](self) if name in _VALUES else self.text(name)
-        return self.known[name]
+                self.values[name] = _VALUES[name](self) if name in _VALUES else self.text(name)
+        return self.values[name]
 
     def _stored(self, name: str) -> float:
         batch, row = self.sample.batch, self.sample.row
@@ -277,9 +277,9 @@ class _Scope:
         number = class_number(text)
         if number is None or not 0 <= number < len(self._classes):
             return text if number is None else number
-        found = Number(number)
-        found.name = self._classes[number]
-        return found
+        named_number = Number(number)
+        named_number.name = self._classes[number]
+        return named_number
 
     def json(self) -> Any:
         import json
@@ -336,6 +336,6 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
         except (TypeError, LookupError):
             raise _Missing from None
 
-    def _check_disallowed_items(self, item: object) -> None:
+    def _check_disallowed_items(self, value: object) -> None:
         """Check nothing: simpleeval would walk every JSON document at every step. All values are plain data, since they
         come from the scope, FUNCTIONS and TEXT_METHODS."""

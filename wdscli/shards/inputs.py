@@ -394,13 +394,13 @@ def missing_error(gone: Sequence[Missing]) -> InputNotFoundError:
 def say_missing(gone: Sequence[Missing]) -> str:
     """Return a text that names the missing shards and their manifests."""
     names = ", ".join(base_name(shard.address) for shard in gone[:_NAMED_AT_MOST])
-    more = f" and {len(gone) - _NAMED_AT_MOST} more" if len(gone) > _NAMED_AT_MOST else ""
+    unnamed = f" and {len(gone) - _NAMED_AT_MOST} more" if len(gone) > _NAMED_AT_MOST else ""
     manifests = list(dict.fromkeys(shard.manifest for shard in gone))
     verb = "lists" if len(manifests) == 1 else "list"
     what = (
         "a shard that {} does not exist" if len(gone) == 1 else f"{len(gone)} shards that {{}} do not exist"
     )
-    return f"{what.format(' and '.join(manifests) + ' ' + verb)}: {names}{more}"
+    return f"{what.format(' and '.join(manifests) + ' ' + verb)}: {names}{unnamed}"
 
 
 def missing_samples(gone: Sequence[Missing]) -> dict[str, int]:
@@ -502,7 +502,9 @@ def classes_of(shards: ShardSet, *, joined: bool = False) -> tuple[str, ...] | N
         return classes.pop() if len(classes) == 1 else None
     by_shard: dict[str, tuple[str, ...] | None] = {}
     listings = shards.listings
-    readable = [one for one in shards.addresses if is_local(one) or folder_of(one) in listings.names]
+    readable = [
+        address for address in shards.addresses if is_local(address) or folder_of(address) in listings.names
+    ]
     for folder, manifest in _manifests_beside(readable, listings):
         by_shard.update(dict.fromkeys(_beside(folder, manifest), manifest.classes))
     classes = {by_shard.get(address) for address in shards.addresses}

@@ -81,15 +81,15 @@ class Rule(NamedTuple):
         members: list[list[tuple[bytes, int, int]]] = []
         for part in self.parts:
             if part is None:
-                found = [(field, first, member) for member, field in enumerate(shapes.get(first, ()))]
+                slots = [(field, first, member) for member, field in enumerate(shapes.get(first, ()))]
             else:
-                found = part.slots(shapes, first)
+                slots = part.slots(shapes, first)
             first += 1 if part is None else part.sets
-            if self.fields is not None and found:
-                plan = self.fields.plan(tuple(field for field, _, _ in found))
-                found = [(field, *found[member][1:]) for member, field in plan]
-            members.append(found)
-        parts = [tuple(field for field, _, _ in some) or None for some in members]
+            if self.fields is not None and slots:
+                plan = self.fields.plan(tuple(field for field, _, _ in slots))
+                slots = [(field, *slots[member][1:]) for member, field in plan]
+            members.append(slots)
+        parts = [tuple(field for field, _, _ in slots) or None for slots in members]
         return [
             (slot.field, *members[slot.part][slot.member][1:]) for slot in lay_out(parts, self.policies).slots
         ]
@@ -157,16 +157,21 @@ class View(NamedTuple):
         >>> [*View((), (), Rule((), ()), Form(), sets, (2, 1)).descent("v3")]
         [['v3', 'v2 + captions'], ['v2', 'photos']]
         """
-        waiting, seen = [(name, self.parents)], set[int]()
+        waiting, visited = [(name, self.parents)], set[int]()
         for name, parents in waiting:
             line = [name]
             while parents:
                 sets = [self.ancestors[number] for number in parents]
-                line.append(" + ".join(one.name for one in sets))
-                is_new = [one.parents != () and number not in seen for one, number in zip(sets, parents)]
-                seen.update(parents)
+                line.append(" + ".join(ancestor.name for ancestor in sets))
+                is_new = [
+                    ancestor.parents != () and number not in visited
+                    for ancestor, number in zip(sets, parents)
+                ]
+                visited.update(parents)
                 if len(sets) > 1:
-                    waiting += [(one.name, one.parents) for one, new in zip(sets, is_new) if new]
+                    waiting += [
+                        (ancestor.name, ancestor.parents) for ancestor, new in zip(sets, is_new) if new
+                    ]
                 parents = sets[0].parents if len(sets) == 1 and is_new[0] else ()
             if len(line) > 1:
                 yield line
@@ -193,7 +198,7 @@ def to_json(view: View) -> dict[str, Any]:
         "mtime": view.form.mtime,
         "long_names": view.form.long_names,
         "rule": view.rule.plain(),
-        "ancestors": [one._asdict() for one in view.ancestors],
+        "ancestors": [ancestor._asdict() for ancestor in view.ancestors],
         "parents": view.parents,
         "shards": [
             {name: value for name, value in shard._asdict().items() if value is not None}
@@ -220,11 +225,11 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
         if shard.runs is not None and has_gap(shard.runs):
             raise ValueError(f"{info.name} has a sample that all sets lack")
     ancestors = tuple(
-        Ancestor(one["name"], one["fingerprint"], tuple(one["parents"]))
-        for one in document.get("ancestors", ())
+        Ancestor(ancestor["name"], ancestor["fingerprint"], tuple(ancestor["parents"]))
+        for ancestor in document.get("ancestors", ())
     )
     parents = tuple(document.get("parents", ()))
-    if any(max(one.parents, default=-1) >= number for number, one in enumerate(ancestors)) or (
+    if any(max(ancestor.parents, default=-1) >= number for number, ancestor in enumerate(ancestors)) or (
         max(parents, default=-1) >= len(ancestors)
     ):
         raise ValueError("a set comes before the sets that it was made from")
