@@ -259,8 +259,8 @@ def test_values_without_a_place() -> None:
 
     assert misfit([1, 50], Rule("packed", "x", 40)) == "= 50 is more than 40, the size of a pack"
     assert misfit([1, 50], Rule("budget", "x", 40)) == "= 50 is more than the budget of 40"
-    assert misfit([1, float("nan")], Rule("budget", "x", 40)) == "is missing"
-    assert misfit([1, -1], Rule("packed", "x", 40)) == "is below 0"
+    assert misfit([1, float("nan")], Rule("budget", "x", 40)) == "is missing or not a number"
+    assert misfit([1, -1], Rule("packed", "x", 40)) == "= -1 is below 0"
     assert misfit([1, 9], Rule("bucket", "x", edges=(0, 5), sizes=(0, 4, 0))) == "= 9 is in no bucket"
 
 
@@ -323,9 +323,9 @@ def test_epochs_differ_and_seeds_differ() -> None:
 def test_only_one_window_is_planned_to_begin_and_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     windows: list[int] = []
 
-    def counted(values: Any, rule: Any, of_window: int) -> Any:
+    def counted(values: Any, *how: Any) -> Any:
         windows.append(len(values))
-        return planned(values, rule, of_window)
+        return planned(values, *how)
 
     monkeypatch.setattr("wdscli.loader.place.planned.planned", counted)
     counts = [100] * 20

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
-from wdscli.loader.hosts import is_dealt_out
+from wdscli.loader.hosts import is_dealt_out, warn_of_batches_of_batches
 from wdscli.loader.order.source import Apart, EpochReader, Keys, PositionSource, Spare, Values
 from wdscli.loader.place.cuts import Cut, EqualSizes
 from wdscli.loader.place.iteration import Iteration, IterationState
@@ -39,7 +39,15 @@ from wdscli.loader.place.ranks import (
     launched_rank,
 )
 from wdscli.loader.place.state import ANY, Place, check_fits, of_loader, regrouped
-from wdscli.loader.read.failures import Counts, Handler, OnError, Policy, reraise_exception, warning_of_losses
+from wdscli.loader.read.failures import (
+    Counts,
+    Handler,
+    OnError,
+    Policy,
+    reraise_exception,
+    warning_of_drops,
+    warning_of_losses,
+)
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
 from wdscli.loader.stages.flow import Item, Maker, Unit, warning_of_gaps
@@ -137,6 +145,8 @@ class PositionDataset(Iterated[Item]):
         return {**self.__dict__, "_sender": launched_rank()}
 
     def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch.
+        DataLoader workers, also persistent workers, begin the same epoch."""
         super().set_epoch(epoch)
         self._dealt = self._dealt or is_dealt_out()
 
@@ -289,6 +299,8 @@ class PositionDataset(Iterated[Item]):
             )
         if in_worker() and (share.worker, start.epoch) == (0, 0):
             self._warn_of_lone_samples(share)
+        if self.pipeline.batch is not None and not self.pipeline.spreads and not self.pipeline.generators:
+            warn_of_batches_of_batches()
         iteration = self._state.begin(start, self._topology(share), self._by_worker)
         items = self._replayed if self.pipeline.generators else self._exact
         found = iteration.until(items(iteration, share), self._length)
@@ -315,10 +327,12 @@ class PositionDataset(Iterated[Item]):
         """Yield the items of a pipeline without generators. The state is updated after each item."""
         start, batches = iteration.start, self._batches(None, iteration.start.epoch, share)
         if self._is_single and not start.item:
-            yield from iteration.of_samples(self._singles(start, share), share.workers, batches.of_rank)
+            samples = warning_of_drops(self._singles(start, share), self._losses)
+            yield from iteration.of_samples(samples, share.workers, batches.of_rank)
         else:
             step = share.workers * batches.stride
-            yield from iteration.of_units(self._units(start, share), step, batches.ended)
+            units = warning_of_drops(self._units(start, share), self._losses)
+            yield from iteration.of_units(units, step, batches.ended)
 
     def _topology(self, share: Share) -> tuple[int, int] | None:
         """Return the numbers of ranks and workers for which a place is valid, or None if any numbers are valid."""
@@ -332,9 +346,11 @@ class PositionDataset(Iterated[Item]):
         start = iteration.start
         items: Iterator[Any]
         if self._is_single:
-            items = (item for _, item in self._singles(start, share))
+            samples = warning_of_drops(self._singles(start, share), self._losses)
+            items = (item for _, item in samples)
         else:
-            items = chain.from_iterable(unit.items for unit in self._units(start, share))
+            units = warning_of_drops(self._units(start, share), self._losses)
+            items = chain.from_iterable(unit.items for unit in units)
         last = None if self._span is None else self._span.of_worker(share)
         items = islice(through(self.pipeline.generators, items, start.epoch), last)
         yield from iteration.until(iteration.of_items(items), last)
@@ -355,8 +371,8 @@ class PositionDataset(Iterated[Item]):
             if fill is not None:
                 *sums, left_out = fill
                 self._times.add(dict(zip(Fill._fields, sums)))
-                for shard, number in left_out.items():
-                    self._counts.add(shard, f"{stage}: too long", number)
+                for (shard, reason), number in left_out.items():
+                    self._counts.add(shard, f"{stage}: {reason}", number)
             yield read
 
     def _streamed(self, batches: EpochBatches, start: Place) -> Generator[Read, None, None]:

@@ -40,6 +40,18 @@ def is_dealt_out() -> bool:
     return False
 
 
+def warn_of_batches_of_batches() -> None:
+    """Warn if the calling DataLoader joins batches of this dataset to larger batches."""
+    frame: Any = sys._getframe(2)
+    caller = frame.f_locals
+    if type(caller.get("self")).__name__ == "_IterableDatasetFetcher" and caller.get("auto_collation"):
+        warnings.warn(
+            "DataLoader(batch_size=) makes batches of the batches of batched();\n"
+            "use DataLoader(data, batch_size=None)",
+            stacklevel=3,
+        )
+
+
 def _say(dealer: str) -> None:
     if not _said:
         _said.append(dealer)

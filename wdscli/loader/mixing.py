@@ -209,6 +209,11 @@ class Mixed(WebDataset[Item]):
         """Whether the mix or one of its sets may replace a sample by a substitute."""
         return super()._replaces or any(part._replaces for part in self._parts)
 
+    @property
+    def _skips(self) -> bool:
+        """Whether all sets leave out samples that cannot be used."""
+        return bool(self._parts) and all(part._skips for part in self._parts)
+
     def mcached(self) -> Any:
         """Raises UsageError."""
         raise UsageError("mcached() cannot follow mix()", hint="call it on the datasets that are mixed")

@@ -35,7 +35,7 @@ from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
-from wdscli.loader.read.failures import Counts
+from wdscli.loader.read.failures import Counts, warning_of_drops
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, PerSample
 from wdscli.loader.stages.generators import Islice, Regroup, through, want_own_order
@@ -289,7 +289,10 @@ class WebLoader(Fluent[Item]):
         return islice(items, limit)
 
     def _units(self, start: Place) -> Iterator[Unit]:
-        """Yield the units that workers make from batches, in order."""
+        """Yield the units that workers make from batches, in order. Warn if a stage drops all samples."""
+        return warning_of_drops(self._units_of_workers(start), self._ours()._losses)
+
+    def _units_of_workers(self, start: Place) -> Iterator[Unit]:
         torch = _torch()
         data = self._ours()
         if self._loader is None:

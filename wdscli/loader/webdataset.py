@@ -76,7 +76,8 @@ class WebDataset(PositionDataset[Item]):
         shuffle          "window" permutes the shards, and then the samples of each group of ``window`` shards;
                          "blocks" does the same with blocks of about 4 MB, for object stores; "shards" permutes only
                          the shards; "full" permutes all samples; "none" keeps the order of the set
-        window, seed     the number of shards or blocks whose samples are mixed together, and the seed of the order
+        window, seed     the number of shards or blocks whose samples are mixed together, and the seed of the order.
+                         ``seed=None``, the default, means 0: every run has the same orders
         shardshuffle     webdataset's argument: True or a number means ``shuffle="shards"``
         resampled, mode, repeat
                          an endless epoch, which :meth:`with_epoch` limits; ``resampled`` also sets ``shuffle="shards"``

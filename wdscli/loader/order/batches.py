@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import F64, I64, Mask, numpy
@@ -81,12 +82,14 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
     UsageError for arguments that cannot be combined."""
     (bucket, buckets, same_bucket), (budget, length, max_samples) = by_bucket, by_budget
     if bucket is not None and buckets and by_budget == (None, None, None):
+        want_expression("batched: bucket", bucket)
         edges, sizes = _edges(buckets, size)
         together = -1 if same_bucket is True else max(1, want_whole("batched: same_bucket", same_bucket, 0))
         return Rule("bucket", bucket, 0, edges, sizes, 0, together, partial, window=window)
     if budget is not None and length is not None and by_bucket == (None, (), False):
         if not isinstance(budget, (int, float)) or not budget > 0:
             raise UsageError(f"batched(budget={budget!r}) is not a number above 0")
+        want_expression("batched: length", length)
         if not partial:
             raise UsageError(
                 "batched(budget=) has no incomplete batches to drop", hint="leave out partial=False"
@@ -99,27 +102,48 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
     )
 
 
+def want_expression(name: str, expression: Any) -> None:
+    """Raise UsageError for a value that is neither an expression nor a dict with an expression for each set."""
+    values = expression.values() if isinstance(expression, Mapping) else [expression]
+    if not all(isinstance(value, str) for value in values):
+        raise UsageError(
+            f"{name}={expression!r} is not an expression", hint=f'{name.split()[-1]}="json.tokens"'
+        )
+
+
+def _numbers(buckets: Any, values: Any) -> tuple[float, ...]:
+    """Return the edges as numbers. Raises UsageError."""
+    try:
+        return tuple(map(float, [None] if isinstance(values, str) else values))
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"batched: buckets={buckets!r} has no numbers as edges",
+            hint="buckets=[0.8, 1.25] or buckets={(0, 256): 128, (256, 512): 64}",
+        ) from None
+
+
 def _edges(buckets: Any, size: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Return the edges between buckets and the batch sizes of the ranges between them. The sizes include the ranges
     before the first edge and after the last edge."""
     if not isinstance(buckets, Mapping):
-        edges = tuple(map(float, buckets))
+        edges = _numbers(buckets, buckets)
         if any(first >= second for first, second in pairwise(edges)):
             raise UsageError(f"buckets={list(buckets)}: the edges must increase", hint="buckets=[0.8, 1.25]")
         return edges, (size,) * (len(edges) + 1)
     bounds: list[float] = []
     sizes = [0]
-    for (first, end), of_range in sorted(buckets.items()):
-        if first >= end or (bounds and first < bounds[-1]):
+    ranges = [(_numbers(buckets, edges), of_range) for edges, of_range in buckets.items()]
+    for edges, of_range in sorted(ranges, key=itemgetter(0)):
+        shown = f"({', '.join(f'{edge:g}' for edge in edges)})"
+        if len(edges) != 2 or edges[0] >= edges[1] or (bounds and edges[0] < bounds[-1]):
             raise UsageError(
-                f"buckets: ({first}, {end}) is empty or overlaps another bucket", hint="{(0, 256): 128, ...}"
+                f"buckets: {shown} is empty or overlaps another bucket", hint="{(0, 256): 128, ...}"
             )
-        if bounds and first == bounds[-1]:
+        if bounds and edges[0] == bounds[-1]:
             sizes.pop()
-        else:
-            bounds.append(float(first))
-        bounds.append(float(end))
-        sizes += [want_whole(f"buckets: the size of ({first}, {end})", of_range, 1), 0]
+            bounds.pop()
+        bounds += edges
+        sizes += [want_whole(f"buckets: the size of {shown}", of_range, 1), 0]
     return tuple(bounds), tuple(sizes)
 
 
@@ -128,7 +152,7 @@ class Planned(NamedTuple):
     each batch in ``rows``. Three arrays have a number for each batch, in the unit of the value: ``used`` is the sum of
     its samples, ``cells`` is this sum after padding to the longest sample, and ``room`` is the largest sum that fits.
     ``shortened`` is the number of samples that were shortened, and ``cut_off`` the sum of what they lost. ``left_out``
-    has the rows of samples that were too long."""
+    has the rows of samples that fit into no batch."""
 
     rows: I64
     ends: I64
@@ -140,10 +164,19 @@ class Planned(NamedTuple):
     left_out: I64
 
 
-def planned(values: F64, rule: Rule, of_window: int) -> Planned:
-    """Plan the batches of one window; the key ``of_window`` decides their order. Raises Misfit."""
+def planned(values: F64, rule: Rule, of_window: int, skips: bool = False) -> Planned:
+    """Plan the batches of one window; the key ``of_window`` decides their order. With ``skips``, samples that fit into
+    no batch are left out. Raises Misfit."""
     kind = KINDS[rule.kind]
-    lengths, rows, numbers, left_out = kind.grouped(values, rule)
+    fits = kind.fits(values, rule)
+    is_refused = ~fits & ~(skips or (rule.too_long == "drop" and values > rule.size))
+    if is_refused.any():
+        row = int(is_refused.argmax())
+        raise Misfit(row, _misfit(values[row], rule))
+    fitting = fits.nonzero()[0]
+    lengths = numpy.minimum(values, rule.size) if rule.too_long == "truncate" else values
+    rows, numbers = kind.grouped(lengths[fitting], rule)
+    rows = fitting[rows]
     count = int(numbers.max()) + 1 if len(numbers) else 0
     places = _permuted(count, rule.together, of_window)[numbers]
     order = rising(places)
@@ -153,7 +186,29 @@ def planned(values: F64, rule: Rule, of_window: int) -> Planned:
     load = kind.load(lengths[rows], ends - counts, counts, rule)
     lost: F64 = (values - lengths)[rows] if lengths is not values else numpy.zeros(len(rows))
     shortened = _sums((lost > 0).astype(float), ends - counts), _sums(lost, ends - counts)
-    return Planned(rows, ends, *load, *shortened, left_out)
+    return Planned(rows, ends, *load, *shortened, (~fits).nonzero()[0])
+
+
+def reason_of_misfit(value: float, rule: Rule) -> str:
+    """Return why no batch has room for a value, as a reason for counting its sample."""
+    if numpy.isnan(value):
+        return "missing or not a number"
+    if rule.kind == "bucket":
+        return "in no bucket"
+    return "below 0" if value < 0 else "too long"
+
+
+def _misfit(value: float, rule: Rule) -> str:
+    """Return why no batch has room for a value, as a text for an error."""
+    reason, what = reason_of_misfit(value, rule), "" if numpy.isnan(value) else f"= {value:g} "
+    if reason == "too long":
+        packed = rule.kind == "packed"
+        reason = (
+            f"more than {rule.size:g}, the size of a pack"
+            if packed
+            else f"more than the budget of {rule.size:g}"
+        )
+    return f"{what}is {reason}"
 
 
 def _permuted(count: int, together: int, of_window: int) -> I64:
@@ -167,13 +222,10 @@ def _permuted(count: int, together: int, of_window: int) -> I64:
 
 class Grouping(NamedTuple):
     """The batches of some values before they are permuted. Row ``rows[i]`` is in batch ``numbers[i]``; the rows of a
-    batch are in rising order. ``lengths`` are the values, shortened if the rule truncates. ``left_out`` has the rows
-    that fit into no batch and may be left out."""
+    batch are in rising order."""
 
-    lengths: F64
     rows: I64
     numbers: I64
-    left_out: I64
 
 
 class Load(NamedTuple):
@@ -185,32 +237,31 @@ class Load(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The two functions of a kind of batches. ``grouped(values, rule)`` groups the values of a window; it raises
-    Misfit. ``load(lengths, firsts, counts, rule)`` says how full the batches are. Batch i has the ``counts[i]`` lengths
-    from index ``firsts[i]`` on."""
+    """The three functions of a kind of batches. ``fits(values, rule)`` says which values fit into a batch.
+    ``grouped(values, rule)`` groups values that all fit. ``load(lengths, firsts, counts, rule)`` says how full the
+    batches are. Batch i has the ``counts[i]`` lengths from index ``firsts[i]`` on."""
 
+    fits: Callable[[F64, Rule], Mask]
     grouped: Callable[[F64, Rule], Grouping]
     load: Callable[[F64, I64, I64, Rule], Load]
-
-
-def _check(values: F64, invalid: Mask) -> None:
-    """Raise Misfit for the first ``invalid`` value."""
-    rows = invalid.nonzero()[0]
-    if len(rows):
-        raise Misfit(int(rows[0]), "is missing" if numpy.isnan(values[rows[0]]) else "is below 0")
 
 
 def _sums(lengths: F64, firsts: I64) -> F64:
     return numpy.add.reduceat(lengths, firsts) if len(firsts) else lengths[:0]
 
 
+def _fits_bucket(values: F64, rule: Rule) -> Mask:
+    of_row = numpy.searchsorted(rule.edges, values, "right")
+    return ~numpy.isnan(values) & (numpy.array(rule.sizes)[of_row] > 0)
+
+
+def _fits_size(values: F64, rule: Rule) -> Mask:
+    return (values >= 0) & ((values <= rule.size) | (rule.too_long == "truncate"))
+
+
 def _by_bucket(values: F64, rule: Rule) -> Grouping:
     """Group values by bucket."""
-    _check(values, numpy.isnan(values))
     of_row = numpy.searchsorted(rule.edges, values, "right")
-    outside = (numpy.array(rule.sizes)[of_row] == 0).nonzero()[0]
-    if len(outside):
-        raise Misfit(int(outside[0]), f"= {values[outside[0]]:g} is in no bucket")
     order = rising(of_row)
     ends = numpy.bincount(of_row, minlength=len(rule.sizes)).cumsum().tolist()
     rows, numbers, batches = [order[:0]], [order[:0]], 0
@@ -221,7 +272,7 @@ def _by_bucket(values: F64, rule: Rule) -> Grouping:
         rows.append(used_rows)
         numbers.append(numbers_in_bucket + batches)
         batches += count
-    return Grouping(values, numpy.concatenate(rows), numpy.concatenate(numbers), order[:0])
+    return Grouping(numpy.concatenate(rows), numpy.concatenate(numbers))
 
 
 def _load_of_buckets(values: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
@@ -253,11 +304,8 @@ def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
 
 def _by_budget(values: F64, rule: Rule) -> Grouping:
     """Group values by the sum after padding to the longest."""
-    _check(values, ~(values >= 0))
     order = rising(values)[::-1]
     longest = values[order]
-    if len(longest) and longest[0] > rule.size:
-        raise Misfit(int(order[0]), f"= {longest[0]:g} is more than the budget of {rule.size:g}")
     most = min(rule.most or len(values), len(values))
     all_fit = longest * most <= rule.size
     fitting = numpy.where(all_fit, most, rule.size // numpy.where(all_fit, 1, longest))
@@ -270,7 +318,7 @@ def _by_budget(values: F64, rule: Rule) -> Grouping:
     begins[firsts] = 1
     numbers = numpy.empty_like(begins)
     numbers[order] = begins.cumsum() - 1
-    return Grouping(values, numpy.arange(len(values), dtype=numpy.int64), numbers, order[:0])
+    return Grouping(numpy.arange(len(values), dtype=numpy.int64), numbers)
 
 
 def _load_of_budgets(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
@@ -280,18 +328,7 @@ def _load_of_budgets(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load
 
 def _packed(values: F64, rule: Rule) -> Grouping:
     """Group values by their sum."""
-    _check(values, ~(values >= 0))
-    fits = values <= rule.size
-    rows: I64 = numpy.arange(len(values), dtype=numpy.int64)
-    lengths, left_out = values, rows[:0]
-    if rule.too_long == "truncate":
-        lengths = numpy.minimum(values, rule.size)
-    elif rule.too_long == "drop":
-        rows, left_out = rows[fits], rows[~fits]
-    elif not fits.all():
-        row = int(fits.argmin())
-        raise Misfit(row, f"= {values[row]:g} is more than {rule.size:g}, the size of a pack")
-    return Grouping(lengths, rows, in_packs(lengths[rows], rule.size), left_out)
+    return Grouping(numpy.arange(len(values), dtype=numpy.int64), in_packs(values, rule.size))
 
 
 def _load_of_packs(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
@@ -300,8 +337,8 @@ def _load_of_packs(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
 
 
 KINDS: Mapping[str, Kind] = {
-    "bucket": Kind(_by_bucket, _load_of_buckets),
-    "budget": Kind(_by_budget, _load_of_budgets),
-    "packed": Kind(_packed, _load_of_packs),
+    "bucket": Kind(_fits_bucket, _by_bucket, _load_of_buckets),
+    "budget": Kind(_fits_size, _by_budget, _load_of_budgets),
+    "packed": Kind(_fits_size, _packed, _load_of_packs),
 }
 """The functions of each kind of batches, by :attr:`Rule.kind`."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import F64, I64, numpy
 from wdscli.errors import DataError, UsageError
-from wdscli.loader.order.batches import Misfit, Planned, Rule, planned
+from wdscli.loader.order.batches import Misfit, Planned, Rule, planned, reason_of_misfit
 from wdscli.loader.order.order import ENDLESS, PLANNED, key
 from wdscli.loader.order.source import (
     Addresses,
@@ -40,31 +40,38 @@ from wdscli.threads import ForkLock
 
 HELD = 16
 """The number of planned windows that are kept. Reading ahead may be some windows ahead of the consumer."""
-HINT = "leave out such samples with where="
+HINT = 'leave out such samples with where= or on_error="skip"'
 HINT_OF_PACKS = (
     "leave out such samples with where= or packed(drop=True), or shorten them with packed(truncate=True)"
 )
-NOTHING: Mapping[str, int] = {}
+NOTHING: Mapping[tuple[str, str], int] = {}
 PLANS = 4
 """The number of epochs whose plans are kept."""
 
 
 class Window(NamedTuple):
-    """A planned window. ``digest`` identifies the values of its samples. ``left_out`` counts by shard the samples that
-    were too long."""
+    """A planned window. ``digest`` identifies the values of its samples. ``left_out`` counts by shard and
+    reason the samples that fit into no batch."""
 
     plan: Planned
     digest: str
-    left_out: Mapping[str, int]
+    left_out: Mapping[tuple[str, str], int]
 
 
 class Plan:
     """The list of batches of an epoch of ``length`` positions. Several threads may use the list. ``reader`` finds the
     values. The call that first plans a window raises the errors of ``reader``, and DataError for a sample that fits
-    into no batch. A window is planned with the key ``key(*of_epoch, window)``."""
+    into no batch, unless ``skips`` is set. A window is planned with the key ``key(*of_epoch, window)``."""
 
-    def __init__(self, rule: Rule, length: int, of_epoch: Sequence[int], reader: EpochReader) -> None:
-        self.rule, self._of_epoch, self._reader = rule, of_epoch, reader
+    def __init__(
+        self,
+        rule: Rule,
+        length: int,
+        of_epoch: Sequence[int],
+        reader: EpochReader,
+        skips: bool = False,
+    ) -> None:
+        self.rule, self._of_epoch, self._reader, self._skips = rule, of_epoch, reader, skips
         self.length = length
         self.windows = -(-length // rule.window)
         self._firsts = {0: 0}
@@ -140,7 +147,7 @@ class Plan:
         self._find(number)
         return self._window(self._current).plan, number - self._firsts[self._current]
 
-    def _left_out(self, window: int, place: int) -> Mapping[str, int]:
+    def _left_out(self, window: int, place: int) -> Mapping[tuple[str, str], int]:
         """Return the counts for batch ``place`` of a window. The first batch has the counts of the window. A window
         without batches counts with the batch before it, or else with the first batch of the list."""
         windows = [window] if place == 0 else []
@@ -212,15 +219,16 @@ class Plan:
     def _planned(self, window: int) -> Window:
         values, positions = self._values(window), self._positions(window)
         try:
-            plan = planned(values, self.rule, key(*self._of_epoch, window))
-        except Misfit as misfit:
-            [sample] = self._reader.about(positions[misfit.row : misfit.row + 1], Keys())
+            plan = planned(values, self.rule, key(*self._of_epoch, window), self._skips)
+        except Misfit as error:
+            [sample] = self._reader.about(positions[error.row : error.row + 1], Keys())
             hint = HINT_OF_PACKS if self.rule.kind == "packed" else HINT
-            raise DataError(f"{self.rule.value} {misfit}", code="misfit", member=sample, hint=hint) from None
-        left_out = Counter(
-            self._reader.about(positions[plan.left_out], Addresses()) if len(plan.left_out) else ()
-        )
-        return Window(plan, _digest(values), left_out)
+            raise DataError(f"{self.rule.value} {error}", code="misfit", member=sample, hint=hint) from None
+        if not len(plan.left_out):
+            return Window(plan, _digest(values), NOTHING)
+        shards = self._reader.about(positions[plan.left_out], Addresses())
+        reasons = (reason_of_misfit(value, self.rule) for value in values[plan.left_out])
+        return Window(plan, _digest(values), Counter(zip(shards, reasons)))
 
 
 def _digest(values: F64) -> str:
@@ -381,8 +389,8 @@ class PlannedBatches(EpochBatches):
 class Plans:
     """The latest plans by ``rule``, and how cuts apply to them. Copies of a dataset share the plans."""
 
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
+    def __init__(self, rule: Rule, skips: bool = False) -> None:
+        self.rule, self._skips = rule, skips
         self._plans: OrderedDict[str, Plan] = OrderedDict()
         self._marks: dict[str, tuple[int, int]] = {}
         self._has_warned = False
@@ -443,7 +451,9 @@ class Plans:
         name = dumps([epoch, source.identity(), rule.together], default=str)
         if name not in self._plans:
             of_epoch = source.seed, PLANNED, epoch
-            plan = self._plans[name] = Plan(rule, source.length(epoch), of_epoch, source.reader(epoch))
+            plan = self._plans[name] = Plan(
+                rule, source.length(epoch), of_epoch, source.reader(epoch), self._skips
+            )
             if name in self._marks:
                 plan.note(*self._marks[name])
             if len(self._plans) > PLANS:

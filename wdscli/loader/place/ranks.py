@@ -149,15 +149,15 @@ TAILS = ("even", "drop", "pad", "uneven")
 class Fill(NamedTuple):
     """How full a planned batch is. ``used``, ``cells`` and ``room`` are in the unit of the value: the sum of the
     samples, this sum with padding, and the largest sum that fits. ``shortened`` is the number of samples that were
-    shortened, and ``cut_off`` is the sum of what they lost. ``left_out`` counts by shard the samples that were too long
-    for any batch."""
+    shortened, and ``cut_off`` is the sum of what they lost. ``left_out`` counts by shard and
+    reason the samples that fit into no batch."""
 
     used: float
     cells: float
     room: float
     shortened: int
     cut_off: float
-    left_out: Mapping[str, int]
+    left_out: Mapping[tuple[str, str], int]
 
 
 class EpochBatches(ABC):

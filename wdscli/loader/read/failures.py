@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError, printable
@@ -104,6 +104,34 @@ def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Co
                 "only with WebLoader does stats() in the main process count them",
                 stacklevel=2,
             )
+
+
+def warning_of_drops(units: Iterator[Any], counts: Callable[[], Counts]) -> Iterator[Any]:
+    """Yield ``units``, or pairs of a sample without units. If there is no item, warn with the name of the stage that
+    dropped most samples."""
+    before = _by_reason(counts())
+    # The generator may have threads, so it is closed at once and not when Python deletes the object.
+    with closing(cast("Generator[Any, None, None]", units)):
+        for unit in units:
+            yield unit
+            if getattr(unit, "items", unit):
+                yield from units
+                return
+    for reason, number in (_by_reason(counts()) - before).most_common(1):
+        stage, _, why = reason.partition(": ")
+        if stage == "read":  # each reason was a warning already
+            continue
+        why = "its function returns None" if why == "None" else why
+        warnings.warn(
+            f"{stage} dropped all samples of this epoch ({number}){why and ': ' + why}", stacklevel=2
+        )
+
+
+def _by_reason(counts: Counts) -> Counter[str]:
+    numbers: Counter[str] = Counter()
+    for _, reason, number in counts.rows():
+        numbers[reason] += number
+    return numbers
 
 
 def _errors(counts: Counts) -> Counter[tuple[str, str]]:
@@ -203,12 +231,18 @@ class Guard:
             raise StopEpoch
 
     def _name(self, error: Exception, item: Any) -> None:
-        """Add a note with the sample's name to the end of the traceback (Python 3.11 and later)."""
+        """Add notes to the end of the traceback (Python 3.11 and later): the sample's name, and a hint if its fields
+        are bytes and the function expects other values."""
+        notes = []
         if isinstance(item, dict) and "__key__" in item:
             shard = shown(text_of(item, "__url__") or "")
-            said = printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shard}')
-            with suppress(AttributeError):
-                error.__notes__ = [*getattr(error, "__notes__", ()), said]  # type: ignore[attr-defined]
+            notes.append(printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shard}'))
+        values = item.values() if isinstance(item, dict) else item if isinstance(item, tuple) else [item]
+        is_of_bytes = isinstance(error, (TypeError, AttributeError)) and "byte" in str(error)
+        if is_of_bytes and any(isinstance(value, bytes) for value in values):
+            notes.append(f"hint: the fields are bytes: call decode() before {self.stage}()")
+        with suppress(AttributeError):
+            error.__notes__ = [*getattr(error, "__notes__", ()), *notes]  # type: ignore[attr-defined]
 
 
 def text_of(item: Any, field: str) -> str | None:

@@ -230,19 +230,27 @@ class Pipeline(NamedTuple):
         return [*map(_name, self.before), *batch, *map(_name, self.after), *map(_name, self.generators)]
 
 
+NO_LIST = (
+    "the stages of a dataset are no list here; compose(stage) adds a stage, "
+    "DataPipeline(first, *stages) makes another pipeline"
+)
+"""Advice for code that changes a pipeline, because webdataset's pipeline is a list."""
+
+
 def _no_list(self: Pipeline, name: str) -> NoReturn:
-    """Raise an error that advises code which uses methods of a list, because webdataset's pipeline is a list."""
-    said = f"pipeline.{name} is not supported"
-    if hasattr(list, name):
-        said = (
-            f"pipeline.{name}(): the stages of a dataset are no list here; compose(stage) adds a stage, "
-            "DataPipeline(first, *stages) makes another pipeline"
-        )
-    raise AttributeError(said)
+    is_of_list = hasattr(list, name)
+    raise AttributeError(
+        f"pipeline.{name}(): {NO_LIST}" if is_of_list else f"pipeline.{name} is not supported"
+    )
+
+
+def _not_assigned(self: Pipeline, place: Any, *stage: Any) -> NoReturn:
+    raise TypeError(f"pipeline[{place!r}] cannot be changed: {NO_LIST}")
 
 
 if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
     Pipeline.__getattr__ = _no_list
+    Pipeline.__setitem__ = Pipeline.__delitem__ = _not_assigned
 
 
 def _name(stage: Any) -> str:

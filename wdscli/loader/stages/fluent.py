@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import chain, islice
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
-from wdscli.errors import UsageError
+from wdscli.errors import UsageError, nearest
 from wdscli.loader.checks import want_whole
-from wdscli.loader.order.batches import WINDOW, Rule, rule_of_batches
+from wdscli.loader.order.batches import WINDOW, Rule, rule_of_batches, want_expression
 from wdscli.loader.order.source import Derived, Mixed, PositionSource, Slice, Thinned, Values, Viewed
 from wdscli.loader.place.cuts import Cut, Epochs, Part
 from wdscli.loader.place.planned import Plans
@@ -211,6 +211,17 @@ class PerSample(Generic[Item]):
         return self._guarded("xdecode", partial(per_sample.xdecode, pairs[::-1], must_decode))
 
 
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
+
+    def _lacking(self: PerSample, name: str) -> NoReturn:
+        """Raise the error of a missing attribute, with the most similar names of public attributes."""
+        similar = [] if name.startswith("_") else nearest(name, (one for one in dir(self) if one[0] != "_"))
+        meant = f"; did you mean {' or '.join(similar)}?" if similar else ""
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name}{meant}", name=name, obj=self)
+
+    PerSample.__getattr__ = _lacking
+
+
 class Fluent(PerSample[Item]):
     """All stage methods of an iterable dataset."""
 
@@ -235,6 +246,11 @@ class Fluent(PerSample[Item]):
     def _replaces(self) -> bool:
         """Whether a sample may be replaced by a substitute."""
         return self._policy is not None and self._policy.on_error == "substitute"
+
+    @property
+    def _skips(self) -> bool:
+        """Whether samples that cannot be used are left out."""
+        return self._policy is not None and self._policy.on_error == "skip"
 
     def select(self: Whole, predicate: Callable[[Any], bool], handler: Handler = reraise_exception) -> Whole:
         """Keep only samples for which ``predicate`` is true, and count the dropped samples. Batches become smaller,
@@ -376,6 +392,7 @@ class Fluent(PerSample[Item]):
         if truncate and drop:
             raise UsageError("packed(truncate=True, drop=True)", hint="give one of them")
         size = want_whole("packed: size", size, 1)
+        want_expression("packed: length", length)
         too_long: Any = "truncate" if truncate else "drop" if drop else "error"
         window = want_whole("packed: window", window, 1)
         rule = Rule("packed", length, size, too_long=too_long, window=window)
@@ -392,7 +409,9 @@ class Fluent(PerSample[Item]):
                 f'{rule.name} does not work with on_error="substitute": a substitute may have another length',
                 hint='use on_error="skip"; the batch then becomes smaller',
             )
-        made = self._with(pipeline=self.pipeline._replace(batch=BatchStage(1, collate, True, Plans(rule))))
+        made = self._with(
+            pipeline=self.pipeline._replace(batch=BatchStage(1, collate, True, Plans(rule, self._skips)))
+        )
         made._prepare(Values(rule.value))
         return made
 

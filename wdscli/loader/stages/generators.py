@@ -7,7 +7,7 @@ samples are read."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -53,9 +53,27 @@ def through(
     for number, generator in enumerate(generators):
         if isinstance(generator, OfEpoch):
             generator = generator.of_epoch(epoch, is_split or any(map(name_of, generators[number + 1 :])))
-        items = iter(generator(items))
+        items = _begun_stage(generator, items)
     with suppress(StopEpoch):
         yield from items
+
+
+def _begun_stage(generator: OverAll, items: Iterator[Any]) -> Iterator[Any]:
+    """Return the items of a generator stage. Raises UsageError for a function of one sample."""
+    error: Exception | None = None
+    try:
+        result: Any = generator(items)
+        if isinstance(result, Iterable) and not isinstance(result, (Mapping, str, bytes)):
+            return iter(result)
+    except (AttributeError, TypeError) as raised:
+        if not any(name in str(raised) for name in ("generator", "iterator", "itertools.", "'map'")):
+            raise
+        error = raised
+    name = getattr(generator, "__name__", type(generator).__name__)
+    raise UsageError(
+        f"compose({name}): a stage takes an iterator of all samples, and returns an iterator",
+        hint=f"map({name}) calls a function with each sample",
+    ) from error
 
 
 def through_buffer(

@@ -191,17 +191,22 @@ def packed(samples: Sequence[Any]) -> Any:
 
 def concatenated(size: int, truncate: bool, samples: Sequence[Any]) -> Any:
     """Join the arrays of samples to one pack, with at most ``size`` values in all. With ``truncate``, longer arrays are
-    shortened to ``size``. The pack is a dict of columns if the samples are dicts, otherwise a tuple of columns. Arrays
-    and tensors are concatenated; other values are joined as in :func:`default_collation`. ``position_ids`` counts from
+    shortened to ``size``. The pack is a dict of columns if the samples are dicts, otherwise a tuple of columns. Arrays,
+    tensors and lists of numbers are concatenated; other values are joined as in :func:`default_collation`.
+    ``position_ids`` counts from
     0 in each sample. ``cu_seqlens`` has 0 and then the end of each sample. In a tuple, ``position_ids`` and
     ``cu_seqlens`` are the last columns. Raises DataError if the arrays of one sample have different lengths, and if the
     pack has more than ``size`` values."""
-    (_same_fields if isinstance(samples[0], dict) else _same_lengths)(samples)
-    rows = samples if isinstance(samples[0], (dict, tuple, list)) else [(sample,) for sample in samples]
+    if _is_numbers(samples[0]) or not isinstance(samples[0], (dict, tuple, list)):
+        samples = [(sample,) for sample in samples]
+    rows = samples
+    (_same_fields if isinstance(rows[0], dict) else _same_lengths)(rows)
     names = list(rows[0]) if isinstance(rows[0], dict) else list(range(len(rows[0])))
     columns = {name: [row[name] for row in rows] for name in names}
     lengths: list[int] = []
     for name, values in columns.items():
+        if all(map(_is_numbers, values)):
+            values = [numpy.asarray(value, dtype=None if value else int) for value in values]
         if not getattr(values[0], "shape", ()):
             columns[name] = combine_values(values)
             continue
@@ -216,12 +221,20 @@ def concatenated(size: int, truncate: bool, samples: Sequence[Any]) -> Any:
         columns[name] = sys.modules["torch"].cat(values) if tensor else numpy.concatenate(values)
     if not lengths or sum(lengths) > size:
         said = f"a pack of {sum(lengths)} values, more than {size}" if lengths else "a pack without an array"
-        raise _misfit(samples[0], said, "the expression of packed() must give the length of the arrays")
+        hint = "the expression of packed() must give the length of the arrays"
+        if not lengths and any(isinstance(value, bytes) for values in columns.values() for value in values):
+            hint = "the fields are bytes: call decode() before packed()"
+        raise _misfit(samples[0], said, hint)
     ends = numpy.cumsum([0, *lengths], dtype=numpy.int32)
     position_ids = numpy.concatenate([numpy.arange(length) for length in lengths])
     if isinstance(rows[0], dict):
         return {**columns, "position_ids": position_ids, "cu_seqlens": ends}
     return (*columns.values(), position_ids, ends)
+
+
+def _is_numbers(value: Any) -> bool:
+    """Return whether a value is a list of numbers, such as the tokens in a JSON field."""
+    return type(value) is list and all(type(number) in (int, float) for number in value)
 
 
 def in_columns(batch: Any) -> Any:
