@@ -26,8 +26,8 @@ else:
         def __getattr__(self, name: str) -> Any:
             import numpy
 
-            found = self.__dict__[name] = getattr(numpy, name)
-            return found
+            attribute = self.__dict__[name] = getattr(numpy, name)
+            return attribute
 
     numpy = _Numpy()
 
@@ -52,12 +52,12 @@ class Piece(NamedTuple):
 
     def read(self) -> Iterator[bytes]:
         """Yield its bytes in pieces. Raises OutputError."""
-        at, end = self.start, self.start + self.length
-        while at < end:
-            data = os.pread(self.descriptor, min(_READ_BYTES, end - at), at)
+        position, end = self.start, self.start + self.length
+        while position < end:
+            data = os.pread(self.descriptor, min(_READ_BYTES, end - position), position)
             if not data:
                 raise OutputError("a temporary file was truncated by another program")
-            at += len(data)
+            position += len(data)
             yield data
 
 
@@ -113,9 +113,9 @@ class Scratch:
                 from tempfile import TemporaryFile
 
                 self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - it is open as long as this is in use
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            unwritten = memoryview(data)
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]
         piece = Piece(self._file.fileno(), self._end, len(data))
         self._end += piece.length
         return piece
@@ -124,16 +124,16 @@ class Scratch:
 def steps(ends: U64 | I64) -> I64:
     """Return the difference between each end and the end before; the first end is compared with 0. This is faster than
     numpy.diff."""
-    found: I64 = ends.astype(numpy.int64)
-    found[1:] = found[1:] - found[:-1]
-    return found
+    differences: I64 = ends.astype(numpy.int64)
+    differences[1:] = differences[1:] - differences[:-1]
+    return differences
 
 
 def edges(apart: Mask, total: int) -> I64:
     """Return the first row of each run in ``total`` rows, and ``total``. ``apart`` says for each row, except row 0,
     whether a run begins there."""
-    found: I64 = numpy.concatenate(([0], apart.nonzero()[0] + 1, [total]))
-    return found[: total + 1]
+    firsts: I64 = numpy.concatenate(([0], apart.nonzero()[0] + 1, [total]))
+    return firsts[: total + 1]
 
 
 def runs(numbers: NDArray[Any]) -> Iterator[tuple[int, int]]:
@@ -145,8 +145,8 @@ def runs(numbers: NDArray[Any]) -> Iterator[tuple[int, int]]:
 def spread(firsts: I64 | int, counts: I64) -> I64:
     """Return ranges of whole numbers after each other: ``counts[0]`` numbers that begin with ``firsts[0]``, and so
     on."""
-    found: I64 = (firsts - counts.cumsum() + counts).repeat(counts)
-    return found + numpy.arange(len(found))
+    shifts: I64 = (firsts - counts.cumsum() + counts).repeat(counts)
+    return shifts + numpy.arange(len(shifts))
 
 
 def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> bytes:
@@ -165,10 +165,10 @@ def joined_keys(texts: Sequence[bytes], owners: I64, begins: I64, ends: I64) -> 
     return b"".join([texts[owner][begin:end] for owner, begin, end in pieces])
 
 
-def msgpack_pieces(whole: Mapping[str, Any], packer: Any, more: int = 0) -> Iterator[Buffer]:
+def msgpack_pieces(whole: Mapping[str, Any], packer: Any, added_entries: int = 0) -> Iterator[Buffer]:
     """Yield the pieces of a msgpack map: its head, then its names and values, which may be columns. The head counts
-    ``more`` entries, which the caller adds."""
-    yield packer.pack_map_header(len(whole) + more)
+    ``added_entries`` entries, which the caller adds."""
+    yield packer.pack_map_header(len(whole) + added_entries)
     for name, value in whole.items():
         yield packer.pack(name)
         if isinstance(value, Column):

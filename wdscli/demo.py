@@ -59,8 +59,8 @@ if __name__ == "__main__":
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("count", type=int, nargs="?", default=120)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        write_pictures(given.folder, given.count)
+        write_pictures(arguments.folder, arguments.count)
     except ImportError:
         sys.exit("error: the pictures are drawn with Pillow\nhint: pip install Pillow")

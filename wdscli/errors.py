@@ -241,7 +241,9 @@ def empty_stream(code: str) -> DataError:
 
 def printable(text: str) -> str:
     """``text`` with control characters, and characters that UTF-8 cannot encode, written as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )
 
 
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
@@ -252,10 +254,10 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """
     from difflib import get_close_matches
 
-    known: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for name in names:
-        known.setdefault(name.casefold(), name)
-    return [known[one] for one in get_close_matches(word.casefold(), known, n=3, cutoff=cutoff)]
+        spellings.setdefault(name.casefold(), name)
+    return [spellings[match] for match in get_close_matches(word.casefold(), spellings, n=3, cutoff=cutoff)]
 
 
 def did_you_mean(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -35,16 +35,16 @@ _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
 
-def mix(x: int) -> int:
+def mix(number: int) -> int:
     """Return the output of splitmix64 for the state ``x``, which is taken modulo 2^64.
 
     >>> hex(mix(0))
     '0xe220a8397b1dcdaf'
     """
-    x = (x + _STEP) & _MASK
-    x = ((x ^ x >> 30) * _FIRST) & _MASK
-    x = ((x ^ x >> 27) * _SECOND) & _MASK
-    return x ^ x >> 31
+    number = (number + _STEP) & _MASK
+    number = ((number ^ number >> 30) * _FIRST) & _MASK
+    number = ((number ^ number >> 27) * _SECOND) & _MASK
+    return number ^ number >> 31
 
 
 def rank(seed: int, shard: int, sample: int) -> int:
@@ -58,22 +58,22 @@ def rank(seed: int, shard: int, sample: int) -> int:
 
 def rank_places(seed: int, shards: U32, places: U32) -> U64:
     """Return the :func:`rank` of each sample. Sample i is sample number ``places[i]`` of shard number ``shards[i]``."""
-    x: U64 = shards.astype(numpy.uint64)
-    x ^= numpy.uint64(mix(seed))
-    x = mix_array(x)
-    x ^= places
-    return mix_array(x)
+    ranks: U64 = shards.astype(numpy.uint64)
+    ranks ^= numpy.uint64(mix(seed))
+    ranks = mix_array(ranks)
+    ranks ^= places
+    return mix_array(ranks)
 
 
-def mix_array(x: U64) -> U64:
+def mix_array(numbers: U64) -> U64:
     """Apply :func:`mix` to each number in place."""
-    x += numpy.uint64(_STEP)
-    x ^= x >> numpy.uint64(30)
-    x *= numpy.uint64(_FIRST)
-    x ^= x >> numpy.uint64(27)
-    x *= numpy.uint64(_SECOND)
-    x ^= x >> numpy.uint64(31)
-    return x
+    numbers += numpy.uint64(_STEP)
+    numbers ^= numbers >> numpy.uint64(30)
+    numbers *= numpy.uint64(_FIRST)
+    numbers ^= numbers >> numpy.uint64(27)
+    numbers *= numpy.uint64(_SECOND)
+    numbers ^= numbers >> numpy.uint64(31)
+    return numbers
 
 
 Stop = Literal["first", "all"]
@@ -199,6 +199,6 @@ def _times(count: int, share: int) -> tuple[U64, U64]:
     times correctly.
     """
     divisor, shift = numpy.uint64(share), numpy.uint64(32)
-    whole, rest = numpy.divmod(_odd(count), divisor)
-    upper, rest = numpy.divmod(rest << shift, divisor)
-    return whole, (upper << shift) | ((rest << shift) // divisor)
+    whole, remainder = numpy.divmod(_odd(count), divisor)
+    upper, remainder = numpy.divmod(remainder << shift, divisor)
+    return whole, (upper << shift) | ((remainder << shift) // divisor)

@@ -68,8 +68,8 @@ class Records(Sequence[Item]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __getitem__(self, at: Any) -> Any:
-        return self._make(unpacked(self._entries[at]))
+    def __getitem__(self, index: Any) -> Any:
+        return self._make(unpacked(self._entries[index]))
 
     def __iter__(self) -> Iterator[Item]:
         return map(self._make, map(unpacked, self._entries))
@@ -92,13 +92,15 @@ def check(value: Any, table: Any) -> None:
 def _fit(values: Sequence[Any], table: Any) -> bool:
     """Return whether all values fit a table."""
     if type(table) is tuple:
-        if any(_fit(values, one) for one in table):
+        if any(_fit(values, alternative) for alternative in table):
             return True
         return len(values) > 1 and all(_fit([value], table) for value in values)
     kinds = set(map(type, values))
     if type(table) is dict and Packed in kinds:
         blocks = range(0, len(values), _PACKED_TOGETHER)
-        return all(_fit([*map(unpacked, values[at : at + _PACKED_TOGETHER])], table) for at in blocks)
+        return all(
+            _fit([*map(unpacked, values[start : start + _PACKED_TOGETHER])], table) for start in blocks
+        )
     if table is int:
         table = range(_END)
     if type(table) is range:
@@ -109,7 +111,7 @@ def _fit(values: Sequence[Any], table: Any) -> bool:
         return False
     if type(table) is dict:
         if ... in table:
-            return _fit([one for value in values for one in value.values()], table[...])
+            return _fit([entry for value in values for entry in value.values()], table[...])
         for name, inner in table.items():
             key = name.removesuffix("?")
             column = [value[key] for value in values if key in value]
@@ -118,7 +120,7 @@ def _fit(values: Sequence[Any], table: Any) -> bool:
         return True
     if type(table) is list:
         if ... in table:
-            return _fit([one for value in values for one in value], table[0])
+            return _fit([entry for value in values for entry in value], table[0])
         return all(len(value) == len(table) for value in values) and all(map(_fit, zip(*values), table))
     return all(value == table for value in values)
 
@@ -129,7 +131,7 @@ def _wrong(value: Any, table: Any) -> str:
     kind = type(value)
     if type(table) is tuple and kind in (dict, list):
         # The table of the value's kind names the wrong field inside it.
-        table = next((one for one in table if type(one) is kind), table)
+        table = next((alternative for alternative in table if type(alternative) is kind), table)
     if kind is dict and type(table) is dict:
         every = table.get(...)
         for name, inner in table.items() if every is None else zip(value, repeat(every)):
@@ -140,23 +142,23 @@ def _wrong(value: Any, table: Any) -> str:
             elif not _fit([value[key]], inner):
                 return f".{key}{_wrong(value[key], inner)}"
     if kind is list and type(table) is list and (... in table or len(value) == len(table)):
-        for at, (one, inner) in enumerate(zip(value, repeat(table[0]) if ... in table else table)):
-            if not _fit([one], inner):
-                return f".{at}{_wrong(one, inner)}"
+        for position, (entry, inner) in enumerate(zip(value, repeat(table[0]) if ... in table else table)):
+            if not _fit([entry], inner):
+                return f".{position}{_wrong(entry, inner)}"
     return _unlike(value, table)
 
 
 def _unlike(value: Any, table: Any) -> str:
     """Why one value does not fit, as the end of a sentence."""
     is_short = isinstance(value, (str, int, float, type(None)))
-    found = json.dumps(value)[:_SHOWN] if is_short else _WORDS.get(type(value), "another value")
-    return f" is {found}, not {_words(table)}"
+    text = json.dumps(value)[:_SHOWN] if is_short else _WORDS.get(type(value), "another value")
+    return f" is {text}, not {_words(table)}"
 
 
 def _words(table: Any) -> str:
     """Describe in words which values a table allows."""
     if type(table) is tuple:
-        is_choice = len(table) > 2 and all(isinstance(one, str) for one in table)
+        is_choice = len(table) > 2 and all(isinstance(alternative, str) for alternative in table)
         return f"one of {', '.join(table)}" if is_choice else " or ".join(map(_words, table))
     if type(table) is range:
         return f"a whole number from {table.start}" + (f" to {table.stop - 1}" if table.stop < _END else "")

@@ -71,7 +71,7 @@ def shown(text: str) -> str:
         return text
     text = re.sub(_URL, _without_login, text)
     text = re.sub(_QUERY, _without_value, text)
-    text = re.sub(_BARE_QUERY, lambda found: f"?{HIDDEN}" if _is_opaque(found[1]) else found[0], text)
+    text = re.sub(_BARE_QUERY, lambda match: f"?{HIDDEN}" if _is_opaque(match[1]) else match[0], text)
     text = re.sub(_SCHEME, rf"\1\2{HIDDEN}", text)
     text = re.sub(_HEADER, rf"\1\2{HIDDEN}", text)
     begin = text.find("pipe:")
@@ -89,39 +89,39 @@ def shown_in(value: Any) -> Any:
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, Mapping):
-        return {key: shown_in(one) for key, one in value.items()}
-    return [shown_in(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: shown_in(inner) for key, inner in value.items()}
+    return [shown_in(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _without_login(found: re.Match[str]) -> str:
-    kind, rest = found[1], found[2]
-    cut = rest.find("/") if "/" in rest else len(rest)
-    if "@" not in rest[:cut]:
-        end = re.search(_AUTHORITY_END, rest)
-        cut = len(rest) if end is None else end.start()
-        if "@" in rest and not re.fullmatch(_PORT, rest[:cut]):
+def _without_login(match: re.Match[str]) -> str:
+    kind, after_scheme = match[1], match[2]
+    cut = after_scheme.find("/") if "/" in after_scheme else len(after_scheme)
+    if "@" not in after_scheme[:cut]:
+        end = re.search(_AUTHORITY_END, after_scheme)
+        cut = len(after_scheme) if end is None else end.start()
+        if "@" in after_scheme and not re.fullmatch(_PORT, after_scheme[:cut]):
             # This is not a port, so it is a password with a slash.
-            cut = len(rest)
-    host = rest[:cut]
-    login, at, host = host.rpartition("@")
-    if at and _is_secret_login(kind.lower(), login):
+            cut = len(after_scheme)
+    host = after_scheme[:cut]
+    login, at_sign, host = host.rpartition("@")
+    if at_sign and _is_secret_login(kind.lower(), login):
         login = HIDDEN
     # A second address may follow the first: a.tar::https://..., or ?url=https://...
-    return f"{kind}://{login}{at}{host}{re.sub(_URL, _without_login, rest[cut:])}"
+    return f"{kind}://{login}{at_sign}{host}{re.sub(_URL, _without_login, after_scheme[cut:])}"
 
 
 def _is_secret_login(kind: str, login: str) -> bool:
     return ":" in login or "%3a" in login.lower() or kind not in PLAIN_LOGINS
 
 
-def _without_value(found: re.Match[str]) -> str:
-    mark, name, value = found[1], found[2], found[3]
+def _without_value(match: re.Match[str]) -> str:
+    mark, name, value = match[1], match[2], match[3]
     tail = re.search(_TAIL, value)
     bare = value[: tail.start()] if tail else value
     if not bare or not (
         re.search(_SECRET, name) or re.search(_SECRET, bare.partition("=")[0]) or _is_opaque(bare)
     ):
-        return found[0]
+        return match[0]
     return f"{mark}{name}={HIDDEN}{value[len(bare) :]}"
 
 
@@ -138,14 +138,14 @@ def _command(text: str) -> str:
     return text
 
 
-def _hide_after_colon(found: re.Match[str]) -> str:
+def _hide_after_colon(match: re.Match[str]) -> str:
     """Keep the name of ``Name: value`` and ``name:password``."""
-    quote = found[3][0] if found[3][0] in "'\"" else ""
-    name, colon, value = found[3].strip("'\"").partition(":")
+    quote = match[3][0] if match[3][0] in "'\"" else ""
+    name, colon, value = match[3].strip("'\"").partition(":")
     if not colon:
-        return found[0]
+        return match[0]
     space = " " if value.startswith(" ") else ""
-    return f"{found[1]}{found[2]}{quote}{name}:{space}{HIDDEN}{quote}"
+    return f"{match[1]}{match[2]}{quote}{name}:{space}{HIDDEN}{quote}"
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -160,27 +160,27 @@ def _earlier(error: BaseException) -> BaseException | None:
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _tells(error: BaseException, seen: set[int]) -> bool:
-    if id(error) in seen:
+def _tells(error: BaseException, visited: set[int]) -> bool:
+    if id(error) in visited:
         return False
-    seen.add(id(error))
+    visited.add(id(error))
     earlier = _earlier(error)
     return (
         type(error).__module__.partition(".")[0] not in ("builtins", "concurrent", "wdscli")
         or any(shown(text) != text for text in (str(error), repr(error)))
-        or (earlier is not None and _tells(earlier, seen))
+        or (earlier is not None and _tells(earlier, visited))
     )
 
 
-def _copy(error: BaseException, seen: set[int]) -> BaseException:
+def _copy(error: BaseException, visited: set[int]) -> BaseException:
     text = f"{type(error).__qualname__}: {shown(str(error))}"
     copy: BaseException = Exception(text)
     for kind in (FileNotFoundError, PermissionError, TimeoutError, ConnectionError, OSError, ValueError):
         if isinstance(error, kind):
             copy = kind(text)
             break
-    seen.add(id(error))
+    visited.add(id(error))
     earlier = _earlier(error)
-    copy.__cause__ = None if earlier is None or id(earlier) in seen else _copy(earlier, seen)
+    copy.__cause__ = None if earlier is None or id(earlier) in visited else _copy(earlier, visited)
     copy.__suppress_context__ = True
     return copy.with_traceback(error.__traceback__)

@@ -618,7 +618,7 @@ class IndexBuilder:
         }
         packer = msgpack.Packer(unicode_errors="surrogateescape")
         seal = xxh3_64()
-        for piece in chain(msgpack_pieces(whole, packer, more=1), (SEAL,)):
+        for piece in chain(msgpack_pieces(whole, packer, added_entries=1), (SEAL,)):
             seal.update(piece)
             yield piece
         yield seal.digest()
