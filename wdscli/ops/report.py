@@ -25,8 +25,16 @@ from wdscli.plan.planfile import option_of
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.report.facts import Facts, Found, gather, plain_value
-from wdscli.report.looking import Drawing, Drawn, Looked, LookTask, look_into, new_looked, order
+from wdscli.report.facts import Facts, PageInput, gather, plain_value
+from wdscli.report.looking import (
+    Drawing,
+    DrawnSample,
+    LookTask,
+    PayloadFacts,
+    look_into,
+    new_payload_facts,
+    order,
+)
 from wdscli.report.page import make_page, needed_packages
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, open_set, without_index
@@ -102,16 +110,16 @@ def _facts(
 ) -> Facts:
     """Collect everything on the page."""
     selection, manifest = request.selection, _manifest(shards)
-    given = list(shards.addresses)
+    shard_addresses = list(shards.addresses)
     if selection.span is None and selection.limit is None:
-        given.sort(key=lambda address: (natural(base_name(address)), address))
-    copies = _copied(given, scratch, progress)
-    addresses = [copies.get(address, address) for address in given]
-    names = _names(given, addresses)
+        shard_addresses.sort(key=lambda address: (natural(base_name(address)), address))
+    copies = _copied(shard_addresses, scratch, progress)
+    addresses = [copies.get(address, address) for address in shard_addresses]
+    names = _names(shard_addresses, addresses)
     drawing = Drawing(max(options.looked, options.cards), options.seed)
     by_index = not _reads_all(options, selection)
     listing = Listing(shards._replace(addresses=addresses), selection, "skip", progress, by_index=by_index)
-    listing.names.update((copy, given) for given, copy in copies.items())
+    listing.names.update((copy, address) for address, copy in copies.items())
     summary = summarize(listing, drawing.look)
     drawn = drawing.drawn()
     cards = min(options.cards, len(drawn))
@@ -121,8 +129,8 @@ def _facts(
     looked, classes = _look(drawn, addresses, request.jobs, options, progress)
     inputs = addresses if copies else sorted(request.inputs, key=natural)
     return gather(
-        Found(
-            title=options.title or _title(given, manifest),
+        PageInput(
+            title=options.title or _title(shard_addresses, manifest),
             sources=sorted({_shown_source(text) for text in request.inputs}),
             seed=options.seed,
             summary=summary,
@@ -133,7 +141,7 @@ def _facts(
             verified=_verified(inputs, names, request, options, progress) if options.check else None,
             decoded=options.decode,
             manifest=manifest,
-            made=[*([] if manifest is None else _made(manifest)), *_values_row(addresses)],
+            provenance=[*([] if manifest is None else _made(manifest)), *_values_row(addresses)],
         )
     )
 
@@ -172,12 +180,12 @@ def _copied(addresses: Sequence[str], scratch: Scratch, progress: Progress) -> d
     return copies
 
 
-def _names(given: Sequence[str], addresses: Sequence[str]) -> dict[str, str]:
+def _names(shard_addresses: Sequence[str], addresses: Sequence[str]) -> dict[str, str]:
     """Return the names of shards on the page, by address. Local folders are private, so names have no folder. If shards
     in several folders share a name, the last folder is included."""
-    bases = [base_name(address) for address in given]
-    if len(set(bases)) < len(set(given)):
-        bases = ["/".join(shown(address).split("/")[-2:]) for address in given]
+    bases = [base_name(address) for address in shard_addresses]
+    if len(set(bases)) < len(set(shard_addresses)):
+        bases = ["/".join(shown(address).split("/")[-2:]) for address in shard_addresses]
     return dict(zip(addresses, bases))
 
 
@@ -186,35 +194,36 @@ def _shown_source(text: str) -> str:
     return shown(text) if not is_local(text) else base_name(local_path(text).rstrip("/")) or text
 
 
-def _title(given: Sequence[str], manifest: Manifest | None) -> str:
+def _title(shard_addresses: Sequence[str], manifest: Manifest | None) -> str:
     """Return the name of the shards' folder, and the set's name if it is different."""
-    name = (manifest and manifest.name) or set_prefix(given)
+    name = (manifest and manifest.name) or set_prefix(shard_addresses)
     folders = {
-        base_name(os.path.abspath(folder_of(one)) if is_local(one) else folder_of(one)) for one in given
+        base_name(os.path.abspath(folder_of(address)) if is_local(address) else folder_of(address))
+        for address in shard_addresses
     }
     folder = folders.pop() if len(folders) == 1 else ""
     return "/".join(dict.fromkeys(filter(None, (folder, name)))) or "Shard set"
 
 
 def _look(
-    drawn: Sequence[Drawn],
+    drawn: Sequence[DrawnSample],
     addresses: Sequence[str],
     jobs: int | None,
     options: ReportOptions,
     progress: Progress,
-) -> tuple[Looked, list[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]]:
+) -> tuple[PayloadFacts, list[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]]:
     """Return facts about the payloads of the drawn samples, and the classes of each sample with its place in the
     set."""
     numbers = {address: number for number, address in enumerate(addresses)}
-    by_shard: dict[str, list[Drawn]] = {}
-    for one in drawn:
-        by_shard.setdefault(one.shard, []).append(one)
+    by_shard: dict[str, list[DrawnSample]] = {}
+    for sample in drawn:
+        by_shard.setdefault(sample.shard, []).append(sample)
     cards = min(options.cards, len(drawn))
     orders = [(-1, "", 0), *map(order, drawn)]
     tasks = [
         LookTask(
             address,
-            tuple(sorted(by_shard[address], key=lambda one: one.place)),
+            tuple(sorted(by_shard[address], key=lambda sample: sample.place)),
             orders[min(PICTURED_SAMPLES, len(drawn))],
             orders[cards],
             MEDIA_BYTES // cards if cards and options.media else 0,
@@ -222,13 +231,15 @@ def _look(
         for address in dict.fromkeys(addresses)
         if address in by_shard
     ]
-    whole, classes = new_looked(), []
+    whole, classes = new_payload_facts(), []
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         looked_at = [task.address for task in tasks]
-        for found in run_shard_tasks(executor, look_into, tasks, progress, "reading samples", looked_at):
-            whole.add(found)
-            number = numbers[found.address]
-            classes += [((number, place), key, values) for place, key, values in found.classes]
+        for shard_facts in run_shard_tasks(
+            executor, look_into, tasks, progress, "reading samples", looked_at
+        ):
+            whole.add(shard_facts)
+            number = numbers[shard_facts.address]
+            classes += [((number, place), key, values) for place, key, values in shard_facts.classes]
     return whole, classes
 
 
@@ -239,12 +250,13 @@ def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
     longest_first = sorted((text for text in words if text), key=len, reverse=True)
 
     def renamed(text: str) -> str:
-        for one in longest_first:
-            text = text.replace(one, words[one])
+        for address in longest_first:
+            text = text.replace(address, words[address])
         return text
 
     findings = [
-        one._replace(shard=renamed(one.shard), message=renamed(one.message)) for one in verified.findings
+        finding._replace(shard=renamed(finding.shard), message=renamed(finding.message))
+        for finding in verified.findings
     ]
     return replace(verified, findings=tuple(findings))
 
@@ -263,11 +275,11 @@ def _made_value(name: str, value: Any, manifest: Manifest) -> Any:
     if name != "options" or not isinstance(value, dict):
         return value
     operation, kind = str(manifest.made.get("operation")), str(value.get("kind"))
-    names = {one: option_of(operation, kind if one == "what" else one) for one in value if one != "kind"}
+    names = {old: option_of(operation, kind if old == "what" else old) for old in value if old != "kind"}
     return [
-        option if value[one] is True else f"{option} {plain_value(value[one])}"
-        for one, option in names.items()
-        if value[one] not in (None, False, "", [])
+        option if value[old] is True else f"{option} {plain_value(value[old])}"
+        for old, option in names.items()
+        if value[old] not in (None, False, "", [])
     ]
 
 

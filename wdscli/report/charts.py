@@ -58,17 +58,17 @@ def binned(counts: Mapping[int, int]) -> list[Bin]:
             high = value
             break
     width = max(1, ceil((high - low + 1) / BINS))
-    found = [0] * ceil((high - low + 1) / width)
+    bin_counts = [0] * ceil((high - low + 1) / width)
     for value, count in counts.items():
-        found[min((value - low) // width, len(found) - 1)] += count
+        bin_counts[min((value - low) // width, len(bin_counts) - 1)] += count
     return [
         Bin(
-            low + at * width,
-            low + (at + 1) * width - 1,
+            low + bin_number * width,
+            low + (bin_number + 1) * width - 1,
             count,
-            at == len(found) - 1 and last >= low + (at + 1) * width,
+            bin_number == len(bin_counts) - 1 and last >= low + (bin_number + 1) * width,
         )
-        for at, count in enumerate(found)
+        for bin_number, count in enumerate(bin_counts)
     ]
 
 
@@ -106,8 +106,8 @@ def histogram(
     another one next to it (``alone``) is twice as wide."""
     bins = binned(counts)
     values = [
-        {"value": (one.number, one.low, one.high + 1), "label": f"{one.label}: {one.number:,} {what}"}
-        for one in bins
+        {"value": (bar.number, bar.low, bar.high + 1), "label": f"{bar.label}: {bar.number:,} {what}"}
+        for bar in bins
     ]
     options: dict[str, Any] = {"x_value_formatter": number, "width": WIDTH * (1 + alone)}
     if bins[-1].open:
@@ -167,7 +167,7 @@ def _drawn(
     root.set("role", "img")
     text = ElementTree.tostring(root, encoding="unicode", short_empty_elements=True)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    return _NUMBER.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
+    return _NUMBER.sub(lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), text)
 
 
 def _clean(node: Any) -> None:

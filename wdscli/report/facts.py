@@ -17,7 +17,7 @@ from wdscli.look.quality import WINDOW, Mixing, Quality, measure
 from wdscli.look.summary import FieldSizes, Summary, middle
 from wdscli.model import to_text
 from wdscli.report import charts
-from wdscli.report.looking import CAPTIONS, CLASSES, Card, Looked, field_type
+from wdscli.report.looking import CAPTIONS, CLASSES, Card, PayloadFacts, field_type
 from wdscli.selection.named import class_name
 from wdscli.storage.addresses import natural
 from wdscli.units import human_size
@@ -123,7 +123,7 @@ class Shards(NamedTuple):
     spread: str
 
 
-class Mixed(NamedTuple):
+class MixingFacts(NamedTuple):
     """How mixed the samples are. ``order`` is how close they are to the order of their keys. ``strip`` has each of the
     largest classes, with its share of the maximum, from 0 to 1, in each part of the set."""
 
@@ -133,7 +133,7 @@ class Mixed(NamedTuple):
     strip: list[tuple[str, list[float]]]
 
 
-class Found(NamedTuple):
+class PageInput(NamedTuple):
     """The input of a page. ``looked`` is the number of samples that were read, ``names`` has the name of each shard
     on the page."""
 
@@ -142,20 +142,20 @@ class Found(NamedTuple):
     seed: int
     summary: Summary
     looked: int
-    payloads: Looked
+    payloads: PayloadFacts
     classes: Sequence[tuple[tuple[int, int], bytes, tuple[tuple[str, str], ...]]]
     names: Mapping[str, str]
     verified: VerifyReport | None
     decoded: bool
     manifest: Manifest | None
-    made: list[tuple[str, str]]
+    provenance: list[tuple[str, str]]
 
 
 class Facts(NamedTuple):
     """The content of a page. ``names`` has the field, name, types and share of each top-level name in JSON.
     ``findings`` are the findings of verify; it is None if verify did not run."""
 
-    found: Found
+    input: PageInput
     verdicts: list[Verdict]
     cards: list[Card]
     fields: list[FieldRow]
@@ -164,7 +164,7 @@ class Facts(NamedTuple):
     captions: list[Captions]
     pictures: list[Pictures]
     shards: Shards
-    mixed: Mixed | None
+    mixed: MixingFacts | None
     findings: list[FindingKind] | None
     unread: list[tuple[str, int]]
 
@@ -174,29 +174,31 @@ class Facts(NamedTuple):
         return any(part.kind in ("image", "video") for card in self.cards for part in card.parts)
 
 
-def gather(found: Found) -> Facts:
+def gather(page_input: PageInput) -> Facts:
     """Collect all facts about a set."""
-    summary, looked = found.summary, found.payloads
-    classes = _classes(found)
-    shards = _shards(found)
+    summary, looked = page_input.summary, page_input.payloads
+    classes = _classes(page_input)
+    shards = _shards(page_input)
     primary = classes[0] if classes and classes[0].are_labels else None
-    mixed = _mixed(found, primary)
+    mixed = _mixed(page_input, primary)
     findings = None
-    if (report := found.verified) is not None:
+    if (report := page_input.verified) is not None:
         findings = sorted(by_kind(report.findings, report.counts), key=lambda kind: kind.severity)
     cards = [
         card for _, card in sorted(looked.cards, key=lambda pair: (pair[0], pair[1].shard, pair[1].place))
     ]
     labels = {row.value: row.name for row in classes[0].rows if row.name} if classes else {}
     return Facts(
-        found=found,
-        verdicts=_verdicts(found, mixed, shards),
+        input=page_input,
+        verdicts=_verdicts(page_input, mixed, shards),
         cards=[
-            card._replace(shard=found.names.get(card.shard, card.shard), label=_label(card.label, labels))
+            card._replace(
+                shard=page_input.names.get(card.shard, card.shard), label=_label(card.label, labels)
+            )
             for card in cards
         ],
         fields=_fields(summary),
-        names=_json_names(found),
+        names=_json_names(page_input),
         classes=classes,
         captions=_captions(looked),
         pictures=_pictures(looked),
@@ -231,10 +233,10 @@ def _size_labels(field: FieldSizes) -> list[str]:
     """Return texts for the bins of a field's histogram. The bins have equal width on a logarithmic scale."""
     bins = len(field.histogram)
     low, span = log(field.smallest + 1), log(field.largest + 1) - log(field.smallest + 1)
-    edges = [exp(low + span * at / bins) - 1 for at in range(bins + 1)]
+    edges = [exp(low + span * bin_number / bins) - 1 for bin_number in range(bins + 1)]
     return [
-        f"{human_size(edges[at])} to {human_size(edges[at + 1])}: {count:,}"
-        for at, count in enumerate(field.histogram)
+        f"{human_size(edges[bin_number])} to {human_size(edges[bin_number + 1])}: {count:,}"
+        for bin_number, count in enumerate(field.histogram)
     ]
 
 
@@ -244,19 +246,19 @@ def _rank(source: str, order: Sequence[str]) -> tuple[int, int, str]:
     return ": " in source, order.index(name) if name in order else len(order), source
 
 
-def _classes(found: Found) -> list[Classes]:
+def _classes(page_input: PageInput) -> list[Classes]:
     counts: dict[str, Counter[str]] = {}
-    for _, _, classes in found.classes:
+    for _, _, classes in page_input.classes:
         for source, value in classes:
             counts.setdefault(source, Counter())[value] += 1
-    names = (found.manifest.classes if found.manifest is not None else None) or ()
+    names = (page_input.manifest.classes if page_input.manifest is not None else None) or ()
     sources = sorted(counts, key=lambda source: _rank(source, CLASSES))
     return [_class(source, counts[source], names) for source in sources[:3]]
 
 
 def _class(source: str, counts: Counter[str], names: Sequence[str]) -> Classes:
     total, most = sum(counts.values()), max(counts.values())
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], natural(item[0])))
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], natural(pair[0])))
     rows = [
         ClassRow(value, class_name(value, names) or "", count, count / total, count / most)
         for value, count in ordered[:MAX_CLASSES]
@@ -267,7 +269,7 @@ def _class(source: str, counts: Counter[str], names: Sequence[str]) -> Classes:
     return Classes(source, total, len(counts), rows, most / min(counts.values()), exp(entropy), are_labels)
 
 
-def _captions(looked: Looked) -> list[Captions]:
+def _captions(looked: PayloadFacts) -> list[Captions]:
     sources = sorted(looked.characters, key=lambda source: _rank(source, CAPTIONS))
     return [_texts(source, looked.characters[source], looked.words[source]) for source in sources[:3]]
 
@@ -282,10 +284,10 @@ def _texts(source: str, characters: Counter[int], words: Counter[int]) -> Captio
     return Captions(source, total, characters[0], *medians, max(characters), svg_characters, svg_words)
 
 
-def _pictures(looked: Looked) -> list[Pictures]:
-    found = []
-    for field, sizes in sorted(looked.pictures.items(), key=lambda item: (-sum(item[1].values()), item[0])):
-        usual = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+def _pictures(looked: PayloadFacts) -> list[Pictures]:
+    pictures = []
+    for field, sizes in sorted(looked.pictures.items(), key=lambda pair: (-sum(pair[1].values()), pair[0])):
+        usual = sorted(sizes.items(), key=lambda pair: (-pair[1], pair[0]))
         widths, heights = Counter[int](), Counter[int]()
         for (width, height), count in sizes.items():
             widths[width] += count
@@ -293,7 +295,7 @@ def _pictures(looked: Looked) -> list[Pictures]:
         dots = [
             (width, height, f"{width} × {height}: {count:,}") for (width, height), count in usual[:MAX_DOTS]
         ]
-        found.append(
+        pictures.append(
             Pictures(
                 field,
                 sum(sizes.values()),
@@ -304,31 +306,31 @@ def _pictures(looked: Looked) -> list[Pictures]:
                 charts.scatter(dots, "pictures") if len(dots) > 1 else "",
             )
         )
-    return found[:3]
+    return pictures[:3]
 
 
-def _json_names(found: Found) -> list[tuple[str, str, str, float]]:
+def _json_names(page_input: PageInput) -> list[tuple[str, str, str, float]]:
     types: dict[tuple[str, str], Counter[str]] = {}
-    for (field, name, kind), count in found.payloads.names.items():
+    for (field, name, kind), count in page_input.payloads.names.items():
         types.setdefault((field, name), Counter())[kind] += count
-    total = max(1, found.looked)
-    frequent = sorted(types.items(), key=lambda item: (-item[1].total(), item[0]))[:MAX_NAMES]
+    total = max(1, page_input.looked)
+    frequent = sorted(types.items(), key=lambda pair: (-pair[1].total(), pair[0]))[:MAX_NAMES]
     return [
         (field, name, " or ".join(sorted(kinds)), kinds.total() / total)
-        for (field, name), kinds in sorted(frequent, key=lambda item: item[0][0])
+        for (field, name), kinds in sorted(frequent, key=lambda pair: pair[0][0])
     ]
 
 
-def _shards(found: Found) -> Shards:
+def _shards(page_input: PageInput) -> Shards:
     rows = [
         (
-            found.names.get(row.shard, row.shard),
+            page_input.names.get(row.shard, row.shard),
             row.samples,
             row.members,
             row.size_bytes,
             round(row.payload_bytes / row.samples) if row.samples else 0,
         )
-        for row in found.summary.rows
+        for row in page_input.summary.rows
     ]
     samples, sizes = [row[1] for row in rows], [row[3] for row in rows]
     # The last shard has the rest.
@@ -368,24 +370,24 @@ def _shard_charts(rows: Sequence[tuple[str, int, int, int, int]]) -> tuple[str, 
     )
 
 
-def _mixed(found: Found, classes: Classes | None) -> Mixed | None:
+def _mixed(page_input: PageInput, classes: Classes | None) -> MixingFacts | None:
     """Return how mixed the drawn samples are, in the order of the set and in the order of their keys."""
-    samples = sorted(found.classes, key=lambda one: one[0])
+    samples = sorted(page_input.classes, key=lambda sample: sample[0])
     total = len(samples)
     if total < FEW_SAMPLES:
         return None
-    by_key = sorted(range(total), key=lambda at: (natural(to_text(samples[at][1])), at))
+    by_key = sorted(range(total), key=lambda row: (natural(to_text(samples[row][1])), row))
     places: I64 = numpy.empty(total, dtype=numpy.int64)
     places[by_key] = numpy.arange(total)
     values = [b""] * total
     if classes is not None:
-        values = [dict(one[2]).get(classes.source, "").encode("utf-8", "replace") for one in samples]
+        values = [dict(sample[2]).get(classes.source, "").encode("utf-8", "replace") for sample in samples]
     numbers: dict[bytes, int] = {}
     for value in values:
         numbers.setdefault(value, len(numbers))
-    kinds = numpy.array([numbers[values[at]] for at in by_key], dtype=numpy.int64)
-    quality = measure(kinds, places, [values[at] for at in by_key], min(WINDOW, max(20, total // 10)))
-    return Mixed(
+    kinds = numpy.array([numbers[values[row]] for row in by_key], dtype=numpy.int64)
+    quality = measure(kinds, places, [values[row] for row in by_key], min(WINDOW, max(20, total // 10)))
+    return MixingFacts(
         quality,
         _mixing_verdict(quality.output, quality.random),
         _order_verdict(quality.output, total),
@@ -423,14 +425,14 @@ def _strip(classes: Classes, values: Sequence[str]) -> list[tuple[str, list[floa
         if value in counts:
             counts[value][place * bins // len(values)] += 1
     return [
-        (names[value], [round(count / max(1, *found), 2) for count in found])
-        for value, found in counts.items()
+        (names[value], [round(count / max(1, *bin_counts), 2) for count in bin_counts])
+        for value, bin_counts in counts.items()
     ]
 
 
-def _verdicts(found: Found, mixed: Mixed | None, shards: Shards) -> list[Verdict]:
+def _verdicts(page_input: PageInput, mixed: MixingFacts | None, shards: Shards) -> list[Verdict]:
     verdicts = []
-    summary, checked = found.summary, found.verified
+    summary, checked = page_input.summary, page_input.verified
     if checked is not None:
         counts = [(checked.errors, "error"), (checked.warnings, "warning")]
         text = ", ".join(f"{count:,} {word}{'s' * (count != 1)}" for count, word in counts if count)
@@ -449,7 +451,7 @@ def _verdicts(found: Found, mixed: Mixed | None, shards: Shards) -> list[Verdict
     if mixed is not None:
         has_classes = mixed.quality.output.class_run is not None
         verdicts.append(mixed.verdict if has_classes else mixed.order)
-    if found.manifest is None:
+    if page_input.manifest is None:
         verdicts.append(Verdict(_PLAIN, "no manifest", "provenance"))
     return verdicts
 
@@ -464,7 +466,7 @@ def plain_value(value: Any) -> str:
     """Return a value of a manifest as text."""
     if isinstance(value, Mapping):
         return ", ".join(
-            f"{name} {plain_value(one)}" for name, one in value.items() if one not in (None, "", [])
+            f"{name} {plain_value(inner)}" for name, inner in value.items() if inner not in (None, "", [])
         )
     if isinstance(value, (list, tuple)):
         return ", ".join(map(plain_value, value))

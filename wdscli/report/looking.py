@@ -5,11 +5,11 @@ contact sheet.
 with the seed). So the rank of a sample depends only on its key, not on the order of shards or the number of processes.
 At most twice the drawn samples are in memory.
 
-:func:`look_into` is the task for the drawn samples of one shard. It returns a :class:`Looked`. A payload is read with
-its headers, in the order of the shard, so that unseekable streams (a ``.tar.gz``) are read once. The size of a picture
-comes from the values ``width(FIELD)`` and ``height(FIELD)`` of the index, if it stores them. Payloads that cannot
-be decoded are counted by field, but are no error; `verify --decode` reports them. Names decide what a field means:
-:data:`CLASSES`, :data:`CAPTIONS`.
+:func:`look_into` is the task for the drawn samples of one shard, and returns :class:`PayloadFacts`. A payload is read
+with its headers, in the order of the shard, so that unseekable streams (a ``.tar.gz``) are read once. The size of a
+picture comes from the values ``width(FIELD)`` and ``height(FIELD)`` of the index, if it stores them. Payloads that
+cannot be decoded are counted by field, but are no error; `verify --decode` reports them. Names decide what a field
+means: :data:`CLASSES`, :data:`CAPTIONS`.
 
 :func:`make_card` shows each field in a form that a browser understands. Pictures are decoded and encoded again, small
 enough for the card, so that only their pixels reach the page. SVG is embedded unchanged as an image, where browsers run
@@ -69,7 +69,7 @@ MAX_CARD_CHARACTERS, MAX_PARTS = 10_000, 40
 _PIXELATED = 64
 
 
-class Drawn(NamedTuple):
+class DrawnSample(NamedTuple):
     """One drawn sample. ``rank`` is its hash, and ``place`` is its place in the shard. A member has its field's name in
     the selection, and the place of its payload under the name in the shard."""
 
@@ -86,7 +86,7 @@ class Drawing:
     def __init__(self, limit: int, seed: int = 0) -> None:
         self._limit = limit
         self._seed = seed % (1 << 64)
-        self._kept: list[Drawn] = []
+        self._kept: list[DrawnSample] = []
         self._worst = 1 << 64
 
     def look(self, page: Page) -> None:
@@ -105,7 +105,7 @@ class Drawing:
         # Two samples with the same key have the same rank. Their order is decided later.
         self._worst = self._kept[-1].rank + 1 if self._kept else 0
 
-    def drawn(self) -> list[Drawn]:
+    def drawn(self) -> list[DrawnSample]:
         """Return the samples, the smallest rank first."""
         self._prune()
         return self._kept
@@ -114,23 +114,28 @@ class Drawing:
 Order: TypeAlias = tuple[int, str, int]
 
 
-def order(one: Drawn) -> Order:
+def order(sample: DrawnSample) -> Order:
     """Return the place of a sample in the order of ranks. Samples with the same key have the same rank."""
-    return one.rank, one.shard, one.place
+    return sample.rank, sample.shard, sample.place
 
 
-def _drawn(page: Page, row: int, rank: int) -> Drawn:
+def _drawn(page: Page, row: int, rank: int) -> DrawnSample:
     batch = page.batch
     key, first, end = batch.keys[row], batch.firsts[row], batch.firsts[row + 1]
     members = tuple(
         (
-            batch.fields[at],
-            Expected(batch.starts[at], batch.offsets[at], key + b"." + page.stored[at], batch.sizes[at]),
+            batch.fields[member],
+            Expected(
+                batch.starts[member],
+                batch.offsets[member],
+                key + b"." + page.stored[member],
+                batch.sizes[member],
+            ),
         )
-        for at in range(first, end)
-        if batch.flags[at] & KIND_MASK == REGULAR
+        for member in range(first, end)
+        if batch.flags[member] & KIND_MASK == REGULAR
     )
-    return Drawn(rank, page.shard, page.places[row], key, members)
+    return DrawnSample(rank, page.shard, page.places[row], key, members)
 
 
 class LookTask(NamedTuple):
@@ -139,13 +144,13 @@ class LookTask(NamedTuple):
     none."""
 
     address: str
-    samples: tuple[Drawn, ...]
+    samples: tuple[DrawnSample, ...]
     pictured: Order
     carded: Order
     card_bytes: int
 
 
-class Looked(NamedTuple):
+class PayloadFacts(NamedTuple):
     """The results. ``classes`` has the place, the key and the classes of each sample. The rest are counts:
     ``characters`` and ``words`` of texts, ``pictures`` by width and height, ``names`` of JSON by field, name and
     type, ``unread`` payloads by field that cannot be decoded."""
@@ -159,16 +164,16 @@ class Looked(NamedTuple):
     unread: Counter[str]
     cards: list[tuple[int, Card]]
 
-    def add(self, other: Looked) -> None:
+    def add(self, shard_facts: PayloadFacts) -> None:
         """Add the results of another shard, except the classes."""
-        _add_counts(self.characters, other.characters)
-        _add_counts(self.words, other.words)
-        _add_counts(self.pictures, other.pictures)
-        for name, count in other.names.items():
+        _add_counts(self.characters, shard_facts.characters)
+        _add_counts(self.words, shard_facts.words)
+        _add_counts(self.pictures, shard_facts.pictures)
+        for name, count in shard_facts.names.items():
             if name in self.names or len(self.names) < MAX_COUNTED:
                 self.names[name] += count
-        self.unread.update(other.unread)
-        self.cards.extend(other.cards)
+        self.unread.update(shard_facts.unread)
+        self.cards.extend(shard_facts.cards)
 
 
 def _add_counts(mine: dict[str, Counter[Counted]], theirs: Mapping[str, Counter[Counted]]) -> None:
@@ -176,16 +181,16 @@ def _add_counts(mine: dict[str, Counter[Counted]], theirs: Mapping[str, Counter[
         mine.setdefault(source, Counter()).update(counts)
 
 
-def new_looked(address: str = "") -> Looked:
+def new_payload_facts(address: str = "") -> PayloadFacts:
     """Return an empty result."""
-    return Looked(address, [], {}, {}, {}, Counter(), Counter(), [])
+    return PayloadFacts(address, [], {}, {}, {}, Counter(), Counter(), [])
 
 
-def look_into(task: LookTask) -> Looked:
+def look_into(task: LookTask) -> PayloadFacts:
     """Read the drawn samples of one shard. Raises InputError."""
     import warnings
 
-    found = new_looked(task.address)
+    facts = new_payload_facts(task.address)
     with open_source(task.address) as source, warnings.catch_warnings():
         # Pillow warns about large and odd pictures.
         warnings.simplefilter("ignore")
@@ -193,10 +198,10 @@ def look_into(task: LookTask) -> Looked:
         index = find_index(task.address, source) if is_local(task.address) else None
         texts = _text_fields(task, source)
         if source.seekable:
-            source.expect([span for one in task.samples for span in _spans(one, task, index, texts)])
-        for one in task.samples:
-            _Sample(source, one, task, found, index, texts).look()
-    return found
+            source.expect([span for sample in task.samples for span in _spans(sample, task, index, texts)])
+        for sample in task.samples:
+            _Sample(source, sample, task, facts, index, texts).look()
+    return facts
 
 
 def _text_fields(task: LookTask, source: Source) -> frozenset[str]:
@@ -216,27 +221,33 @@ def _text_fields(task: LookTask, source: Source) -> frozenset[str]:
     return frozenset(field for field, is_text in probed.items() if is_text)
 
 
-def _spans(one: Drawn, task: LookTask, index: Index | None, texts: frozenset[str]) -> list[tuple[int, int]]:
+def _spans(
+    sample: DrawnSample, task: LookTask, index: Index | None, texts: frozenset[str]
+) -> list[tuple[int, int]]:
     """Return the byte ranges of a sample that must be read."""
     spans = []
-    for raw, expected in one.members:
+    for raw, expected in sample.members:
         field, end = to_text(raw), expected.offset + expected.size
-        if order(one) > task.carded and not _is_value(field, expected.size, texts):
-            if order(one) > task.pictured or not _is_picture(field) or _stored_size(one, expected, index):
+        if order(sample) > task.carded and not _is_value(field, expected.size, texts):
+            if (
+                order(sample) > task.pictured
+                or not _is_picture(field)
+                or _stored_size(sample, expected, index)
+            ):
                 continue
             end = min(end, expected.offset + HEADER_BYTES)
         spans.append((expected.first, end))
     return spans
 
 
-def _stored_size(one: Drawn, expected: Expected, index: Index | None) -> tuple[int, int] | None:
+def _stored_size(sample: DrawnSample, expected: Expected, index: Index | None) -> tuple[int, int] | None:
     """The stored size of a picture; None without one."""
     # Damage that is left out moves the samples after it.
-    if index is None or one.place >= index.samples or index.key(one.place) != one.key:
+    if index is None or sample.place >= index.samples or index.key(sample.place) != sample.key:
         return None
-    name = to_text(expected.name.removeprefix(one.key + b"."))
+    name = to_text(expected.name.removeprefix(sample.key + b"."))
     sides = (index.exact.get(f"{side}({name})") for side in ("width", "height"))
-    width, height = (None if side is None else side.at(one.place) for side in sides)
+    width, height = (None if side is None else side.at(sample.place) for side in sides)
     return None if width is None or height is None else (int(width), int(height))
 
 
@@ -260,13 +271,13 @@ class _Sample:
     def __init__(
         self,
         source: Source,
-        drawn: Drawn,
+        drawn: DrawnSample,
         task: LookTask,
-        found: Looked,
+        facts: PayloadFacts,
         index: Index | None,
         texts: frozenset[str],
     ) -> None:
-        self.source, self.drawn, self.task, self.found, self.index = source, drawn, task, found, index
+        self.source, self.drawn, self.task, self.facts, self.index = source, drawn, task, facts, index
         self.text_fields = texts
         self.classes: list[tuple[str, str]] = []
         self.texts: list[tuple[str, str]] = []
@@ -285,12 +296,12 @@ class _Sample:
             if order(drawn) <= task.pictured and _is_picture(field) and (data is not None or not is_whole):
                 self._picture(field, expected, data)
             payloads.append((field, size, data))
-        self.found.classes.append((drawn.place, drawn.key, tuple(self.classes)))
+        self.facts.classes.append((drawn.place, drawn.key, tuple(self.classes)))
         if order(drawn) <= task.carded:
             card = make_card(
                 drawn.key, drawn.place, payloads, self.classes, self.texts, task.card_bytes, task.address
             )
-            self.found.cards.append((drawn.rank, card))
+            self.facts.cards.append((drawn.rank, card))
 
     def _payload(self, field: str, expected: Expected) -> bytes | None:
         """Return a payload, or None if it is missing or too large to decode."""
@@ -303,7 +314,7 @@ class _Sample:
         except StorageError:
             raise
         except Exception:
-            self.found.unread[field] += 1
+            self.facts.unread[field] += 1
             return None
         return data
 
@@ -317,7 +328,7 @@ class _Sample:
         except (ValueError, RecursionError):
             # A name without a meaning promises no text.
             if not kind.may_be_text:
-                self.found.unread[field] += 1
+                self.facts.unread[field] += 1
             return
         if kind.role == "class" and len(text) <= MAX_CLASS_CHARACTERS:
             self.classes.append((field, text))
@@ -328,26 +339,26 @@ class _Sample:
         if not isinstance(value, Mapping):
             self._name(field, "", value)
             return
-        for name, one in value.items():
-            self._name(field, str(name), one)
+        for name, inner in value.items():
+            self._name(field, str(name), inner)
         for name in CLASSES:
-            one = value.get(name)
-            if isinstance(one, (str, int)) and len(str(one)) <= MAX_CLASS_CHARACTERS:
-                self.classes.append((f"{field}: {name}", str(one)))
+            inner = value.get(name)
+            if isinstance(inner, (str, int)) and len(str(inner)) <= MAX_CLASS_CHARACTERS:
+                self.classes.append((f"{field}: {name}", str(inner)))
         for name in CAPTIONS:
             if isinstance(value.get(name), str):
                 self._text(f"{field}: {name}", value[name].strip())
 
     def _name(self, field: str, name: str, value: Any) -> None:
-        names = self.found.names
+        names = self.facts.names
         place = (field, name, _TYPES.get(type(value), "null"))
         if place in names or len(names) < MAX_COUNTED:
             names[place] += 1
 
     def _text(self, source: str, text: str) -> None:
         self.texts.append((source, text))
-        self.found.characters.setdefault(source, Counter())[len(text)] += 1
-        self.found.words.setdefault(source, Counter())[len(text.split())] += 1
+        self.facts.characters.setdefault(source, Counter())[len(text)] += 1
+        self.facts.words.setdefault(source, Counter())[len(text.split())] += 1
 
     def _picture(self, field: str, expected: Expected, data: bytes | None) -> None:
         size = _stored_size(self.drawn, expected, self.index)
@@ -360,9 +371,9 @@ class _Sample:
                 for length in dict.fromkeys((first, whole)):
                     size = size or picture_size(self.source.read_at(expected.offset, length))
         if size is None:
-            self.found.unread[field] += 1
+            self.facts.unread[field] += 1
         else:
-            self.found.pictures.setdefault(field, Counter())[size] += 1
+            self.facts.pictures.setdefault(field, Counter())[size] += 1
 
 
 _TYPES = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "object"}

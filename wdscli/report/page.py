@@ -37,9 +37,9 @@ def make_page(facts: Facts) -> bytes:
 
     script = _beside("page.js")
     text: str = _template().render(
-        **{**facts.found._asdict(), **facts._asdict()},
+        **{**facts.input._asdict(), **facts._asdict()},
         has_pictures=facts.has_pictures,
-        losses=lost_samples(facts.found.summary),
+        losses=lost_samples(facts.input.summary),
         script=Markup(script),
         style=Markup(_beside("page.css")),
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
@@ -85,9 +85,9 @@ def _clean(value: Any) -> Any:
         return value
     return "".join(
         "\N{REPLACEMENT CHARACTER}"
-        if (c not in "\n\t" and unicodedata.category(c) == "Cc") or c in _TURNS
-        else c
-        for c in value
+        if (char not in "\n\t" and unicodedata.category(char) == "Cc") or char in _TURNS
+        else char
+        for char in value
     )
 
 

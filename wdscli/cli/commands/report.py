@@ -101,46 +101,51 @@ def report(
         trust_addresses=general.trust_addresses,
         jobs=page.jobs,
     )
-    found, size_bytes = make(request, page.parse(), progress=out.progress())
-    _print_result(out, page.output, found, size_bytes)
+    page_facts, size_bytes = make(request, page.parse(), progress=out.progress())
+    _print_result(out, page.output, page_facts, size_bytes)
     # The page shows an incomplete set too, but the command fails like the others.
-    if missing := found.found.summary.report.missing:
+    if missing := page_facts.input.summary.report.missing:
         from wdscli.shards.inputs import missing_error
 
         raise missing_error(missing)
 
 
-def _print_result(out: Out, output: str, found: Facts, size_bytes: int) -> None:
+def _print_result(out: Out, output: str, page_facts: Facts, size_bytes: int) -> None:
     """Print the page's totals, in one line or as JSON."""
-    summary = found.found.summary
+    summary = page_facts.input.summary
     for remark in summary.report.remarks:
         out.warn(remark)
     if out.json:
-        out.object({"output": shown(output), "output_bytes": size_bytes, **_object(found)})
+        out.object({"output": shown(output), "output_bytes": size_bytes, **_object(page_facts)})
     total = f"{plural(summary.samples, 'sample')} in {plural(summary.shards, 'shard')}"
-    judged = ", ".join(one.text for one in found.verdicts)
+    judged = ", ".join(verdict.text for verdict in page_facts.verdicts)
     message = f"{total}: {judged}; wrote {output}, {human_size(size_bytes)},"
     out.done(message, summary.size_bytes)
 
 
-def _object(found: Facts) -> dict[str, Any]:
+def _object(page: Facts) -> dict[str, Any]:
     """Return the page's totals as an object for JSON."""
-    mixed = found.mixed
+    mixed = page.mixed
     return {
-        **facts(found.found, "title seed looked"),
-        **facts(found.found.summary, _TOTALS),
+        **facts(page.input, "title seed looked"),
+        **facts(page.input.summary, _TOTALS),
         "classes": {
-            one.source: {"distinct": one.distinct, "counts": {row.value: row.samples for row in one.rows}}
-            for one in found.classes
+            classes.source: {
+                "distinct": classes.distinct,
+                "counts": {row.value: row.samples for row in classes.rows},
+            }
+            for classes in page.classes
         },
-        "texts": {one.source: facts(one, "texts empty characters words longest") for one in found.captions},
-        "pictures": {one.field: facts(one, "pictures distinct width height") for one in found.pictures},
+        "texts": {
+            texts.source: facts(texts, "texts empty characters words longest") for texts in page.captions
+        },
+        "pictures": {sizes.field: facts(sizes, "pictures distinct width height") for sizes in page.pictures},
         "mixing": None
         if mixed is None
         else {
             "here": facts(mixed.quality.output, _MIXING),
             "by_chance": facts(mixed.quality.random, _MIXING),
         },
-        "findings": None if found.findings is None else {one.code: one.total for one in found.findings},
-        "verdicts": [one.text for one in found.verdicts],
+        "findings": None if page.findings is None else {kind.code: kind.total for kind in page.findings},
+        "verdicts": [verdict.text for verdict in page.verdicts],
     }
