@@ -34,13 +34,13 @@ class BatchOptions(NamedTuple):
     rank: Annotated[int, 0] = 0
 
 
-def check_batch(batch: BatchOptions, others: list[str]) -> None:
-    """Raise UsageError if a batch is described incompletely, or requested together with ``others``."""
-    given = changed_options(batch)
-    if given and batch.epoch is None:
-        raise UsageError(f"{given[0]} needs --epoch", hint="--epoch 3 --batch 120 --batch-size 64")
-    if given and others:
-        raise UsageError(f"{others[0]} does not work with --epoch", hint="leave one of them out")
+def check_batch(batch: BatchOptions, list_options: list[str]) -> None:
+    """Raise UsageError if a batch is described incompletely, or requested together with ``list_options``."""
+    batch_options = changed_options(batch)
+    if batch_options and batch.epoch is None:
+        raise UsageError(f"{batch_options[0]} needs --epoch", hint="--epoch 3 --batch 120 --batch-size 64")
+    if batch_options and list_options:
+        raise UsageError(f"{list_options[0]} does not work with --epoch", hint="leave one of them out")
 
 
 def print_batch(
@@ -57,16 +57,16 @@ def print_batch(
     from wdscli.shards.proof import checking
 
     where, keys_from = selection.where, selection.keys_from or []
-    others = changed_options(selection._replace(where=None, keys=None, keys_from=None, seed=None))
-    if others or len(keys_from) > 1:
+    unusable = changed_options(selection._replace(where=None, keys=None, keys_from=None, seed=None))
+    if unusable or len(keys_from) > 1:
         raise UsageError(
-            f"{others[0] if others else 'a second --keys-from'} does not work with --epoch",
+            f"{unusable[0] if unusable else 'a second --keys-from'} does not work with --epoch",
             hint="select samples with --where, --keys or one --keys-from",
         )
     with checking(Check.ALL_LOCAL):
         data = WebDataset(
             shards,
-            where=" and ".join(f"({one})" for one in where) if where else None,
+            where=" and ".join(f"({condition})" for condition in where) if where else None,
             keys=selection.keys,
             keys_from=keys_from[0] if keys_from else None,
             seed=selection.seed,
@@ -77,9 +77,9 @@ def print_batch(
             rank=batch.rank,
             world_size=batch.world,
         )
-        found = data.listed(batch.batch_size).keys(batch.epoch or 0, batch.batch)
+        keys = data.listed(batch.batch_size).keys(batch.epoch or 0, batch.batch)
     if out.json:
-        for key in found:
+        for key in keys:
             out.object({"key": key})
     else:
-        out.rows(("key",), ((key,) for key in found))
+        out.rows(("key",), ((key,) for key in keys))

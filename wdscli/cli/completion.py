@@ -96,7 +96,7 @@ class Candidate(NamedTuple):
     help: str = ""
 
 
-class Given(NamedTuple):
+class TypedWords(NamedTuple):
     """A line's arguments, and the values of its options by field name."""
 
     arguments: list[str]
@@ -139,13 +139,13 @@ def install(shell: str) -> tuple[list[str], str | None]:
         places.append(os.path.join(folder, name.format(program)))
         with open(places[-1], "w", encoding="utf-8") as file:
             file.write(script(shell, program))
-    more = {
+    instructions = {
         "bash": "bash needs the package bash-completion for this; without it, add this line to ~/.bashrc:\n"
         f"    source {places[0]}",
         "zsh": "zsh finds it when its folder is in fpath; if it is not, add this line to ~/.zshrc:\n"
         f"    fpath+=({folder}); autoload -Uz compinit; compinit",
     }
-    return places, more.get(shell)
+    return places, instructions.get(shell)
 
 
 def current_shell() -> str | None:
@@ -166,12 +166,12 @@ def answer(instruction: str, program: str, group: Any) -> str:
     if what == "source":
         return script(shell, program)
     line = _typed_line()
-    found = candidates(line.words, line.typed, group)
-    if found is None:
+    offers = candidates(line.words, line.typed, group)
+    if offers is None:
         return FILES
-    fitting = [one for one in dict.fromkeys(found) if one.value.startswith(line.typed)]
+    fitting = [offer for offer in dict.fromkeys(offers) if offer.value.startswith(line.typed)]
     if shell == "bash":
-        return "\n".join(_for_bash(one.value, line) for one in fitting)
+        return "\n".join(_for_bash(offer.value, line) for offer in fitting)
     return "\n".join(f"{value}\t{' '.join(help.split())}" if help else value for value, help in fitting)
 
 
@@ -189,14 +189,14 @@ def split_line(line: str) -> Line:
     Line(words=['ls', 'a b', '--keys'], typed='n01/', raw='"n01/', quote='"')
     """
     words: list[str] = []
-    word, raw, quote, is_open, at = "", "", "", False, 0
-    while at < len(line):
-        char = line[at]
+    word, raw, quote, is_open, position = "", "", "", False, 0
+    while position < len(line):
+        char = line[position]
         if not quote and char.isspace():
             if is_open:
                 words.append(word)
             word, raw, is_open = "", "", False
-            at += 1
+            position += 1
             continue
         is_open = True
         raw += char
@@ -205,12 +205,12 @@ def split_line(line: str) -> Line:
         elif not quote and char in "'\"":
             quote = char
         elif char == "\\" and quote != "'":
-            at += 1
-            word += line[at : at + 1]
-            raw += line[at : at + 1]
+            position += 1
+            word += line[position : position + 1]
+            raw += line[position : position + 1]
         else:
             word += char
-        at += 1
+        position += 1
     return Line(words[1:], word, raw, quote)
 
 
@@ -223,8 +223,8 @@ def _for_bash(value: str, line: Line) -> str:
     else:
         plain = re.sub(r"\\.", "xx", line.raw)
         before = line.raw[: max(map(plain.rfind, breaks), default=-1) + 1]
-    rest = value[len(split_line("x " + before).typed) :]
-    return rest if line.quote else re.sub(r"([\s'\"\\$`!&|;<>(){}*?#\[\]])", r"\\\1", rest)
+    ending = value[len(split_line("x " + before).typed) :]
+    return ending if line.quote else re.sub(r"([\s'\"\\$`!&|;<>(){}*?#\[\]])", r"\\\1", ending)
 
 
 def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] | None:
@@ -237,87 +237,92 @@ def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] 
     if name not in group.summaries:
         return []
     command = group.get_command(None, name)
-    given, waiting, place = _follow(command, words[list(words).index(name) + 1 :])
+    parsed, waiting, place = _follow(command, words[list(words).index(name) + 1 :])
     if waiting is not None:
-        return _values(waiting, place, typed, given)
+        return _values(waiting, place, typed, parsed)
     if typed.startswith("--") and "=" in typed:
         spelled, _, value = typed.partition("=")
-        found = next((one for one in command.params if spelled in one.opts), None)
-        values = _values(found, 0, value, given) if found is not None else []
-        return None if values is None else [one._replace(value=f"{spelled}={one.value}") for one in values]
+        option = next((parameter for parameter in command.params if spelled in parameter.opts), None)
+        values = _values(option, 0, value, parsed) if option is not None else []
+        return (
+            None if values is None else [offer._replace(value=f"{spelled}={offer.value}") for offer in values]
+        )
     if typed.startswith("-"):
         return _option_names(command, words)
-    reads_shards = any(one.metavar in ("SHARDS...", "SETS...", "A", "B") for one in command.params)
+    reads_shards = any(param.metavar in ("SHARDS...", "SETS...", "A", "B") for param in command.params)
     return _shard_paths(typed) if reads_shards else None
 
 
-def _follow(command: Any, words: Sequence[str]) -> tuple[Given, Any, int]:
+def _follow(command: Any, words: Sequence[str]) -> tuple[TypedWords, Any, int]:
     """Return the arguments and option values among the words of a command. If an option's value comes next, also return
     that option and the number of the value; the option is None otherwise."""
     options = {
-        spelled: one for one in command.params for spelled in one.opts if one.param_type_name == "option"
+        spelled: param
+        for param in command.params
+        for spelled in param.opts
+        if param.param_type_name == "option"
     }
-    given = Given([], {})
-    rest = iter(words)
-    for word in rest:
+    parsed = TypedWords([], {})
+    remaining = iter(words)
+    for word in remaining:
         spelled, equals, value = word.partition("=")
         if word == "--":
-            given.arguments.extend(rest)
+            parsed.arguments.extend(remaining)
         elif not word.startswith("-") or word == "-":
-            given.arguments.append(word)
+            parsed.arguments.append(word)
         elif equals and spelled in options:
-            given.values.setdefault(options[spelled].name, []).append(value)
+            parsed.values.setdefault(options[spelled].name, []).append(value)
         elif (option := options.get(word)) is not None and not option.is_flag:
-            taken = list(islice(rest, option.nargs))
+            taken = list(islice(remaining, option.nargs))
             if len(taken) < option.nargs:
-                return given, option, len(taken)
-            given.values.setdefault(option.name, []).extend(taken)
-    return given, None, 0
+                return parsed, option, len(taken)
+            parsed.values.setdefault(option.name, []).extend(taken)
+    return parsed, None, 0
 
 
 def _option_names(command: Any, words: Sequence[str]) -> list[Candidate]:
     """Return the options that may still follow."""
     context = command.context_class(command, info_name=command.name, **command.context_settings)
-    found = []
+    offers = []
     for option in command.get_params(context):
         if option.param_type_name == "option":
             names = [*option.opts, *option.secondary_opts]
             if option.multiple or set(names).isdisjoint(words):
-                found += [Candidate(name, option.help or "") for name in names]
-    return found
+                offers += [Candidate(name, option.help or "") for name in names]
+    return offers
 
 
-def _values(option: Any, place: int, typed: str, given: Given) -> list[Candidate] | None:
+def _values(option: Any, place: int, typed: str, parsed: TypedWords) -> list[Candidate] | None:
     """Return candidates for the value of an option."""
     choices = getattr(option.type, "choices", None)
     if choices:
-        return [Candidate(str(one)) for one in choices]
+        return [Candidate(str(choice)) for choice in choices]
     metavar = (option.metavar or "").split(" ")[place]
-    found = [Candidate(one) for one in _known(option.name)]
+    offers = [Candidate(word) for word in _known(option.name)]
     # In a metavar such as first-dot|last-dot|REGEX, the words in lower case are literal values.
-    found += [Candidate(one) for one in re.split(r"[|,]", metavar) if re.fullmatch(r"[a-z][a-z-]*", one)]
+    offers += [Candidate(word) for word in re.split(r"[|,]", metavar) if re.fullmatch(r"[a-z][a-z-]*", word)]
     if option.name == "keys":
-        return [Candidate(key) for key in names_in(given.arguments)[1]]
+        return [Candidate(key) for key in names_in(parsed.arguments)[1]]
     if metavar.endswith("COLUMN"):
         before = re.match(r"(.*=@?)?", typed).group()  # type: ignore[union-attr]
         if not before and metavar != "COLUMN":
             return []
-        tables = [table for name in ("rows", "table") for table in given.values.get(name, ())]
+        tables = [table for name in ("rows", "table") for table in parsed.values.get(name, ())]
         return [Candidate(before + name, "column") for name in columns_of(tables)]
     if "FIELD" in metavar or metavar.startswith(("EXT,", "WHAT", "NEW=")):
-        found += [Candidate(name, "field") for name in names_in(given.arguments)[0]]
+        offers += [Candidate(name, "field") for name in names_in(parsed.arguments)[0]]
         if metavar.startswith("WHAT"):
-            found.insert(0, Candidate("key"))
+            offers.insert(0, Candidate("key"))
         if option.name == "by" and "." in typed:
-            found += [Candidate(name) for name in places_in(given.arguments, typed.rpartition(".")[0])]
+            offers += [Candidate(name) for name in places_in(parsed.arguments, typed.rpartition(".")[0])]
         before = ""
         if ",..." in metavar:
             before = typed[: typed.rfind(",") + 1]
         elif metavar.startswith("NEW="):
             before = typed[: re.match(r"(.*[=;])?", typed).end()]  # type: ignore[union-attr]
         named = set(before.split(","))
-        return [one._replace(value=before + one.value) for one in found if one.value not in named]
-    return found if found or metavar in _FREE else None
+        return [offer._replace(value=before + offer.value) for offer in offers if offer.value not in named]
+    return offers if offers or metavar in _FREE else None
 
 
 def _known(option: str) -> Iterable[str]:
@@ -355,19 +360,19 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
             if is_folder or _SHARD.search(name)
         ]
     folder, name = os.path.split(path)
-    found = []
+    paths = []
     with os.scandir(os.path.expanduser(folder) or ".") as entries:
         for entry in entries:
             if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith(".")):
                 full = before + os.path.join(folder, entry.name)
                 if entry.is_dir():
-                    found.append(Candidate(full + "/"))
+                    paths.append(Candidate(full + "/"))
                 elif _SHARD.search(entry.name):
-                    found.append(Candidate(full))
-    return sorted(found) or None
+                    paths.append(Candidate(full))
+    return sorted(paths) or None
 
 
-def names_in(given: Sequence[str]) -> tuple[list[str], list[str]]:
+def names_in(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return fields and keys of the first samples in local shards."""
     from wdscli.model import to_text
     from wdscli.samples import iter_batches
@@ -375,7 +380,7 @@ def names_in(given: Sequence[str]) -> tuple[list[str], list[str]]:
 
     fields: dict[str, None] = {}
     keys: list[str] = []
-    for address in islice(_local_shards(given), _MOST_SHARDS):
+    for address in islice(_local_shards(arguments), _MOST_SHARDS):
         with suppress(WdsError), open_source(address) as source:
             for batch in islice(iter_batches(source), 2):
                 fields |= dict.fromkeys(map(to_text, batch.fields))
@@ -383,11 +388,11 @@ def names_in(given: Sequence[str]) -> tuple[list[str], list[str]]:
     return sorted(fields), keys[:_MOST_KEYS]
 
 
-def _local_shards(given: Sequence[str]) -> Iterator[str]:
+def _local_shards(arguments: Sequence[str]) -> Iterator[str]:
     from wdscli.shards.inputs import open_set
     from wdscli.storage import is_local
 
-    for text in given:
+    for text in arguments:
         if is_local(text) and text != "-":
             try:
                 shards = open_set(
@@ -398,7 +403,7 @@ def _local_shards(given: Sequence[str]) -> Iterator[str]:
                 continue
 
 
-def places_in(given: Sequence[str], before: str) -> list[str]:
+def places_in(arguments: Sequence[str], before: str) -> list[str]:
     """Return paths in JSON fields of the first samples, one level below the field or path ``before``. Example:
     ``json.width`` for ``json``."""
     import json
@@ -406,8 +411,8 @@ def places_in(given: Sequence[str], before: str) -> list[str]:
     from wdscli.samples import iter_samples
     from wdscli.storage import open_source
 
-    found: dict[str, None] = {}
-    for address in islice(_local_shards(given), _MOST_SHARDS):
+    paths: dict[str, None] = {}
+    for address in islice(_local_shards(arguments), _MOST_SHARDS):
         with suppress(WdsError), open_source(address) as source:
             for sample in islice(iter_samples(source), 20):
                 for field, payload in sample.fields.items():
@@ -416,8 +421,8 @@ def places_in(given: Sequence[str], before: str) -> list[str]:
                             value = json.loads(payload)
                             for name in filter(None, before[len(field) :].split(".")):
                                 value = value[name]
-                            found |= {f"{before}.{name}": None for name in value}
-    return list(found)
+                            paths |= {f"{before}.{name}": None for name in value}
+    return list(paths)
 
 
 def columns_of(tables: Sequence[str]) -> list[str]:
@@ -425,26 +430,26 @@ def columns_of(tables: Sequence[str]) -> list[str]:
     from wdscli.create.rows import column_names, table_files
     from wdscli.storage import is_local
 
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for text in tables:
         with suppress(Exception):
             if is_local(text) and text != "-":
-                found |= dict.fromkeys(column_names(table_files(os.path.expanduser(text), "")[0]))
-    return list(found)
+                names |= dict.fromkeys(column_names(table_files(os.path.expanduser(text), "")[0]))
+    return list(names)
 
 
 def entries_of_store(folder: str) -> dict[str, bool]:
     """Return the names in a folder of a store, each with whether it is a folder. Return no names if the store is too
     slow."""
     global is_waiting
-    found: dict[str, bool] = {}
+    entries: dict[str, bool] = {}
 
     def fetch() -> None:
         from wdscli.storage.remote import entries_in
         from wdscli.storage.retry import Network, using
 
         with suppress(Exception), using(Network(retries=0, timeout_seconds=STORE_SECONDS)):
-            found.update(entries_in(folder))
+            entries.update(entries_in(folder))
 
     if folder.endswith("://"):
         return {}
@@ -452,4 +457,4 @@ def entries_of_store(folder: str) -> dict[str, bool]:
     thread.start()
     thread.join(STORE_SECONDS)
     is_waiting = thread.is_alive()
-    return dict(found)
+    return dict(entries)

@@ -80,7 +80,8 @@ def render(
     parts = [f"{style.head('Usage:')} {usage}", _prose(command.help or "", style.width)]
     sections = [*extra, *panels(command, ctx, usual=usual)]
     width = min(
-        26 if usual else 30, max((len(_terms(e)) for _, entries in sections for e in entries), default=0)
+        26 if usual else 30,
+        max((len(_terms(entry)) for _, entries in sections for entry in entries), default=0),
     )
     for title, entries in sections:
         lines = [style.head(title + ":")]
@@ -88,8 +89,8 @@ def render(
             lines += _entry(entry, width, style)
         parts.append("\n".join(lines))
     if usual:
-        count = sum(len(found) for _, found in panels(command, ctx)) - sum(
-            len(found) for _, found in sections
+        count = sum(len(entries) for _, entries in panels(command, ctx)) - sum(
+            len(entries) for _, entries in sections
         )
         if count:
             parts.append(f"{count} more options: {ctx.command_path} --help-all, or man wdscli-{command.name}")
@@ -101,17 +102,17 @@ def render(
 def panels(command: Any, ctx: Any, *, usual: bool = False) -> list[tuple[str, list[Entry]]]:
     """Return the parameters of ``command`` by panel. Panels come in the order of their first parameter, except that the
     common panels are last. With ``usual``, return only the usual options."""
-    found: dict[str, list[Entry]] = {"Arguments": [], "Options": []}
+    by_panel: dict[str, list[Entry]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
         panel = getattr(parameter, "rich_help_panel", None) or _PLAIN_PANELS[parameter.param_type_name]
         if usual and panel.startswith(MORE):
             continue
         if "--help" in parameter.opts or "--help-all" in parameter.opts:
-            panel = "General" if "General" in found else "Options"
+            panel = "General" if "General" in by_panel else "Options"
         entry = _describe(parameter, ctx)
-        found.setdefault(panel.removeprefix(MORE), []).append(entry.short() if usual else entry)
-    order = sorted(found, key=lambda title: _LAST.index(title) + 1 if title in _LAST else 0)
-    return [(title, found[title]) for title in order if found[title]]
+        by_panel.setdefault(panel.removeprefix(MORE), []).append(entry.short() if usual else entry)
+    order = sorted(by_panel, key=lambda title: _LAST.index(title) + 1 if title in _LAST else 0)
+    return [(title, by_panel[title]) for title in order if by_panel[title]]
 
 
 def summary_of(parameter: Any, ctx: Any) -> str:
@@ -155,7 +156,8 @@ def _prose(text: str, width: int) -> str:
     """Fill paragraphs to the width. Indented paragraphs are examples, and do not change."""
     blocks = text.strip().split("\n\n")
     return "\n\n".join(
-        b if b.startswith(" ") else textwrap.fill(b, width, break_on_hyphens=False) for b in blocks
+        block if block.startswith(" ") else textwrap.fill(block, width, break_on_hyphens=False)
+        for block in blocks
     )
 
 

@@ -181,14 +181,14 @@ class OnceCommand(WdsCommand):
         def parse_once(args: list[str]) -> Any:
             words = list(args)
             try:
-                values, rest, order = parse(args)
+                values, leftover, order = parse(args)
             except _TyperError as error:
                 # Typer's parser does not set the error's command.
                 error.ctx = error.ctx or ctx
                 raise
             if not ctx.resilient_parsing:
                 check_once(order, words, ctx)
-            return values, rest, order
+            return values, leftover, order
 
         parser.parse_args = parse_once  # type: ignore[method-assign]
         return parser
@@ -269,12 +269,12 @@ def _shell(context: typer.Context) -> str:
 def _install_completion(context: typer.Context) -> None:
     from wdscli.cli import completion
 
-    places, more = completion.install(_shell(context))
+    places, instructions = completion.install(_shell(context))
     for place in places:
         output.say(f"wrote {place}")
     output.say("completion works for wds and wdscli in shells that you open from now on")
-    if more is not None:
-        output.show(more)
+    if instructions is not None:
+        output.show(instructions)
 
 
 def _show_completion(context: typer.Context) -> None:
@@ -437,7 +437,7 @@ def _meant_option(wrong: str, ctx: Any) -> str | None:
 def _parameter_of(error: Any) -> Any:
     """Return the parameter that a usage error is about, or None."""
     params = error.ctx.command.params if error.ctx else []
-    named = (one for one in params if getattr(error, "option_name", None) in one.opts)
+    named = (parameter for parameter in params if getattr(error, "option_name", None) in parameter.opts)
     return getattr(error, "param", None) or next(named, None)
 
 

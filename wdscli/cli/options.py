@@ -80,7 +80,7 @@ def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
     """Return the field and the annotation for one entry of a table. ``kinds`` are the types of the group's fields."""
     spelling, _, text = entry.partition("  ")
     field, _, spelling = spelling.rpartition(": ")
-    more = MORE if entry.startswith(MORE) else ""
+    prefix = MORE if entry.startswith(MORE) else ""
     words = spelling.removeprefix(MORE).split()
     names = [word.rstrip(",") for word in words if word.startswith("-")]
     long = next(name for name in names if name.startswith("--"))
@@ -91,7 +91,7 @@ def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
         kind, limits["min"] = get_args(kind)
     elif kind == Number:
         limits["parser"] = _PARSERS.get(metavar)
-    text, heading = " ".join(text.split()), more + title
+    text, heading = " ".join(text.split()), prefix + title
     option = typer.Option(*names, metavar=metavar, help=text, rich_help_panel=heading, **limits)
     return field, Annotated[kind, option]
 
@@ -245,11 +245,11 @@ class CellOptions(NamedTuple):
         from wdscli.create.delimited import UTF8, Reading, checked_encoding
 
         is_table = kind == "table"
-        for name, given, fits in (
+        for name, value, fits in (
             ("--text", self.text_columns, is_table),
             ("--encoding", self.encoding, is_table),
         ):
-            if given is not None and not fits:
+            if value is not None and not fits:
                 raise UsageError(
                     f"{name} works only for a table in a text format",
                     hint="name the table with --from or --table",
@@ -399,9 +399,9 @@ def library_word(word: str) -> Any:
 def changed_options(group: Any) -> list[str]:
     """Return the names of a group's options that differ from their defaults, as typed. Options without a default are
     left out."""
-    given = group._asdict()
+    values = group._asdict()
     defaults = group._field_defaults
-    return ["--" + name.replace("_", "-") for name in defaults if given[name] != defaults[name]]
+    return ["--" + name.replace("_", "-") for name in defaults if values[name] != defaults[name]]
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -417,13 +417,18 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(**values: Any) -> Any:
         network = NetworkOptions(*map(values.get, NetworkOptions._fields))
         with network.in_force():
-            return function(**{one.name: _gather(one.name, one.annotation, values) for one in arguments})
+            return function(
+                **{
+                    argument.name: _gather(argument.name, argument.annotation, values)
+                    for argument in arguments
+                }
+            )
 
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__
     command.__module__ = function.__module__
     command.__annotations__ = {}
-    parameters = [option for one in arguments for option in _spread(one)]
+    parameters = [option for argument in arguments for option in _spread(argument)]
     seeds = [option for option in parameters if option.name == SEED]
     parameters = [option for option in parameters if option not in seeds[1:]]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -432,35 +437,35 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _group(kind: Any) -> tuple[Any, frozenset[str]] | None:
     """Return a group and the fields that it leaves out, or None for a plain option."""
-    kind, *more = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    kind, *exclusions = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if not hasattr(kind, "_field_defaults"):
         return None
-    return kind, frozenset(field for text in more for field in text.removeprefix("without").split())
+    return kind, frozenset(field for text in exclusions for field in text.removeprefix("without").split())
 
 
 def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
     """Return the options for one argument of a command, or for one field of a group. If a group has a default, its
     fields are the defaults of the options."""
-    found, given = _group(argument.annotation), argument.default
-    if found is None:
+    grouping, group_default = _group(argument.annotation), argument.default
+    if grouping is None:
         return [argument.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-    group, without = found
+    group, without = grouping
     options = []
     for field in inspect.signature(group).parameters.values():
         if field.name not in without:
-            default = field.default if given is argument.empty else getattr(given, field.name)
+            default = field.default if group_default is argument.empty else getattr(group_default, field.name)
             options += _spread(field.replace(annotation=group.__annotations__[field.name], default=default))
     return options
 
 
 def _gather(name: str, kind: Any, values: dict[str, Any]) -> Any:
     """Build the value of one argument from the values of all options. Omitted fields have their defaults."""
-    found = _group(kind)
-    if found is None:
+    grouping = _group(kind)
+    if grouping is None:
         return values[name]
-    group, without = found
+    group, without = grouping
     defaults = {field: group._field_defaults.get(field, "") for field in without}
-    given = [field for field in group._fields if field not in without]
+    fields = [field for field in group._fields if field not in without]
     return group(
-        **defaults, **{field: _gather(field, group.__annotations__[field], values) for field in given}
+        **defaults, **{field: _gather(field, group.__annotations__[field], values) for field in fields}
     )

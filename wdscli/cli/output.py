@@ -422,10 +422,10 @@ def write_file(out: Out, target: FileTarget, pieces: Iterable[bytes], inputs: Se
         return size
     from wdscli.storage import open_sink, same_file
 
-    for one in inputs:
-        if same_file(one, address):
+    for input_address in inputs:
+        if same_file(input_address, address):
             raise UsageError(
-                f"{one} would be both an input and an output", hint="give the output another name"
+                f"{input_address} would be both an input and an output", hint="give the output another name"
             )
     with open_sink(address, force=force, fsync=fsync) as sink:
         for piece in pieces:
@@ -472,7 +472,9 @@ def escaped_json(line: bytes) -> bytes:
     text = line.decode()
     if text.rstrip("\n").isprintable():
         return line
-    return "".join(c if c.isprintable() or c == "\n" else dumps(c)[1:-1] for c in text).encode()
+    return "".join(
+        char if char.isprintable() or char == "\n" else dumps(char)[1:-1] for char in text
+    ).encode()
 
 
 _outs: list[Out] = []
@@ -506,9 +508,9 @@ def note_costs() -> None:
             from wdscli.storage.retry import take_traffic
 
             used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-            busy = human_time(sum(one.ru_utime + one.ru_stime for one in used))
+            busy = human_time(sum(usage.ru_utime + usage.ru_stime for usage in used))
             unit = 1 if sys.platform == "darwin" else 1024
-            most = human_size(max(one.ru_maxrss for one in used) * unit)
+            most = human_size(max(usage.ru_maxrss for usage in used) * unit)
             out.note(
                 f"took {out.took()}, {busy} of processor time; the largest process used {most} of memory"
             )

@@ -71,10 +71,10 @@ def _kitty(image: Any) -> bytes:
     image.save(stream, "PNG")
     text = b64encode(stream.getvalue())
     parts = []
-    for at in range(0, len(text), _CHUNK_BYTES):
-        first = b"a=T,f=100," if at == 0 else b""
-        more = at + _CHUNK_BYTES < len(text)
-        parts.append(b"\x1b_G%bm=%d;%b\x1b\\" % (first, more, text[at : at + _CHUNK_BYTES]))
+    for start in range(0, len(text), _CHUNK_BYTES):
+        first = b"a=T,f=100," if start == 0 else b""
+        is_continued = start + _CHUNK_BYTES < len(text)
+        parts.append(b"\x1b_G%bm=%d;%b\x1b\\" % (first, is_continued, text[start : start + _CHUNK_BYTES]))
     return b"".join(parts) + b"\n"
 
 
@@ -104,8 +104,8 @@ def _blocks(image: Any) -> bytes:
     lines = []
     for upper, lower in zip(pixels[::2], [*pixels[1::2], pixels[-1]]):
         cells = [
-            f"\x1b[{_colour(38, one, is_true)};{_colour(48, two, is_true)}m▀"
-            for one, two in zip(upper, lower)
+            f"\x1b[{_colour(38, top, is_true)};{_colour(48, bottom, is_true)}m▀"
+            for top, bottom in zip(upper, lower)
         ]
         lines.append("".join(cells) + "\x1b[0m\n")
     return "".join(lines).encode()

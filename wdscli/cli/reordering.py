@@ -44,16 +44,23 @@ class PartTotals(NamedTuple):
 
 
 def read_options(
-    shards: Sequence[str], output: OutputOptions, more: ReorderOptions, *, own_seed: bool = False
+    shards: Sequence[str], output: OutputOptions, options: ReorderOptions, *, own_seed: bool = False
 ) -> tuple[Out, Request]:
     """Return the command's printer and the library's request. ``own_seed`` is true if the command uses the seed not
     only for --sample. Raises UsageError."""
     from wdscli.cli.options import library_word
 
-    out = Out.of(more.general, "" if output.dry_run else output.output)
-    settings = {"on_error": library_word(more.on_error), **more.tasks._asdict(), **more.engine._asdict()}
+    out = Out.of(options.general, "" if output.dry_run else output.output)
     return out, read_request(
-        shards, output, more.inputs, more.general, own_seed=own_seed, cuts=more.cuts.parse(), **settings
+        shards,
+        output,
+        options.inputs,
+        options.general,
+        own_seed=own_seed,
+        cuts=options.cuts.parse(),
+        on_error=library_word(options.on_error),
+        **options.tasks._asdict(),
+        **options.engine._asdict(),
     )
 
 
@@ -64,9 +71,9 @@ def read_request(
     general: GeneralOptions,
     *,
     own_seed: bool = False,
-    **more: Any,
+    **request_fields: Any,
 ) -> Request:
-    """Return the library's request. ``more`` are further fields of the request. Raises UsageError."""
+    """Return the library's request. ``request_fields`` are further fields of the request. Raises UsageError."""
     from wdscli.plan.request import Request
 
     if inputs.report == "-":
@@ -90,7 +97,7 @@ def read_request(
         trust_addresses=general.trust_addresses,
         report=inputs.report,
         **inputs.duplicates._asdict(),
-        **more,
+        **request_fields,
     )
 
 
@@ -167,26 +174,26 @@ def _print_left_out(out: Out, left_out: LeftOutSamples, report: str | None, *, f
             _print_duplicates(out, duplicates, write, "" if sink else ": --report FILE lists all")
 
 
-def _print_duplicates(out: Out, duplicates: Duplicates, write: Callable[[bytes], object], more: str) -> None:
+def _print_duplicates(out: Out, duplicates: Duplicates, write: Callable[[bytes], object], hint: str) -> None:
     by = " and ".join(duplicates.by)
-    for number, one in enumerate(duplicates.listed()):
+    for number, copy in enumerate(duplicates.listed()):
         facts = {
-            "duplicate": one.key,
-            "shard": shown(one.shard),
-            "index": one.place,
-            "bytes": one.size_bytes,
+            "duplicate": copy.key,
+            "shard": shown(copy.shard),
+            "index": copy.place,
+            "bytes": copy.size_bytes,
             "by": list(duplicates.by),
-            "of": {"key": one.first_key, "shard": shown(one.first_shard), "index": one.first_place},
+            "of": {"key": copy.first_key, "shard": shown(copy.first_shard), "index": copy.first_place},
         }
         if out.json:
             out.object(facts)
         if number < DUPLICATES_SHOWN:
             out.note(
-                f"left out {one.key} (sample {one.place} of {one.shard}): same {by} as "
-                f"{one.first_key} (sample {one.first_place} of {one.first_shard})"
+                f"left out {copy.key} (sample {copy.place} of {copy.shard}): same {by} as "
+                f"{copy.first_key} (sample {copy.first_place} of {copy.first_shard})"
             )
         elif number == DUPLICATES_SHOWN:
-            out.note(f"... and {duplicates.total - number} more{more}")
+            out.note(f"... and {duplicates.total - number} more{hint}")
         write(json_line(facts))
 
 
@@ -222,7 +229,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     rows = [(shown(shard.address), shard.samples, shard.size_bytes) for shard in contents.shards]
     # The dictionary is empty if the output has no parts.
     parts = [
-        PartTotals(one.part, 0, 0, 0) for one in contents.outputs if one.part or len(contents.outputs) > 1
+        PartTotals(part.part, 0, 0, 0) for part in contents.outputs if part.part or len(contents.outputs) > 1
     ]
     for shard in contents.shards if parts else ():
         name, samples, shards, size = parts[shard.part]
@@ -246,7 +253,7 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     if plan.request.resume:
         from wdscli.ops.run import states
 
-        done = sum(one.state == "done" for one in states(plan))
+        done = sum(task.state == "done" for task in states(plan))
         out.summary(f"{done} of {plural(len(rows), 'shard')} are already done")
 
 
@@ -268,8 +275,8 @@ def print_report(out: Out, report: ReorderReport) -> None:
     if report.kept:
         out.summary(f"kept {plural(report.kept, 'shard')} of an earlier run")
     parts = [
-        PartTotals(name, m.samples, len(m.shards), m.size_bytes)
-        for name, m in written
+        PartTotals(name, manifest.samples, len(manifest.shards), manifest.size_bytes)
+        for name, manifest in written
         if report.parts != ("",)
     ]
     empty = sum(not shard.samples for manifest in report.manifests for shard in manifest.shards)
@@ -310,12 +317,12 @@ def _report_object(report: ReorderReport) -> dict[str, Any]:
     return plain
 
 
-def _joined_object(found: JoinCounts) -> dict[str, Any]:
+def _joined_object(counts: JoinCounts) -> dict[str, Any]:
     """Return the counts of a join as an object for JSON."""
     names = (
         "matched unmatched partners fields_replaced=replaced fields_left_out=left_out fields_renamed=renamed"
     )
-    return {"joined": facts(found, names)}
+    return {"joined": facts(counts, names)}
 
 
 def _print_contents(

@@ -137,11 +137,11 @@ def diff(
         named = _compare_names(views, each, ignore_order)
         if named is not None:
             return named
-    more: dict[str, Any] = {"jobs": jobs, "trust_addresses": trust_addresses, "allow_empty": True}
-    with Scratch() as scratch, Scratch() as other:
+    request_options: dict[str, Any] = {"jobs": jobs, "trust_addresses": trust_addresses, "allow_empty": True}
+    with Scratch() as scratch_a, Scratch() as scratch_b:
         plans = []
-        for name, text, where in (("A", a, scratch), ("B", b, other)):
-            request = Request([text], "-", selection=selection, **more)
+        for name, text, where in (("A", a, scratch_a), ("B", b, scratch_b)):
+            request = Request([text], "-", selection=selection, **request_options)
             plans.append(_planned(name, request, where, brings=not keys_only, progress=progress))
         how = {"keys_only": keys_only, "ignore_order": ignore_order}
         return _compared(plans, views, each, **how, progress=progress)
@@ -161,8 +161,8 @@ def _compared(
     doubtful, changed = match if views is None else _at_other_places(plans, match, views), 0
     for key in _keys(plans[0], match.only_a):
         each(Difference(ONLY_A, key))
-    for found in () if keys_only else _changes(plans, doubtful, progress):
-        each(found)
+    for difference in () if keys_only else _changes(plans, doubtful, progress):
+        each(difference)
         changed += 1
     for key in _keys(plans[1], match.only_b):
         each(Difference(ONLY_B, key))
@@ -181,27 +181,27 @@ class _Named:
     def __init__(self, view: OpenView, numbers: dict[tuple[object, ...], int]) -> None:
         self.view = view
         self.counts = [shard.samples for shard in view.manifest.shards]
-        held = [
-            (one.headers, one.size_bytes, one.checksum or name)
-            for one, name in zip(view.view.bases, view.bases)
+        identities = [
+            (base.headers, base.size_bytes, base.checksum or name)
+            for base, name in zip(view.view.bases, view.bases)
         ]
-        found = [numbers.setdefault(one, len(numbers)) for one in held]
-        self._bases = {number: base for base, number in enumerate(found)}
-        of_base: I64 = numpy.array([*found, MISSING], dtype=numpy.int64)
+        base_numbers = [numbers.setdefault(identity, len(numbers)) for identity in identities]
+        self._bases = {number: base for base, number in enumerate(base_numbers)}
+        of_base: I64 = numpy.array([*base_numbers, MISSING], dtype=numpy.int64)
         self.columns: list[I64] = [numpy.empty(0, dtype=numpy.int64)] * view.view.rule.sets
         shards = [view.samples_of(number) for number in range(len(self.counts))]
         for of_set, parts in enumerate(zip(*shards, strict=True)):
-            bases, places = (numpy.concatenate(some) for some in zip(*parts, strict=True))
+            bases, places = (numpy.concatenate(arrays) for arrays in zip(*parts, strict=True))
             self.columns[of_set] = numpy.where(bases == MISSING, MISSING, of_base[bases] << 32 | places)
 
     @property
     def hashes(self) -> U64:
         """One number for each sample. It is the first part, or a hash of all parts if some sample has no first part."""
-        found: U64 = self.columns[0].view(numpy.uint64)
+        hashes: U64 = self.columns[0].view(numpy.uint64)
         if (self.columns[0] == MISSING).any():
             for column in self.columns[1:]:
-                found = mix_array(found ^ column.view(numpy.uint64))
-        return found
+                hashes = mix_array(hashes ^ column.view(numpy.uint64))
+        return hashes
 
     def key(self, row: int) -> str:
         """The key of a sample. Raises DataError if a base has changed."""
@@ -214,19 +214,19 @@ class _Named:
             self.view.index(base, Check.ALL_LOCAL)
 
 
-def _named(a: str, b: str, trusted: bool) -> tuple[_Named, _Named] | None:
+def _named(address_a: str, address_b: str, trusted: bool) -> tuple[_Named, _Named] | None:
     """Return the places that two views name. Return None if one set is no view, or if the two views make fields from
     their bases by different rules."""
-    if not (is_manifest_name(a) and is_manifest_name(b)):
+    if not (is_manifest_name(address_a) and is_manifest_name(address_b)):
         return None
     views = []
     # Forget indexes in memory, because they would not show that a base has changed.
     forget()
-    for one in (a, b):
-        found = open_set([one], trust_addresses=trusted).manifest
-        if found is None or found.view is None:
+    for address in (address_a, address_b):
+        manifest = open_set([address], trust_addresses=trusted).manifest
+        if manifest is None or manifest.view is None:
             return None
-        views.append(opened(one))
+        views.append(opened(address))
     if views[0].view.rule.plain() != views[1].view.rule.plain():
         return None
     numbers: dict[tuple[object, ...], int] = {}
@@ -235,13 +235,16 @@ def _named(a: str, b: str, trusted: bool) -> tuple[_Named, _Named] | None:
 
 def _same(views: tuple[_Named, _Named]) -> _Match | None:
     """Match the samples of two views by their places. Return None for crafted views that name a sample twice."""
-    a, b = views
-    match = _match(a.hashes, b.hashes)
-    for rows, of in zip(match[:2], views):
+    view_a, view_b = views
+    match = _match(view_a.hashes, view_b.hashes)
+    for rows, of in zip((match.rows_a, match.rows_b), views):
         if len(rows) and not (0 <= rows.min() <= rows.max() < sum(of.counts)):
             return None
-    equal = (one[match.rows_a] == other[match.rows_b] for one, other in zip(a.columns, b.columns))
-    return match if all(some.all() for some in equal) else None
+    equal = (
+        column_a[match.rows_a] == column_b[match.rows_b]
+        for column_a, column_b in zip(view_a.columns, view_b.columns)
+    )
+    return match if all(column.all() for column in equal) else None
 
 
 def _compare_names(
@@ -250,37 +253,39 @@ def _compare_names(
     """Compare two views by the places that they name. Return None if samples at different places have the same key, if
     too many samples are in only one view, or if a view gives samples new keys. Raises DataError if a base has
     changed."""
-    if any(shard.keys for one in views for shard in one.view.view.shards):
+    if any(shard.keys for view in views for shard in view.view.view.shards):
         return None
     match = _same(views)
     if match is None or len(match.only_a) + len(match.only_b) > MOST_KEYS:
         return None
-    for one in views:
-        one.check()
-    keys = [[one.key(row) for row in rows.tolist()] for one, rows in zip(views, (match.only_a, match.only_b))]
+    for view in views:
+        view.check()
+    keys = [
+        [view.key(row) for row in rows.tolist()] for view, rows in zip(views, (match.only_a, match.only_b))
+    ]
     if not {*keys[0]}.isdisjoint(keys[1]):
         return None
-    for kind, some in zip((ONLY_A, ONLY_B), keys):
-        for key in some:
+    for kind, side_keys in zip((ONLY_A, ONLY_B), keys):
+        for key in side_keys:
             each(Difference(kind, key))
-    order = "" if ignore_order else _order(match, [one.key for one in views])
-    shards = "" if ignore_order or any(keys) else _boundaries(*(one.counts for one in views))
-    a, b = (len(one.columns[0]) for one in views)
+    order = "" if ignore_order else _order(match, [view.key for view in views])
+    shards = "" if ignore_order or any(keys) else _boundaries(*(view.counts for view in views))
+    samples_a, samples_b = (len(view.columns[0]) for view in views)
     only_a, only_b = map(len, keys)
-    return DiffReport(a, b, len(match.rows_a), only_a, only_b, 0, order, shards)
+    return DiffReport(samples_a, samples_b, len(match.rows_a), only_a, only_b, 0, order, shards)
 
 
 def _at_other_places(plans: Sequence[ReorderPlan], match: _Match, views: tuple[_Named, _Named]) -> _Match:
     """Return the matched rows whose samples the two views take from different places."""
     rows = []
-    for plan, of, some in zip(plans, views, (match.rows_a, match.rows_b)):
+    for plan, view, matched in zip(plans, views, (match.rows_a, match.rows_b)):
         inputs, places = (
-            plan.contents.ordered.column(one, 0, plan.samples)[some].astype(numpy.int64)
-            for one in ("shard", "place")
+            plan.contents.ordered.column(name, 0, plan.samples)[matched].astype(numpy.int64)
+            for name in ("shard", "place")
         )
-        rows.append((numpy.cumsum(of.counts) - of.counts)[inputs] + places)
-    pairs = zip(*(of.columns for of in views))
-    differs = numpy.any([one[rows[0]] != other[rows[1]] for one, other in pairs], axis=0)
+        rows.append((numpy.cumsum(view.counts) - view.counts)[inputs] + places)
+    pairs = zip(*(view.columns for view in views))
+    differs = numpy.any([column_a[rows[0]] != column_b[rows[1]] for column_a, column_b in pairs], axis=0)
     return match._replace(rows_a=match.rows_a[differs], rows_b=match.rows_b[differs])
 
 
@@ -334,8 +339,8 @@ def _changes(plans: Sequence[ReorderPlan], match: _Match, progress: Progress) ->
     slices = list(_slices(match, lengths))
     with make_executor(useful_jobs(jobs, len(slices), total)) as executor:
         tasks = (tuple(_task(plan, rows) for plan, rows in zip(plans, pair, strict=True)) for pair in slices)
-        for (rows, _), found in zip(slices, run_tasks(executor, compare, tasks), strict=True):
-            yield from found
+        for (rows, _), differences in zip(slices, run_tasks(executor, compare, tasks), strict=True):
+            yield from differences
             progress.advance(int(lengths[0][rows].sum()))
     progress.finish()
 
@@ -372,51 +377,57 @@ def compare(sides: Sequence[GatherTask]) -> list[Difference]:
     if data[0] == data[1]:
         return []
     batches = [
-        samples_of(one, side.address, side.settings.form) for one, side in zip(data, sides, strict=True)
+        samples_of(raw, side.address, side.settings.form) for raw, side in zip(data, sides, strict=True)
     ]
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for row, keys in enumerate(zip(*(batch.keys for batch in batches), strict=True)):
-        key, other = map(to_text, keys)
-        if key != other:
+        key_a, key_b = map(to_text, keys)
+        if key_a != key_b:
             # Two keys with the same hash.
-            found += [Difference(ONLY_A, key), Difference(ONLY_B, other)]
+            differences += [Difference(ONLY_A, key_a), Difference(ONLY_B, key_b)]
             continue
-        one, two = (dict(payloads_of(of, batch, row)) for of, batch in zip(data, batches, strict=True))
-        added = [to_text(name) for name in two if name not in one]
-        gone = [to_text(name) for name in one if name not in two]
-        differ = [to_text(name) for name in one if name in two and one[name] != two[name]]
-        reordered = [name for name in one if name in two] != [name for name in two if name in one]
+        fields_a, fields_b = (
+            dict(payloads_of(raw, batch, row)) for raw, batch in zip(data, batches, strict=True)
+        )
+        added = [to_text(name) for name in fields_b if name not in fields_a]
+        gone = [to_text(name) for name in fields_a if name not in fields_b]
+        differ = [to_text(name) for name in fields_a if name in fields_b and fields_a[name] != fields_b[name]]
+        reordered = [name for name in fields_a if name in fields_b] != [
+            name for name in fields_b if name in fields_a
+        ]
         if added or gone or differ or reordered:
             places = [
                 place
-                for name in one
+                for name in fields_a
                 if to_text(name) in differ and (b"." + name).endswith(b".json")
-                for place in _json_places(to_text(name), bytes(one[name]), bytes(two[name]))
+                for place in _json_places(to_text(name), bytes(fields_a[name]), bytes(fields_b[name]))
             ]
-            found.append(Difference(CHANGED, key, added, gone, differ, reordered, places[:MOST_PLACES]))
-    return found
+            differences.append(
+                Difference(CHANGED, key_a, added, gone, differ, reordered, places[:MOST_PLACES])
+            )
+    return differences
 
 
-def _json_places(field: str, one: bytes, two: bytes) -> list[str]:
+def _json_places(field: str, json_a: bytes, json_b: bytes) -> list[str]:
     """Return the first places in which two JSON documents differ, or nothing if one of them is not JSON."""
-    if len(one) + len(two) > MOST_JSON_BYTES:
+    if len(json_a) + len(json_b) > MOST_JSON_BYTES:
         return []
     try:
-        return list(islice(_places(field, json.loads(one), json.loads(two)), MOST_PLACES))
+        return list(islice(_places(field, json.loads(json_a), json.loads(json_b)), MOST_PLACES))
     except (ValueError, RecursionError):
         return []
 
 
-def _places(path: str, one: Any, two: Any) -> Iterator[str]:
+def _places(path: str, value_a: Any, value_b: Any) -> Iterator[str]:
     """Yield the places in which two JSON values differ, each with its values."""
-    if isinstance(one, dict) and isinstance(two, dict):
-        for name in {**one, **two}:
+    if isinstance(value_a, dict) and isinstance(value_b, dict):
+        for name in {**value_a, **value_b}:
             step = f".{name}" if name.isidentifier() else f"[{_shown(name)}]"
-            yield from _places(path + step, one.get(name, _ABSENT), two.get(name, _ABSENT))
-    elif isinstance(one, list) and isinstance(two, list):
-        for at, pair in enumerate(zip_longest(one, two, fillvalue=_ABSENT)):
-            yield from _places(f"{path}[{at}]", *pair)
-    elif (before := _shown(one)) != (after := _shown(two)):
+            yield from _places(path + step, value_a.get(name, _ABSENT), value_b.get(name, _ABSENT))
+    elif isinstance(value_a, list) and isinstance(value_b, list):
+        for position, pair in enumerate(zip_longest(value_a, value_b, fillvalue=_ABSENT)):
+            yield from _places(f"{path}[{position}]", *pair)
+    elif (before := _shown(value_a)) != (after := _shown(value_b)):
         yield f"{path}: {_shortened(before)} -> {_shortened(after)}"
 
 
@@ -440,18 +451,18 @@ def _order(match: _Match, keys: Sequence[Callable[[int], str]]) -> str:
     moved = numpy.flatnonzero(match.rows_b != rising)
     if not len(moved):
         return ""
-    key, other = keys[0](int(match.rows_a[moved[0]])), keys[1](int(rising[moved[0]]))
-    return f'{len(moved)} of {len(rising)} samples are in a different place; the first: "{key}" in A, "{other}" in B'
+    key_a, key_b = keys[0](int(match.rows_a[moved[0]])), keys[1](int(rising[moved[0]]))
+    return f'{len(moved)} of {len(rising)} samples are in a different place; the first: "{key_a}" in A, "{key_b}" in B'
 
 
-def _boundaries(a: Sequence[int], b: Sequence[int]) -> str:
+def _boundaries(counts_a: Sequence[int], counts_b: Sequence[int]) -> str:
     """Return a text on how the samples per shard differ, empty if they are the same."""
-    if a == b:
+    if counts_a == counts_b:
         return ""
-    if len(a) != len(b):
-        return f"{len(a)} shard{'s' * (len(a) != 1)} in A, {len(b)} in B"
-    at = next(number for number in range(len(a)) if a[number] != b[number])
-    return f"shard {at} has {a[at]} samples in A, {b[at]} in B"
+    if len(counts_a) != len(counts_b):
+        return f"{len(counts_a)} shard{'s' * (len(counts_a) != 1)} in A, {len(counts_b)} in B"
+    shard_number = next(number for number in range(len(counts_a)) if counts_a[number] != counts_b[number])
+    return f"shard {shard_number} has {counts_a[shard_number]} samples in A, {counts_b[shard_number]} in B"
 
 
 def _counts(plan: ReorderPlan) -> list[int]:

@@ -134,8 +134,8 @@ def _inputs(job: Job) -> str:
     if (number := _PRINTF.search(text)) is None:
         return _matching(job, text)
     digits = f"[0-9]{{{whole_number(number[1] or '1')},}}"
-    rest = text[number.end() :] + job.suffix
-    pattern = Expression(re.escape(text[: number.start()]) + digits + re.escape(rest), "input_format")
+    ending = text[number.end() :] + job.suffix
+    pattern = Expression(re.escape(text[: number.start()]) + digits + re.escape(ending), "input_format")
     return _matching(job, text[: number.start()], lambda name: pattern.fullmatch(name) is not None)
 
 
@@ -143,10 +143,10 @@ def _matching(job: Job, prefix: str, holds: Any = lambda name: True) -> str:
     """Return, in natural order, the shards of a bucket with names that begin with ``prefix`` and satisfy ``holds``."""
     glob = job.source.at(re.sub(r"([*?\[])", r"[\1]", prefix) + "*" + job.suffix)
     start = len(job.source.at("")) if prefix.count("/") else 0
-    found = [one for one in expand(glob) if holds(one[start:] if start else base_name(one))]
-    if not found:
+    shards = [shard for shard in expand(glob) if holds(shard[start:] if start else base_name(shard))]
+    if not shards:
         raise InputNotFoundError(f"no shard in {job.source.root} matches the job's input_format")
-    return "::".join(found)
+    return "::".join(shards)
 
 
 def _there(job: Job, text: str) -> str:
@@ -155,15 +155,15 @@ def _there(job: Job, text: str) -> str:
     if not job.leaves_out("missing_shards"):
         return text
     names = expand(text)
-    there = [name for name, is_there in zip(names, at_once(exists, names), strict=True) if is_there]
-    if not there:
+    existing = [name for name, is_there in zip(names, at_once(exists, names), strict=True) if is_there]
+    if not existing:
         raise InputNotFoundError(f"none of the job's {len(names)} shards exists: {names[0]}, ...")
-    return text if len(there) == len(names) else "::".join(there)
+    return text if len(existing) == len(names) else "::".join(existing)
 
 
 def _with_braces(text: str) -> str:
     """Write a template's ``@18`` as ``{00..18}``."""
-    return text if "{" in text else _AT.sub(lambda at: f"{{{'0' * len(at[1])}..{at[1]}}}", text)
+    return text if "{" in text else _AT.sub(lambda match: f"{{{'0' * len(match[1])}..{match[1]}}}", text)
 
 
 def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
@@ -172,8 +172,8 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
     if not text:
         raise UsageError("the job has no output_format", hint='"output_format": "new-%06d"')
     braces = _with_braces(text)
-    found = list(_BRACES.finditer(braces))
-    if not found:
+    ranges = list(_BRACES.finditer(braces))
+    if not ranges:
         if len(_PRINTF.findall(text)) != 1:
             refuse("output_format", job.output, 'one number: "new-{0000..1000}", "new-@1000" or "new-%06d"')
         if job.shard_size is None:
@@ -184,14 +184,14 @@ def _outputs(job: Job) -> tuple[str, Cuts, int | None]:
     if job.shard_size is None:
         # Make as many shards as there are names.
         return braces + job.output_suffix, Cuts(), None
-    first, last, step = found[0].groups()
-    if len(found) > 1 or whole_number(first) or whole_number(step or "1") != 1:
+    first, last, step = ranges[0].groups()
+    if len(ranges) > 1 or whole_number(first) or whole_number(step or "1") != 1:
         refuse(
             "output_format", job.output, 'shards that are cut by size are counted from 0: "new-{0000..1000}"'
         )
     width = min(len(first), len(last))
     number = f"%0{width}d" if width > 1 else "%d"
-    name = braces[: found[0].start()] + number + braces[found[0].end() :]
+    name = braces[: ranges[0].start()] + number + braces[ranges[0].end() :]
     return name + job.output_suffix, Cuts(max_size=job.shard_size), whole_number(last) + 1
 
 
@@ -214,7 +214,7 @@ class MapKeys(Extract):
     def value(self, sample: SampleAt) -> bytes:
         if not self.patterns:
             return sample.key
-        names = [to_text(sample.key + b"." + one) for one in sample.fields] + [to_text(sample.key)]
+        names = [to_text(sample.key + b"." + field) for field in sample.fields] + [to_text(sample.key)]
         parts = {part for pattern, part in self.patterns if any(map(pattern.search, names))}
         if len(parts) > 1:
             text = "several regular expressions of ekm_file, of different shards, match"
@@ -260,8 +260,8 @@ class ExternalMapOrder(PartsOrder):
         values = surveyed.values.taken(base)
         numbers = numbered(values, number_of)
         self._check(values, numbers)
-        made = arranged(parts, numbers, keeps_empty=False)
-        return made._replace(order=base[made.order])
+        arrangement = arranged(parts, numbers, keeps_empty=False)
+        return arrangement._replace(order=base[arrangement.order])
 
     def _base(self, samples: PlanTable, keys: Values) -> I64:
         """Return all rows in the algorithm's order."""
@@ -272,8 +272,8 @@ class ExternalMapOrder(PartsOrder):
             return numpy.arange(samples.total, dtype=numpy.int64)
         if kind == "md5":
             digests = GrowingValues()
-            for some in keys.blocks():
-                digests.append(Packed.of(list(map(md5_code, some))))
+            for block in keys.blocks():
+                digests.append(Packed.of(list(map(md5_code, block))))
             keys = digests.values()
         order = order_of_values(keys)
         return order[::-1] if self.algorithm.decreasing else order
@@ -282,15 +282,17 @@ class ExternalMapOrder(PartsOrder):
         """Raise DataError for keys that are not in the map, unless the job leaves them out."""
         lacking = (numbers == len(self.key_map.parts)).nonzero()[0]
         if len(lacking) and (not self.drops or len(lacking) == values.total):
-            at = int(lacking[0])
-            key = to_text(values.part(at, at + 1)[0][self.extract.prefix_bytes :])
-            more = f" and for {len(lacking) - 1} more keys" if len(lacking) > 1 else ""
+            row = int(lacking[0])
+            key = to_text(values.part(row, row + 1)[0][self.extract.prefix_bytes :])
+            further_keys = f" and for {len(lacking) - 1} more keys" if len(lacking) > 1 else ""
             hint = (
                 "no sample is in the map"
                 if self.drops
                 else '"ekm_missing_key": "ignore" leaves such samples out'
             )
-            raise DataError(f'{self.key_map.name} has no shard for "{key}"{more}', code="missing", hint=hint)
+            raise DataError(
+                f'{self.key_map.name} has no shard for "{key}"{further_keys}', code="missing", hint=hint
+            )
 
 
 def _mapped(job: Job, request: Request) -> Meant:
@@ -347,7 +349,7 @@ class _Map:
     def key_map(self) -> tuple[KeyMap, Sequence[int]]:
         """Return the map from keys to parts, and the place of each numbered part."""
         stems, places = named_parts(self._numbers, self._name)
-        parts = {key: places[one] for key, one in self._part_of.items()}
+        parts = {key: places[number] for key, number in self._part_of.items()}
         return KeyMap(self._name, xxh3_128_hexdigest(self._data), stems, parts), places
 
 

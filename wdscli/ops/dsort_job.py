@@ -185,67 +185,67 @@ def _checked(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a job under their current names, without empty values. Raises UsageError for unknown names,
     and for values of wrong types."""
     earlier = {old: new for new, old in _ONE_OF.items()}
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in plain.items():
         new = earlier.get(name, name)
-        if new in given:
+        if new in fields:
             raise UsageError(
                 f"the job has {name} and {_ONE_OF[new] if name == new else new}, which mean the same",
                 hint="leave one of them out",
             )
         if new not in _FIELDS and name not in UNUSED:
             raise UsageError(f'a job has no field "{name}"', hint=hint_of([name], [*_FIELDS, *UNUSED]))
-        given[new] = value
-    given = _filled(given)
+        fields[new] = value
+    fields = _filled(fields)
     try:
-        check(given, _JOB)
+        check(fields, _JOB)
     except ValueError as error:
         path = str(error).partition(" ")[0]
         name = path.partition(".")[0]
-        refuse(name, given[name], _EXAMPLES.get(path, str(error)))
-    return given
+        refuse(name, fields[name], _EXAMPLES.get(path, str(error)))
+    return fields
 
 
 def parse_job(plain: Mapping[str, Any], buckets: Mapping[str, str]) -> Job:
     """Make a job from plain values. Empty values count as missing. Raises UsageError for unknown names and wrong
     values."""
-    given = _checked(plain)
-    unused = [name for name in UNUSED if name in given]
-    if "input_bck" not in given:
+    fields = _checked(plain)
+    unused = [name for name in UNUSED if name in fields]
+    if "input_bck" not in fields:
         raise UsageError("the job has no input_bck", hint='"input_bck": {"name": "images"}')
-    source = _bucket(given["input_bck"], "input_bck", buckets)
-    target = _bucket(given.get("output_bck", given["input_bck"]), "output_bck", buckets)
+    source = _bucket(fields["input_bck"], "input_bck", buckets)
+    target = _bucket(fields.get("output_bck", fields["input_bck"]), "output_bck", buckets)
     if wrong := sorted(set(buckets) - {source.name, target.name}):
         raise UsageError(
             f"the job has no bucket {wrong[0]}", hint=hint_of([wrong[0]], [source.name, target.name])
         )
-    suffix = _suffix(given, "input_extension", SUFFIXES[0])
-    key_map = given.get("ekm_file")
-    if key_map is not None and "output_format" in given:
+    suffix = _suffix(fields, "input_extension", SUFFIXES[0])
+    key_map = fields.get("ekm_file")
+    if key_map is not None and "output_format" in fields:
         unused.append("output_format (ekm_file names the shards)")
     if key_map is not None and is_stream(key_map):
         refuse("ekm_file", key_map, "a file or a URL")
     return Job(
         source,
         target,
-        _input_format(given.get("input_format", "")),
-        object_name(given.get("output_format", ""), "output_format"),
+        _input_format(fields.get("input_format", "")),
+        object_name(fields.get("output_format", ""), "output_format"),
         suffix,
-        _suffix(given, "output_extension", suffix),
-        _size(given.get("output_shard_size", 0)) or None,
-        _algorithm(given.get("algorithm", {}), unused),
+        _suffix(fields, "output_extension", suffix),
+        _size(fields.get("output_shard_size", 0)) or None,
+        _algorithm(fields.get("algorithm", {}), unused),
         key_map,
-        given.get("ekm_file_sep", "\t"),
-        {name: given[name] for name in _REACTIONS if name in given},
-        given.get("dry_run", False),
+        fields.get("ekm_file_sep", "\t"),
+        {name: fields[name] for name in _REACTIONS if name in fields},
+        fields.get("dry_run", False),
         tuple(unused),
     )
 
 
 def _filled(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object without its empty values."""
-    inner = {name: _filled(one) if isinstance(one, dict) else one for name, one in plain.items()}
-    return {name: one for name, one in inner.items() if one not in (None, "", {}, [])}
+    inner = {name: _filled(entry) if isinstance(entry, dict) else entry for name, entry in plain.items()}
+    return {name: entry for name, entry in inner.items() if entry not in (None, "", {}, [])}
 
 
 def refuse(name: str, value: Any, expected: str = "") -> Any:
@@ -293,13 +293,15 @@ def _bucket(value: Any, name: str, buckets: Mapping[str, str]) -> Bucket:
     return Bucket(bucket, bucket if provider in _OURS else f"{kind}://{bucket}")
 
 
-def _suffix(given: Mapping[str, Any], name: str, default: str) -> str:
-    suffix = str(given.get(name, default))
+def _suffix(fields: Mapping[str, Any], name: str, default: str) -> str:
+    suffix = str(fields.get(name, default))
     suffix = suffix if suffix.startswith(".") else f".{suffix}"
     if suffix not in SUFFIXES:
-        known = f"shards are {', '.join(SUFFIXES)}"
+        formats = f"shards are {', '.join(SUFFIXES)}"
         hint = (
-            f"{known}; unpack a zip and make shards of its files: wds create" if suffix == ".zip" else known
+            f"{formats}; unpack a zip and make shards of its files: wds create"
+            if suffix == ".zip"
+            else formats
         )
         raise UsageError(f"the job's {name} is {suffix}, but dsort reads and writes only tar", hint=hint)
     return suffix
@@ -312,15 +314,15 @@ def _input_format(value: Any) -> Mapping[str, Any]:
         refuse("input_format", value, _EXAMPLES["input_format"])
     if not all(plain.get("objnames", ())):
         refuse("input_format", value, '{"objnames": ["a.tar", ...]}')
-    for one in (*plain.get("objnames", ()), plain.get("template", ""), plain.get("prefix", "")):
-        object_name(one, "input_format")
+    for name in (*plain.get("objnames", ()), plain.get("template", ""), plain.get("prefix", "")):
+        object_name(name, "input_format")
     return dict(plain)
 
 
 def _algorithm(value: Mapping[str, Any], unused: list[str]) -> Algorithm:
     if wrong := [name for name in value if f"{name}?" not in _ALGORITHM]:
-        known = [name[:-1] for name in _ALGORITHM]
-        raise UsageError(f'an algorithm has no field "{wrong[0]}"', hint=hint_of(wrong, known))
+        field_names = [name[:-1] for name in _ALGORITHM]
+        raise UsageError(f'an algorithm has no field "{wrong[0]}"', hint=hint_of(wrong, field_names))
     kind, decreasing = value.get("kind", KINDS[0]), value.get("decreasing", False)
     seed, extension = str(value.get("seed", 0)), value.get("extension", "").strip()
     if not (seed.isascii() and seed.isdecimal() and len(seed) <= _MAX_DIGITS):

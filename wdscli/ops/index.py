@@ -97,12 +97,12 @@ class IndexReport:
 
 
 class IndexTask(NamedTuple):
-    """The task for one shard. ``known`` is the shard's entry in the manifest if its checksum can be reused, else
+    """The task for one shard. ``listed`` is the shard's entry in the manifest if its checksum can be reused, else
     None."""
 
     address: str
     checksum: str
-    known: ShardInfo | None
+    listed: ShardInfo | None
     force: bool
     write: bool
     want_index: bool
@@ -218,20 +218,20 @@ def _carried_out(
     worth = WORTH_PROCESSES_BYTES if without else MIN_SCANNED_BYTES
     with make_executor(useful_shard_jobs(jobs or None, addresses, worth)) as executor:
         results = run_shard_tasks(executor, index_shard, tasks, progress, "indexing", addresses)
-        for one, address in zip(results, addresses):
+        for shard, address in zip(results, addresses):
             name = plan.name(address)
-            without &= one.without
-            for remark in one.remarks:
+            without &= shard.without
+            for remark in shard.remarks:
                 progress.warn(remark)
-            infos.append(replace(one.info, name=name, index=one.info.index or with_index))
+            infos.append(replace(shard.info, name=name, index=shard.info.index or with_index))
             if makers:
                 files += [
-                    _put(plan, file, address) for file in _files_of(one, ShardPlace(address, name), makers)
+                    _put(plan, file, address) for file in _files_of(shard, ShardPlace(address, name), makers)
                 ]
             elif with_index:
-                files.append(one.side)
-            reason = f" ({one.side.reason})" if one.side.reason else ""
-            progress.note(f"{one.side.file}: {one.side.state}{reason}")
+                files.append(shard.side)
+            reason = f" ({shard.side.reason})" if shard.side.reason else ""
+            progress.note(f"{shard.side.file}: {shard.side.state}{reason}")
     _refuse_missing(without, infos)
     files += [_put(plan, file) for maker in makers for file in maker.finish()]
     shards, manifest = tuple(infos), None
@@ -252,10 +252,10 @@ def _refuse_missing(without: set[str], infos: Iterable[ShardInfo]) -> None:
         )
 
 
-def _files_of(one: Indexed, shard: ShardPlace, makers: Iterable[Dialect]) -> Iterator[SideFile]:
+def _files_of(indexed: Indexed, shard: ShardPlace, makers: Iterable[Dialect]) -> Iterator[SideFile]:
     """Yield the files of other programs for one shard. They are made from the shard's index."""
     place = index_address(shard.address)
-    loaded = parse_index(one.data if one.data is not None else read_all(place), place)
+    loaded = parse_index(indexed.data if indexed.data is not None else read_all(place), place)
     for maker in makers:
         yield from maker.add(shard, loaded)
 
@@ -282,10 +282,10 @@ def index_shard(task: IndexTask) -> Indexed:
                 None,
                 _without(old.numbers),
             )
-        found = SampleNumbers(sorted(names), lenient=True)
-        builder, ignored = scan_index(source, numbers=found)
+        sample_numbers = SampleNumbers(sorted(names), lenient=True)
+        builder, ignored = scan_index(source, numbers=sample_numbers)
         source.confirm()
-        builder.values = found.numbers()
+        builder.values = sample_numbers.numbers()
         name, version = base_name(task.address), stored_version(task.address, source.version)
         data = builder.to_bytes(shard=name, size=source.size, ignored=ignored, version=version)
         index = parse_index(data, place)
@@ -296,7 +296,7 @@ def index_shard(task: IndexTask) -> Indexed:
         info = replace(_facts(task, index, source, digest), index=False)
         side = Side(place, "made", reason, task.address)
         return Indexed(
-            side, info, data if task.want_index else None, _without(index.numbers), found.remarks()
+            side, info, data if task.want_index else None, _without(index.numbers), sample_numbers.remarks()
         )
 
 
@@ -330,7 +330,7 @@ def _reason(old: ProvenIndex) -> str:
 
 def _without(numbers: Mapping[str, Numbers]) -> frozenset[str]:
     """Return the names of values that no sample has."""
-    return frozenset(name for name, one in numbers.items() if one.missing.all())
+    return frozenset(name for name, column in numbers.items() if column.missing.all())
 
 
 def _counted(digest: Digest) -> Callable[[bytes], None]:
@@ -361,20 +361,20 @@ def _note_version(index: Index, address: str, source: Source) -> None:
 def _reads_once(task: IndexTask) -> bool:
     """Return whether one pass reads headers and computes the checksum. This is so for a remote shard without an index
     or known checksum."""
-    return not is_local(task.address) and not (task.known or (task.has_index and not task.force))
+    return not is_local(task.address) and not (task.listed or (task.has_index and not task.force))
 
 
 def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None = None) -> ShardInfo:
     """Return the shard's entry for the manifest. The existing manifest's checksum is reused if headers and size
     agree."""
     info = index.facts().of_shard(base_name(task.address), source.stored.size or 0, checksum=None, index=True)
-    known = task.known
+    listed = task.listed
     if (
-        known is not None
-        and (known.checksum or "").startswith(task.checksum + ":")
-        and (known.headers, known.size_bytes) == (info.headers, info.size_bytes)
+        listed is not None
+        and (listed.checksum or "").startswith(task.checksum + ":")
+        and (listed.headers, listed.size_bytes) == (info.headers, info.size_bytes)
     ):
-        return replace(info, checksum=known.checksum)
+        return replace(info, checksum=listed.checksum)
     if digest is not None and isinstance(source.stored, DigestedSource):
         source.stored.read_rest()
         checksum = written(task.checksum, digest)
@@ -386,9 +386,9 @@ def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None 
 
 def _refuse_repeats(index: Index, address: str) -> None:
     """Raise DataError for a key that occurs twice in the shard, because an index must find one sample per key."""
-    seen = KeySet()
+    keys = KeySet()
     for batch in index_batches(index):
-        for row in seen.add(batch.keys)[:1]:
+        for row in keys.add(batch.keys)[:1]:
             hint = "`wds verify` lists all repeated keys; `wds cat --rekey` gives new keys"
             raise SampleAt(batch, row, address).error("repeated key", "duplicate-key", hint=hint)
 
@@ -458,7 +458,7 @@ class SetPlan:
             except DataError:
                 pass
         self.folder, self.prefix = folder, prefix
-        self._known = {shard.name: shard for shard in self.old.shards} if self.old else {}
+        self._listed = {shard.name: shard for shard in self.old.shards} if self.old else {}
         if not self.takes_contradictions:
             self._check()
 
@@ -471,7 +471,7 @@ class SetPlan:
             IndexTask(
                 address,
                 checksum if self.manifest and not self.dry_run else "none",
-                None if self.force else self.known(address),
+                None if self.force else self.listed(address),
                 self.force and not has_makers,
                 write=with_index and not has_makers and not self.dry_run,
                 want_index=has_makers,
@@ -512,13 +512,13 @@ class SetPlan:
         """Return the name of a shard in the manifest."""
         return name_from(self.folder, address)
 
-    def known(self, address: str) -> ShardInfo | None:
+    def listed(self, address: str) -> ShardInfo | None:
         """Return the manifest's entry for a local shard if the shard is not newer than the manifest."""
-        shard = self._known.get(self.name(address))
+        shard = self._listed.get(self.name(address))
         if shard is None or not self.manifest or not (is_local(address) and is_local(self.manifest)):
             return None
         with suppress(OSError):
-            times = [os.stat(local_path(one)).st_mtime_ns for one in (address, self.manifest)]
+            times = [os.stat(local_path(path)).st_mtime_ns for path in (address, self.manifest)]
             return None if times[0] > times[1] else shard
         return None
 
@@ -530,30 +530,30 @@ def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manif
     old = plan.old if plan.lists_these() else None
     if old is not None and dry_run:
         shards = tuple(replace(shard, checksum=listed.checksum) for shard, listed in zip(shards, old.shards))
-    found = [_difference(*pair) for pair in zip(old.shards, shards)] if old is not None else []
-    place = next((at for at, difference in enumerate(found) if difference), None)
+    differences = [_difference(*pair) for pair in zip(old.shards, shards)] if old is not None else []
+    place = next((row for row, difference in enumerate(differences) if difference), None)
     if place is not None and not plan.takes_contradictions:
         raise DataError(
-            f"{address} does not match the shard: {found[place]}",
+            f"{address} does not match the shard: {differences[place]}",
             code="manifest-mismatch",
             shard=shards[place].name,
             hint="if the shard is right, replace the manifest with --force",
         )
     if old is None or place is not None:
-        made = Manifest(plan.prefix, shards, {"operation": "index", "options": {}, "inputs": []})
+        manifest = Manifest(plan.prefix, shards, {"operation": "index", "options": {}, "inputs": []})
     else:
         # Keep the old manifest's record of how the set was made.
-        made = replace(old, shards=shards)
-    if made == old and not force and plan.contradiction is None:
-        return made, Side(address, "kept")
+        manifest = replace(old, shards=shards)
+    if manifest == old and not force and plan.contradiction is None:
+        return manifest, Side(address, "kept")
     is_stale = old is None or place is not None or plan.contradiction is not None
     reason = "forced" if force else "it was stale" if is_stale else "it lacked facts"
     if not plan.is_there:
         reason = "there was none"
     if not dry_run:
         with open_sink(address, force=force or old is not None) as sink:
-            sink.write(made.to_json().encode("ascii"))
-    return made, Side(address, "made", reason)
+            sink.write(manifest.to_json().encode("ascii"))
+    return manifest, Side(address, "made", reason)
 
 
 def _difference(listed: ShardInfo, shard: ShardInfo) -> str | None:
@@ -564,7 +564,7 @@ def _difference(listed: ShardInfo, shard: ShardInfo) -> str | None:
         return f"it says {listed.samples} samples, the shard has {shard.samples}"
     if listed.headers not in ("", shard.headers):
         return "the shard's headers have changed"
-    one, other = listed.checksum or "", shard.checksum or ""
-    if one and other and one.partition(":")[0] == other.partition(":")[0] and one != other:
+    old_sum, new_sum = listed.checksum or "", shard.checksum or ""
+    if old_sum and new_sum and old_sum.partition(":")[0] == new_sum.partition(":")[0] and old_sum != new_sum:
         return "the shard's bytes have changed"
     return None

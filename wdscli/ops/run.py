@@ -35,10 +35,10 @@ class TaskState(NamedTuple):
 
 
 class TasksReport(NamedTuple):
-    """The result. ``made`` counts new shards, and ``kept`` counts shards that already existed. Samples and bytes are
+    """The result. ``written`` counts new shards, and ``kept`` counts shards that already existed. Samples and bytes are
     totals of both."""
 
-    made: int
+    written: int
     kept: int
     samples: int
     size_bytes: int
@@ -60,12 +60,12 @@ def parse_tasks(text: str, total: int) -> list[int]:
         return list(range(first, total, step))
     tasks: set[int] = set()
     for word in text.split(","):
-        found = _RANGE.fullmatch(word.strip())
-        if found is None:
+        match = _RANGE.fullmatch(word.strip())
+        if match is None:
             raise UsageError(
                 f'--task "{text}" is not a list of tasks', hint="use --task 7, --task 0-9,12 or --task 3/16"
             )
-        first, last = whole_number(found[1]), whole_number(found[2] or found[1])
+        first, last = whole_number(match[1]), whole_number(match[2] or match[1])
         if last >= total or first > last:
             raise UsageError(
                 f"--task {word.strip()}: the plan has {total} tasks",
@@ -84,10 +84,10 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
     with locked(run):
         kept = find_shards(run, tasks)
         missing = [task for task in tasks if task not in kept.shards]
-        made = run_some(run, missing, kept)
-    whole = [*made, *kept.shards.values()]
+        written = run_some(run, missing, kept)
+    whole = [*written, *kept.shards.values()]
     return TasksReport(
-        len(made),
+        len(written),
         len(kept.shards),
         sum(info.samples for info in whole),
         sum(info.size_bytes for info in whole),
@@ -138,6 +138,6 @@ def states(plan: ReorderPlan) -> list[TaskState]:
     """Return all tasks and their states."""
     done = done_tasks(run_of(plan))
     return [
-        TaskState(task, one.address, one.samples, one.size_bytes, "done" if task in done else "missing")
-        for task, one in enumerate(plan.contents.shards)
+        TaskState(task, shard.address, shard.samples, shard.size_bytes, "done" if task in done else "missing")
+        for task, shard in enumerate(plan.contents.shards)
     ]

@@ -222,26 +222,26 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
 
     request = request._replace(settings=request.settings._replace(links=form.link))
     report = write(request, dry_run=dry_run, progress=out.progress())
-    made = None if report.manifest is None else report.manifest.shards
+    written_shards = None if report.manifest is None else report.manifest.shards
     if out.json:
         plain = {
             "operation": "cat",
             **facts(report, "samples members"),
-            **({} if made is None else {"shards": len(made)}),
+            **({} if written_shards is None else {"shards": len(written_shards)}),
             **facts(report, "bytes_in bytes=bytes_out dropped ignored"),
         }
         if report.manifest is not None:
             plain["fingerprint"] = report.manifest.fingerprint
         out.object(plain)
     out.note(f"in: {report.bytes_in} bytes; out: {plural(report.members, 'member')}")
-    if moved := [shard.size_bytes for shard in made or () if shard.is_copy]:
+    if moved := [shard.size_bytes for shard in written_shards or () if shard.is_copy]:
         how = "linked" if request.settings.links else "moved by the store"
         out.note(f"{how}: {sum(moved)} bytes; copied by this command: {report.bytes_in - sum(moved)} bytes")
     _print_losses(out, report.dropped, report.ignored)
     if request.output != "-" or dry_run:
         verb = "would write" if dry_run else "wrote"
-        has_many = made is not None and (NAME in request.output or is_view(request.output))
-        many = f" in {plural(len(made or ()), 'shard')}" if has_many else ""
+        has_many = written_shards is not None and (NAME in request.output or is_view(request.output))
+        many = f" in {plural(len(written_shards or ()), 'shard')}" if has_many else ""
         total = f"{verb} {plural(report.samples, 'sample')}{many}, {human_size(report.bytes_out)}"
         if is_view(request.output):
             total, verb = f"{verb} a view of {total.removeprefix(verb + ' ')}", ""
@@ -255,7 +255,7 @@ def _table(request: "Request", picker: "SampleReader", what: Form, progress: Pro
 
     how, schema = PayloadCells(what.kind or "", what.base64, what.max_decoded), None
     if not are_read_once(picker.set):
-        found = ls(
+        listing = ls(
             request.inputs,
             selection=request.selection,
             trust_addresses=request.trust_addresses,
@@ -263,21 +263,21 @@ def _table(request: "Request", picker: "SampleReader", what: Form, progress: Pro
             # Skipped samples are reported later, when payloads are read.
             progress=progress if request.on_error == "stop" else QUIET,
         )
-        schema = payload_schema(found, how)
+        schema = payload_schema(listing, how)
     picker.start("reading")
     yield from payload_table(picker, how, schema)
 
 
 def _check_tar_options(instead: str, output: OutputOptions, work: TaskOptions, inputs: InputOptions) -> None:
     """Raise UsageError for options that only a tar uses."""
-    given = changed_options(output._replace(force=False, fsync=False))
-    given += changed_options(inputs.duplicates) + changed_options(work._replace(jobs=None))
+    tar_options = changed_options(output._replace(force=False, fsync=False))
+    tar_options += changed_options(inputs.duplicates) + changed_options(work._replace(jobs=None))
     if instead.endswith("/") and output.fsync:
-        given.append("--fsync")
-    if given:
+        tar_options.append("--fsync")
+    if tar_options:
         raise UsageError(
-            f"{instead} cannot be combined with {given[0]}",
-            hint=f"leave {given[0]} out; it works only for tar output",
+            f"{instead} cannot be combined with {tar_options[0]}",
+            hint=f"leave {tar_options[0]} out; it works only for tar output",
         )
 
 

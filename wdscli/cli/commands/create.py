@@ -107,7 +107,7 @@ class SourceOptions(NamedTuple):
 
     def named(self, kind: str) -> tuple[str, ...]:
         """The names in --from that have this kind."""
-        return tuple(name for found, name in map(_source_of, self.rows or ()) if found == kind)
+        return tuple(name for source_kind, name in map(_source_of, self.rows or ()) if source_kind == kind)
 
     @property
     def _given(self) -> "list[tuple[Kind, tuple[str, ...]]]":
@@ -124,14 +124,14 @@ class SourceOptions(NamedTuple):
         """Return the table that --from names. Raises UsageError if there are table options without a table."""
         from wdscli.create.table import TableOptions
 
-        given = self._given
-        if len(given) > 1:
-            names = " and ".join(kind for kind, _ in given)
+        row_sources = self._given
+        if len(row_sources) > 1:
+            names = " and ".join(kind for kind, _ in row_sources)
             raise UsageError(
                 f"--from cannot mix sources of different kinds: {names}",
                 hint="make a set from each source, then join the sets with wds merge",
             )
-        if given and self.rekey and self.key is None and self.rekey_of_rows is None:
+        if row_sources and self.rekey and self.key is None and self.rekey_of_rows is None:
             raise UsageError(
                 "with --on-duplicate rekey, --rekey changes only repeated keys, so the table needs --key-column",
                 hint=f"without --on-duplicate, --rekey '{self.rekey}_{{index:05d}}' gives each row its own key",
@@ -142,11 +142,13 @@ class SourceOptions(NamedTuple):
                 "give --from images:FOLDER at most once, and only together with --from coco:FILE"
             )
         images = next(iter(folders), None)
-        if given:
-            [(kind, addresses)] = given
-            fields, rest = tuple(self.field or ()), (self.json_rest, self.json_merge)
+        if row_sources:
+            [(kind, addresses)] = row_sources
+            fields, flags = tuple(self.field or ()), (self.json_rest, self.json_merge)
             reading = self.cells.parse(kind)
-            return TableOptions(addresses, self.key, self.rekey_of_rows, fields, *rest, kind, images, reading)
+            return TableOptions(
+                addresses, self.key, self.rekey_of_rows, fields, *flags, kind, images, reading
+            )
         self.cells.parse(None)
         options = {
             "key": "--key-column",
@@ -199,7 +201,7 @@ class SetOptions(NamedTuple):
 
 @grouped
 def create(
-    *, sources: Sources = None, more: SourceOptions, made: SetOptions, general: GeneralOptions
+    *, sources: Sources = None, source: SourceOptions, target: SetOptions, general: GeneralOptions
 ) -> None:
     """Make shards from folders, files, lists or tables.
 
@@ -217,22 +219,22 @@ def create(
     """
     from wdscli.ops.create import create as make
 
-    output, plan_file = made.output, made.work.plan_file
+    output, plan_file = target.output, target.work.plan_file
     out = Out.of(general, "" if output.dry_run else output.output)
-    request, options = _request(sources or [], more, made, general), _options(more, made)
+    request, options = (_request(sources or [], source, target, general), _options(source, target))
     check_plan_file(None if output.dry_run else plan_file, force=output.force)
     report = make(request, options, dry_run=output.dry_run, progress=out.progress())
     if plan_file is not None and not output.dry_run:
         print_stored(out, plan_file, len(report.shards), report)
     elif report.is_unchanged:
-        print_unchanged(out, report, _plain(report, made.append))
+        print_unchanged(out, report, _plain(report, target.append))
     else:
-        _print_set(out, report, made.append)
-    _print_found(out, report, None if output.dry_run else made.report)
+        _print_set(out, report, target.append)
+    _print_found(out, report, None if output.dry_run else target.report)
 
 
 def _request(
-    sources: Sequence[str], more: SourceOptions, made: SetOptions, general: GeneralOptions
+    sources: Sequence[str], source: SourceOptions, target: SetOptions, general: GeneralOptions
 ) -> "Request":
     """Return the library's request for these options. Raises UsageError."""
     from wdscli.plan.request import Request
@@ -240,33 +242,33 @@ def _request(
 
     return Request(
         sources,
-        made.output.output,
-        made.output.settings()._replace(values=value_names(made.values)),
-        made.cuts.parse(),
-        on_error=library_word(made.on_error),
-        on_duplicate=more.samples.on_duplicate,
-        rekey=None if more.rekey_of_rows else more.rekey,
+        target.output.output,
+        target.output.settings()._replace(values=value_names(target.values)),
+        target.cuts.parse(),
+        on_error=library_word(target.on_error),
+        on_duplicate=source.samples.on_duplicate,
+        rekey=None if source.rekey_of_rows else source.rekey,
         trust_addresses=general.trust_addresses,
-        **made.tasks._asdict(),
-        **made.work._asdict(),
+        **target.tasks._asdict(),
+        **target.work._asdict(),
     )
 
 
-def _options(more: SourceOptions, made: SetOptions) -> "CreateOptions":
+def _options(source: SourceOptions, target: SetOptions) -> "CreateOptions":
     """Return the library's options for these options. Raises UsageError."""
     from wdscli.ops.create import CreateOptions
 
-    samples = more.samples._asdict()
+    samples = source.samples._asdict()
     del samples["on_duplicate"]
-    samples["require"] = [name for text in more.samples.require or () for name in text.split(",") if name]
+    samples["require"] = [name for text in source.samples.require or () for name in text.split(",") if name]
     return CreateOptions(
-        from_list=more.named("list"),
-        table=more.table(),
-        include=more.include or (),
-        exclude=more.exclude or (),
-        no_follow=more.no_follow,
-        report=made.report,
-        append=made.append,
+        from_list=source.named("list"),
+        table=source.table(),
+        include=source.include or (),
+        exclude=source.exclude or (),
+        no_follow=source.no_follow,
+        report=target.report,
+        append=target.append,
         **samples,
     )
 
@@ -320,7 +322,9 @@ def _print_found(out: Out, report: "CreateReport", lines: str | None) -> None:
     if report.links_outside:
         leads = "link points" if report.links_outside == 1 else "links point"
         out.summary(f"{report.links_outside} {leads} outside the given folder; --no-follow leaves links out")
-    print_losses(out, {reason: n for reason, n in report.dropped.items() if reason != DUPLICATE_KEY}, {})
+    print_losses(
+        out, {reason: count for reason, count in report.dropped.items() if reason != DUPLICATE_KEY}, {}
+    )
     if report.incomplete and "incomplete" not in report.skipped:
         out.summary(f"kept {plural(report.incomplete, 'sample')} without a required field")
     if report.classes is not None:
@@ -328,15 +332,17 @@ def _print_found(out: Out, report: "CreateReport", lines: str | None) -> None:
         out.summary(f"labelled {kinds}; the manifest has their names")
     if report.renamed:
         pairs = [f"{old} -> {new}" for new, old in list(report.renamed.items())[:RENAMES_SHOWN]]
-        more = ", ..." if report.renamed_keys > len(pairs) else ""
-        out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(pairs)}{more}")
+        ellipsis = ", ..." if report.renamed_keys > len(pairs) else ""
+        out.summary(f"renamed {plural(report.renamed_keys, 'key')}: {', '.join(pairs)}{ellipsis}")
 
 
 def _print_set(out: Out, report: "CreateReport", growth: bool) -> None:
     """Print the result. A dry run prints one line for each planned shard. With JSON, one object is last."""
     manifest = report.manifest
     if manifest is None:
-        rows = [(shown(one.address), one.samples, one.members, one.size_bytes) for one in report.shards]
+        rows = [
+            (shown(shard.address), shard.samples, shard.members, shard.size_bytes) for shard in report.shards
+        ]
         out.listing(("shard", "samples", "members", "bytes"), rows, right=(1, 2, 3))
     if out.json:
         out.object(_plain(report, growth))

@@ -67,24 +67,28 @@ def diff(
     return 0 if report.same else 1
 
 
-def _print_difference(out: Out, found: Difference) -> None:
+def _print_difference(out: Out, difference: Difference) -> None:
     """Print one sample that differs, as soon as it is found."""
     if out.json:
-        out.object(found._asdict())
+        out.object(difference._asdict())
     elif out.terminal:
-        out.line(f"{_MARKS[found.kind]} {found.key}  {_details(found)}".rstrip())
+        out.line(f"{_MARKS[difference.kind]} {difference.key}  {_details(difference)}".rstrip())
     else:
-        out.rows((), [(_MARKS[found.kind], found.key, _details(found))])
+        out.rows((), [(_MARKS[difference.kind], difference.key, _details(difference))])
 
 
-def _details(found: Difference) -> str:
+def _details(difference: Difference) -> str:
     """Return a text such as ``jpg -cls +json``: ``jpg`` differs, ``cls`` is only in A, ``json`` is only in B. Places in
     JSON that differ follow."""
-    words = [*found.differ, *(f"-{name}" for name in found.gone), *(f"+{name}" for name in found.added)]
-    if found.reordered:
+    words = [
+        *difference.differ,
+        *(f"-{name}" for name in difference.gone),
+        *(f"+{name}" for name in difference.added),
+    ]
+    if difference.reordered:
         words.append("(fields in another order)")
-    if found.places:
-        words.append(f"({'; '.join(found.places)})")
+    if difference.places:
+        words.append(f"({'; '.join(difference.places)})")
     return " ".join(words)
 
 
@@ -97,9 +101,9 @@ def _print(out: Out, report: DiffReport) -> None:
         "only in B": report.only_b,
         "differs" if report.changed == 1 else "differ": report.changed,
     }
-    found = [f"{count} {what}" for what, count in counts.items() if count]
+    clauses = [f"{count} {what}" for what, count in counts.items() if count]
     for what, text in (("order", report.order), ("shards", report.shards)):
         if text:
             out.summary(f"{what}: {text}")
     total = f"{plural(report.both, 'sample')} in both"
-    out.done(f"{total}: {', '.join(found) or 'no sample differs'}; compared", 0)
+    out.done(f"{total}: {', '.join(clauses) or 'no sample differs'}; compared", 0)

@@ -112,5 +112,5 @@ def _print_report(out: Out, report: IndexReport, *, dry: bool) -> None:
     samples = sum(shard.samples for shard in report.shards)
     size = sum(shard.size_bytes for shard in report.shards)
     total = f"{plural(len(report.shards), 'shard')}, {plural(samples, 'sample')}, {human_size(size)}"
-    made = "to be made" if dry else "made"
-    out.done(f"{total}: {plural(report.made, 'file')} {made}, {report.kept} kept", size, dry_run=dry)
+    verb = "to be made" if dry else "made"
+    out.done(f"{total}: {plural(report.made, 'file')} {verb}, {report.kept} kept", size, dry_run=dry)

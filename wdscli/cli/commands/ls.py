@@ -88,9 +88,9 @@ class ShowOptions(NamedTuple):
     @property
     def lists(self) -> list[str]:
         """The options that choose what is listed, as typed."""
-        given = {"--summary": self.summary, "--count": self.counted, "--show": self.show}
+        choices = {"--summary": self.summary, "--count": self.counted, "--show": self.show}
         by = [] if self.by == "sample" else [f"--by {self.by}"]
-        return by + [name for name, value in given.items() if value]
+        return by + [name for name, value in choices.items() if value]
 
     @property
     def place(self) -> tuple[str, str]:
@@ -129,31 +129,31 @@ def ls(
         print_few = _show_samples if show.show else partial(print_batch, show.batch)
         print_few(out, shards, selection, on_error, general.trust_addresses)
         return
-    found = open_listing(
+    listing = open_listing(
         shards,
         selection=selection.parse(),
         on_error=library_word(on_error),
         trust_addresses=general.trust_addresses,
         progress=out.progress(rows=show.place[1] == "-" and not (show.summary or show.counted)),
     )
-    _print_list(out, found, show)
-    _print_remarks(out, found.report(), skips=on_error == "skip")
+    _print_list(out, listing, show)
+    _print_remarks(out, listing.report(), skips=on_error == "skip")
 
 
-def _print_list(out: Out, found: Listing, show: ShowOptions) -> None:
+def _print_list(out: Out, listing: Listing, show: ShowOptions) -> None:
     """Write a table, or print counts, a summary, or a row for each shard, member or sample."""
     if show.to is not None:
-        _write_table(out, found, show)
+        _write_table(out, listing, show)
     elif show.counted:
-        _print_counts(out, found, show.counted)
+        _print_counts(out, listing, show.counted)
     elif show.summary:
-        _print_summary(out, found)
+        _print_summary(out, listing)
     elif show.by == "shard":
-        _print_shards(out, found, show)
+        _print_shards(out, listing, show)
     elif show.by == "member":
-        _print_members(out, found, show)
+        _print_members(out, listing, show)
     else:
-        _print_samples(out, found, show)
+        _print_samples(out, listing, show)
 
 
 def _check_lists(show: ShowOptions) -> None:
@@ -179,15 +179,15 @@ def _check_lists(show: ShowOptions) -> None:
         raise UsageError(
             "--column works only for a table with one row per sample", hint="leave out --column or --count"
         )
-    others = ["-l"] * show.long + show.lists
-    if others and others != ["--count"]:
+    list_options = ["-l"] * show.long + show.lists
+    if list_options and list_options != ["--count"]:
         raise UsageError(
             "a table has one row per sample (with --count, per value); sizes are in bytes",
-            hint=f"leave out {others[0]}",
+            hint=f"leave out {list_options[0]}",
         )
 
 
-def _write_table(out: Out, found: Listing, show: ShowOptions) -> None:
+def _write_table(out: Out, listing: Listing, show: ShowOptions) -> None:
     """Write the list or counts as a table, and print its size."""
     from wdscli.look.table import count_table, listing_table
     from wdscli.shards.tables import encoded
@@ -200,14 +200,16 @@ def _write_table(out: Out, found: Listing, show: ShowOptions) -> None:
     fields = [word.strip() for text in show.column or () for word in text.split(",")]
     if not all(fields):
         raise UsageError("--column has an empty name", hint="--column json,txt")
-    made = []
+    spools = []
 
     def pieces() -> Iterator[bytes]:
-        made.append(count_table(found, form, counted) if counted else listing_table(found, form, fields))
-        yield from encoded(form, made[0].schema(), made[0].chunks())
+        spools.append(
+            count_table(listing, form, counted) if counted else listing_table(listing, form, fields)
+        )
+        yield from encoded(form, spools[0].schema(), spools[0].chunks())
 
-    size = write_file(out, FileTarget(address, form, show.force), pieces(), found.set.addresses)
-    (written,) = made
+    size = write_file(out, FileTarget(address, form, show.force), pieces(), listing.set.addresses)
+    (written,) = spools
     schema = written.schema()
     if not_utf8 := [column.name for column, kind in schema.items() if kind == "binary"]:
         how = "binary columns" if form == "parquet" else "bytes as they are"
@@ -225,7 +227,7 @@ def _for_people(out: Out, pages: Iterable[list[Row]], sizes: Sequence[int]) -> I
     if not out.terminal:
         return pages
     return (
-        [tuple(_human(cell) if at in sizes else cell for at, cell in enumerate(row)) for row in page]
+        [tuple(_human(cell) if column in sizes else cell for column, cell in enumerate(row)) for row in page]
         for page in pages
     )
 
@@ -236,21 +238,21 @@ def _human(sizes: bytes | int) -> bytes:
     (b'1.54 kB', b'10 B, 2.00 kB')
     """
     each = [sizes] if isinstance(sizes, int) else sizes.split(b",")
-    return ", ".join([human_size(int(one)) for one in each]).encode()
+    return ", ".join([human_size(int(size)) for size in each]).encode()
 
 
-def _print_samples(out: Out, found: Listing, show: ShowOptions) -> None:
+def _print_samples(out: Out, listing: Listing, show: ShowOptions) -> None:
     """Print a row for each sample."""
     if out.json:
-        for page in found.samples():
+        for page in listing.samples():
             for sample in _sample_objects(page, show.long):
                 out.object(sample)
     elif show.long:
         header = ("key", "fields", "bytes", "shard", "offset", "bytes by field")
-        rows = map(_long_sample_rows, found.samples())
+        rows = map(_long_sample_rows, listing.samples())
         out.pages(header, _for_people(out, rows, (2, 5)), right=(2, 4), droppable=(5, 4, 3))
     else:
-        rows = map(_sample_rows, found.samples())
+        rows = map(_sample_rows, listing.samples())
         out.pages(("key", "fields", "bytes"), _for_people(out, rows, (2,)), right=(2,))
 
 
@@ -282,10 +284,10 @@ def _sample_objects(page: Page, long: bool) -> Iterator[dict[str, Any]]:
         yield plain
 
 
-def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
+def _print_members(out: Out, listing: Listing, show: ShowOptions) -> None:
     """Print a row for each member."""
     if out.json:
-        for address, columns in found.members():
+        for address, columns in listing.members():
             for row in _long_member_rows(address, columns):
                 name, size, shard, offset, kind, field = map(_plain, row)
                 plain: dict[str, Any] = {"name": name, "bytes": size}
@@ -294,13 +296,13 @@ def _print_members(out: Out, found: Listing, show: ShowOptions) -> None:
                 out.object(plain)
     elif show.long:
         header = ("name", "bytes", "shard", "offset", "kind", "field")
-        rows = (_long_member_rows(shard, columns) for shard, columns in found.members())
+        rows = (_long_member_rows(shard, columns) for shard, columns in listing.members())
         out.pages(header, _for_people(out, rows, (1,)), right=(1, 3), droppable=(5, 4, 3, 2))
     elif out.terminal:
-        rows = (_member_rows(columns) for _, columns in found.members())
+        rows = (_member_rows(columns) for _, columns in listing.members())
         out.pages(("name", "bytes"), _for_people(out, rows, (1,)), right=(1,))
     else:
-        for _, columns in found.members():
+        for _, columns in listing.members():
             out.write(_member_lines(columns))
 
 
@@ -349,18 +351,18 @@ def _plain(cell: bytes | int) -> str | int:
     return to_text(cell) if isinstance(cell, bytes) else cell
 
 
-def _print_shards(out: Out, found: Listing, show: ShowOptions) -> None:
+def _print_shards(out: Out, listing: Listing, show: ShowOptions) -> None:
     """Print a row for each shard."""
     names = ["shard", "samples", "members", "bytes", "payload_bytes", "mean_sample_bytes"]
     header = ["shard", "samples", "members", "bytes", "payload", "mean sample"]
     rows: Iterator[tuple[Cell, ...]] = (
-        (*one._replace(shard=shown(one.shard)), round(one.payload_bytes / one.samples) if one.samples else 0)
-        for one in found.shards()
+        (*row._replace(shard=shown(row.shard)), round(row.payload_bytes / row.samples) if row.samples else 0)
+        for row in listing.shards()
     )
     if out.terminal and not out.json:
         rows = ((*row[:3], *(human_size(int(size)) for size in row[3:])) for row in rows)
     if show.long:
-        checksums = _checksums(found)
+        checksums = _checksums(listing)
         names, header = [*names, "checksum"], [*header, "checksum"]
         rows = ((*row, checksums.get(base_name(str(row[0])), "")) for row in rows)
     out.listing(
@@ -368,51 +370,53 @@ def _print_shards(out: Out, found: Listing, show: ShowOptions) -> None:
     )
 
 
-def _checksums(found: Listing) -> dict[str, str]:
+def _checksums(listing: Listing) -> dict[str, str]:
     """Return the checksums in the manifest by the name of the shard."""
     from wdscli.shards.inputs import manifest_beside
 
-    manifest = found.set.manifest
-    if manifest is None and (beside := manifest_beside(found.set.addresses, found.set.listings)) is not None:
+    shards, manifest = listing.set, listing.set.manifest
+    if manifest is None and (beside := manifest_beside(shards.addresses, shards.listings)) is not None:
         manifest = beside[1]
     return {base_name(shard.name): shard.checksum or "" for shard in manifest.shards} if manifest else {}
 
 
-def _print_counts(out: Out, found: Listing, fields: Sequence[str]) -> None:
+def _print_counts(out: Out, listing: Listing, fields: Sequence[str]) -> None:
     """Print a table for each field: all rows in a pipe, the first ones with bars on a terminal."""
     from wdscli.look.table import count
 
-    for number, one in enumerate(count(found, fields)):
+    for number, counted in enumerate(count(listing, fields)):
         if out.json:
-            for row in one.rows:
-                out.object({"field": one.field, "value": row.value, "name": row.name, "count": row.samples})
+            for row in counted.rows:
+                out.object(
+                    {"field": counted.field, "value": row.value, "name": row.name, "count": row.samples}
+                )
             continue
         if number:
             out.write(b"\n")
-        if one.has_quantiles:
+        if counted.has_quantiles:
             text = _rounded if out.terminal else _value_text
-            cells = [(row.name or "", text(row.value) or str(row.samples)) for row in one.rows]
-            out.table((one.field, "value"), cells, right=(1,))
+            cells = [(row.name or "", text(row.value) or str(row.samples)) for row in counted.rows]
+            out.table((counted.field, "value"), cells, right=(1,))
             continue
-        header = [one.field, *["name"] * one.has_names, "count", "share"]
-        lines = (_count_line(row, one) for row in one.rows)
+        header = [counted.field, *["name"] * counted.has_names, "count", "share"]
+        lines = (_count_line(row, counted) for row in counted.rows)
         if not out.terminal:
             out.rows(header, chain([header], lines))
             continue
         first = list(islice(lines, SHOWN_ROWS))
-        most = max([one.missing, *(int(line[-2]) for line in first)])
+        most = max([counted.missing, *(int(line[-2]) for line in first)])
         bars = [[_cut(line[0]), *line[1:], _bar(int(line[-2]) / most)] for line in first]
         share = len(header) - 1
         out.table([*header, ""], bars, right=(share - 1, share), droppable=(share + 1, share))
-        if (more := one.distinct + bool(one.missing) - len(first)) > 0:
-            rest = one.samples - sum(int(line[-2]) for line in first)
-            out.line(f"and {more:,} more in {plural(rest, 'sample')} (a pipe gets all of them)")
+        if (rows_left := counted.distinct + bool(counted.missing) - len(first)) > 0:
+            samples_left = counted.samples - sum(int(line[-2]) for line in first)
+            out.line(f"and {rows_left:,} more in {plural(samples_left, 'sample')} (a pipe gets all of them)")
 
 
-def _count_line(row: "CountRow", one: "Counted") -> list[str]:
+def _count_line(row: "CountRow", counted: "Counted") -> list[str]:
     """Return the cells for one row of counts."""
-    share = f"{100 * (row.samples or 0) / one.samples:.1f}%"
-    return [_value_text(row.value), *[row.name or ""] * one.has_names, str(row.samples), share]
+    share = f"{100 * (row.samples or 0) / counted.samples:.1f}%"
+    return [_value_text(row.value), *[row.name or ""] * counted.has_names, str(row.samples), share]
 
 
 def _value_text(value: Any) -> str:
@@ -481,10 +485,10 @@ def _print_fields(out: Out, fields: "Sequence[ShownField]") -> None:
 
     width = max(len(field.field) for field in fields)
     for field in fields:
-        first, *more = [printable(line.expandtabs()) for line in field.text.splitlines()] or [""]
+        first, *further_lines = [printable(line.expandtabs()) for line in field.text.splitlines()] or [""]
         head = f"  {printable(field.field):<{width}}  {human_size(field.size_bytes):>7}"
-        out.line(head if more else f"{head}  {first}".rstrip())
-        for line in (first, *more) if more else ():
+        out.line(head if further_lines else f"{head}  {first}".rstrip())
+        for line in (first, *further_lines) if further_lines else ():
             out.line(f"    {line}")
         if field.picture:
             out.write(draw(field.picture))
@@ -511,23 +515,23 @@ def _print_remarks(out: Out, report: LsReport, *, skips: bool) -> None:
         out.warn(say_missing(report.missing))
 
 
-def _counts(found: dict[str, int]) -> str:
+def _counts(counts: dict[str, int]) -> str:
     """
     >>> _counts({"where": 12, "keys": 3})
     '3 keys, 12 where'
     """
-    return ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def _print_summary(out: Out, found: Listing) -> None:
+def _print_summary(out: Out, listing: Listing) -> None:
     """Print facts and fields, or one JSON object."""
     from wdscli.look.summary import summarize
 
-    summary = summarize(found)
-    manifest = found.set.manifest
+    summary = summarize(listing)
+    manifest = listing.set.manifest
     view = None if manifest is None else manifest.view
     if out.json:
-        sets = {} if view is None else {"ancestors": [one._asdict() for one in view.ancestors]}
+        sets = {} if view is None else {"ancestors": [ancestor._asdict() for ancestor in view.ancestors]}
         out.object({**_summary_object(summary), **sets})
         return
     lines = view.descent(manifest.name) if view is not None and manifest is not None else ()
@@ -594,8 +598,8 @@ def _human_facts(summary: "Summary") -> Iterator[tuple[str, str]]:
         mean = human_size(summary.payload_bytes / samples)
         yield "mean sample", f"{mean}, {members / samples:.3g} members"
     count = "1 key is" if summary.repeated_keys == 1 else f"{summary.repeated_keys:,} keys are"
-    more = f"{count} repeated: `wds verify` lists them"
-    yield "keys", more if summary.repeated_keys else "all different"
+    repeated_text = f"{count} repeated: `wds verify` lists them"
+    yield "keys", repeated_text if summary.repeated_keys else "all different"
     if report.ignored:
         yield "ignored", f"members that belong to no sample: {_counts(report.ignored)}"
     if report.dropped:

@@ -81,7 +81,7 @@ class SetOptions(NamedTuple):
 
 
 @grouped
-def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: ReorderOptions) -> None:
+def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, options: ReorderOptions) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
 
     Each argument is a set. Shards hold at most 1 GB. -o NAME.json writes a view.
@@ -96,7 +96,7 @@ def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, more: Reorde
     """
     from wdscli.ops.merge import merge_order
 
-    out, request = read_options(shards, output, more)
+    out, request = read_options(shards, output, options)
     how = sets.parse_join()
     if how is not None:
         for name, value in (("weights", sets.weights), ("stop", sets.stop)):

@@ -35,8 +35,8 @@ def repair(
 
     out, settings, target = Out.of(general), output.settings(), output.output
     how = {**checks.parse(), "settings": settings, "trust_addresses": general.trust_addresses}
-    found, names = check_repair(shards, target, settings, trust_addresses=general.trust_addresses)
-    with read_once(found, out.progress()):
+    shard_set, names = check_repair(shards, target, settings, trust_addresses=general.trust_addresses)
+    with read_once(shard_set, out.progress()):
         if names.pattern.count is not None:
             # Check by a dry run whether the output can name enough shards.
             save(shards, target, **how, dry_run=True)

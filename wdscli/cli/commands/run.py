@@ -55,16 +55,16 @@ class RunOptions(NamedTuple):
 
     def check_fit(self) -> None:
         """Raise UsageError for options that a plan cannot use."""
-        given = ["--bucket"] if self.bucket else []
+        unusable = ["--bucket"] if self.bucket else []
         for group in (
             self.output._replace(dry_run=False),
             self.tasks._replace(jobs=None),
             self.work._replace(engine=None, memory=None),
         ):
-            given += changed_options(group)
-        given += ["--on-error"] if self.on_error != "error" else []
-        if given:
-            name = "--plan" if given[0] == "--plan-file" else given[0]
+            unusable += changed_options(group)
+        unusable += ["--on-error"] if self.on_error != "error" else []
+        if unusable:
+            name = "--plan" if unusable[0] == "--plan-file" else unusable[0]
             raise UsageError(
                 f"{name} does not apply to a plan",
                 hint="use this option with the command that writes the plan",
@@ -152,9 +152,9 @@ def _run_plan(out: Out, address: str, how: RunOptions, *, trust_addresses: bool)
     )
     progress = out.progress()
     if how.output.dry_run:
-        rows = [one._replace(address=shown(one.address)) for one in ops.states(plan)]
+        rows = [task._replace(address=shown(task.address)) for task in ops.states(plan)]
         out.listing(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
-        done = sum(one.state == "done" for one in rows)
+        done = sum(task.state == "done" for task in rows)
         out.summary(f"{done} of {len(rows)} tasks are done")
     elif how.task is not None:
         _run_tasks(out, plan, how.task, progress)
@@ -171,7 +171,7 @@ def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -
     tasks = ops.parse_tasks(text, len(plan.contents.shards))
     report = ops.run_tasks_of(plan, tasks, progress=progress)
     if out.json:
-        out.object({"tasks": tasks, **facts(report, "made kept samples bytes=size_bytes")})
+        out.object({"tasks": tasks, **facts(report, "made=written kept samples bytes=size_bytes")})
     kept = f", {report.kept} already done" if report.kept else ""
     total = f"{plural(report.samples, 'sample')}, {human_size(report.size_bytes)}"
-    out.done(f"made {plural(report.made, 'shard')}{kept}: {total}", report.size_bytes)
+    out.done(f"made {plural(report.written, 'shard')}{kept}: {total}", report.size_bytes)

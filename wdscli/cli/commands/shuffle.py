@@ -28,7 +28,7 @@ class OrderOptions(NamedTuple):
 
 
 @grouped
-def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: ReorderOptions) -> None:
+def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, options: ReorderOptions) -> None:
     """Shuffle all samples; the order depends only on the seed.
 
     The same input, options and seed give the same bytes, for any number of processes and on any machine. Shards hold
@@ -49,7 +49,7 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, more:
         raise UsageError(
             "--measure and the shard cannot both go to standard output", hint="-o out-%06d.tar, or -n"
         )
-    out, request = read_options(shards, output, more, own_seed=True)
+    out, request = read_options(shards, output, options, own_seed=True)
     if not order.quality:
         reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run)
         return
@@ -68,7 +68,7 @@ def _print_quality(out: Out, quality: "Quality") -> None:
     """Print a table that compares three orders, or one JSON object."""
     orders = [quality.input, quality.output, quality.random]
     if out.json:
-        facts = {name: one._asdict() for name, one in zip(_ORDERS, orders, strict=True)}
+        facts = {name: order._asdict() for name, order in zip(_ORDERS, orders, strict=True)}
         out.object({"quality": {**quality._asdict(), **facts}})
         return
     names = {
@@ -80,9 +80,9 @@ def _print_quality(out: Out, quality: "Quality") -> None:
     }
     rows = []
     for field, name in names.items():
-        found = [getattr(one, field) for one in orders]
-        if any(value is not None for value in found):
-            rows.append([name, *map(_number, found)])
+        values = [getattr(order, field) for order in orders]
+        if any(value is not None for value in values):
+            rows.append([name, *map(_number, values)])
     out.table(("order", *_ORDERS), rows, right=(1, 2, 3))
 
 

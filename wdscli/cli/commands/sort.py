@@ -26,7 +26,7 @@ class OrderOptions(NamedTuple):
 
 
 @grouped
-def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: ReorderOptions) -> None:
+def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, options: ReorderOptions) -> None:
     """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
     Text is compared byte by byte, and numbers in JSON as numbers. Samples with equal values stay in input order, and no
@@ -44,7 +44,7 @@ def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, more: Re
     lists = [text[1:] for text in order.by or () if text.startswith("@")]
     if lists and (len(order.by or ()) > 1 or order.reverse):
         raise UsageError(f"--by @{lists[0]} cannot be combined with another order", hint="give one --by")
-    out, request = read_options(shards, output, more)
+    out, request = read_options(shards, output, options)
     if lists:
         listed = listed_order(request, lists[0], order.missing)
         reorder(out, request, listed, dry_run=output.dry_run)

@@ -30,7 +30,7 @@ class PartOptions(NamedTuple):
 
 
 @grouped
-def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: ReorderOptions) -> None:
+def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, options: ReorderOptions) -> None:
     """Rewrite a set with other shard sizes, or divide it into parts.
 
     Samples stay in input order. In OUT, {part} is the name of a part, and {name} the name of an input shard, which
@@ -45,7 +45,7 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
     """
     from wdscli.ops.split import SplitOptions, split_order
 
-    out, request = read_options(shards, output, more, own_seed=True)
+    out, request = read_options(shards, output, options, own_seed=True)
     fields = [text for text in parts.by or () if not text.startswith("@")]
     lists = tuple(text[1:] for text in parts.by or () if text.startswith("@"))
     if len(fields) > 1 or (fields and lists):
@@ -54,6 +54,6 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, more: Re
             hint="give --by FIELD once; only lists may be repeated: --by @FILE --by @FILE",
         )
     missing = "drop" if parts.missing == "skip" else parts.missing
-    options = {**parts._asdict(), "by": next(iter(fields), None), "by_map": lists, "missing": missing}
-    order = split_order(request, SplitOptions(**options))
+    division = {**parts._asdict(), "by": next(iter(fields), None), "by_map": lists, "missing": missing}
+    order = split_order(request, SplitOptions(**division))
     reorder(out, request, order, dry_run=output.dry_run)
