@@ -214,7 +214,7 @@ class TestWhatAddsUp:
         assert made["table"] == ["t.csv", "u.csv"]
         (tmp_path / "u.csv").write_text("id,cap\nk1,three\n")
         assert main([*words, "--force"]) == 3
-        assert f'{tmp_path}/u.csv, row 1: repeated key "k1"' in capfd.readouterr().err
+        assert f'{tmp_path}/u.csv, row 1 (line 2): repeated key "k1"' in capfd.readouterr().err
         (tmp_path / "u.csv").write_text("id,caption\nk3,three\n")
         assert main([*words, "--force"]) == 2
         assert 'there is no column "cap"' in capfd.readouterr().err
