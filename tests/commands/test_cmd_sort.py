@@ -695,5 +695,10 @@ class TestEngine:
 
     def test_a_plan_tells_the_order(self, names: list[str], tmp_path: Path) -> None:
         plan = make_plan(Request(names, f"{tmp_path}/out.tar"), sort_order(["key"], reverse=True))
-        assert (plan.made.operation, plan.samples, plan.made.options) == ("sort", 21, {"by": ["key:reverse"]})
+        provenance = plan.provenance
+        assert (provenance.operation, plan.samples, provenance.options) == (
+            "sort",
+            21,
+            {"by": ["key:reverse"]},
+        )
         assert plan.contents.ordered.part(0, 1).places.tolist() == [6]

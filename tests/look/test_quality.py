@@ -177,4 +177,4 @@ class TestCommand:
         plan = make_plan(request, order)
         assert order.quality is not None
         assert (order.quality.window, order.quality.samples) == (40, plan.samples)
-        assert plan.made.seed == 5
+        assert plan.provenance.seed == 5

@@ -192,7 +192,7 @@ class CreatePlan(NamedTuple):
             parcel=lambda number: self.task(number).parcel(),
         )
         mark = _mark(self, shaping_mark(plan))
-        return replace(plan, mark=mark, made=plan.made._replace(plan=mark.text))
+        return replace(plan, mark=mark, provenance=plan.provenance._replace(plan=mark.text))
 
 
 def create(

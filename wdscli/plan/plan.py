@@ -121,20 +121,20 @@ class Contents:
     @property
     def shards_of_outputs(self) -> list[list[int]]:
         """The shard numbers of each output set."""
-        found: list[list[int]] = [[] for _ in self.outputs]
+        numbers: list[list[int]] = [[] for _ in self.outputs]
         for number, shard in enumerate(self.shards):
-            found[shard.part].append(number)
-        return found
+            numbers[shard.part].append(number)
+        return numbers
 
     @property
     def addresses(self) -> list[str]:
         """The addresses of the inputs."""
-        return [one.address for one in self.inputs]
+        return [shard.address for shard in self.inputs]
 
     @property
     def is_stream(self) -> bool:
         """Whether some shard has no name under which it can be read again."""
-        return any(one.pattern.is_stream for one in self.outputs)
+        return any(output.pattern.is_stream for output in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class ReorderPlan:
     """A complete plan: the contents of the output, its description for the manifest, and the way to make its shards."""
 
     request: Request
-    made: Provenance
+    provenance: Provenance
     contents: Contents
     counts: Counts
     choice: Choice = AS_PLANNED
@@ -289,12 +289,12 @@ class _Planning:
         scratch, look = None if is_away(request) else self.scratch, partial(self._look, inputs)
         table = self.order.table_shard(request, scratch, len(inputs), self.progress, look)
         if table is not None:
-            place, made = table
+            place, table_shard = table
             inputs.append(place)
             self.sets.append(self.total_sets)
             self.total_sets += 1
-            self.bytes_of_table, self.dropped = made.size_bytes, made.dropped
-            self.left_out = LeftOutSamples(rows=made.report)
+            self.bytes_of_table, self.dropped = table_shard.size_bytes, table_shard.dropped
+            self.left_out = LeftOutSamples(rows=table_shard.report)
         self.templates = self._templates()
         self.states = [template.selection.new_state(request.on_error) for template in self.templates]
         self.collected = Collected(
@@ -302,35 +302,35 @@ class _Planning:
         )
         tasks = self._tasks(inputs, self.templates)
         self.surveys = survey_shards(tasks, self.states, request, self.limits, self.collected, self.progress)
-        firsts = accumulate((found.end for found in self.surveys), initial=0)
+        firsts = accumulate((shard_survey.end for shard_survey in self.surveys), initial=0)
         self.inputs = tuple(
             Input(
-                one.address,
-                one.copy or found.copy,
-                one.stamp or found.stamp,
-                is_packed=found.is_packed,
+                shard.address,
+                shard.copy or shard_survey.copy,
+                shard.stamp or shard_survey.stamp,
+                is_packed=shard_survey.is_packed,
                 first=first,
             )
-            for one, found, first in zip(inputs, self.surveys, firsts, strict=False)
+            for shard, shard_survey, first in zip(inputs, self.surveys, firsts, strict=False)
         )
 
     def _tasks(self, inputs: Sequence[Input], templates: Sequence[SurveyTask]) -> list[SurveyTask]:
         """Return one task for each input, made from the template of its set."""
         request, tasks = self.request, []
         scratch, room = None if is_away(request) else self.scratch, self._room(templates)
-        known = known_samples(self.shards) if request.on_error == "skip" else {}
+        listed_samples = known_samples(self.shards) if request.on_error == "skip" else {}
         unindexed = without_index(self.shards) if request.use_index else frozenset[str]()
         listed = self._versions(inputs, unindexed, room)
-        for number, (one, of_set) in enumerate(zip(inputs, self.sets)):
+        for number, (shard, of_set) in enumerate(zip(inputs, self.sets)):
             template = templates[of_set if self.order.is_join else 0]
             task = template._replace(
-                input=one,
-                listed_samples=known.get(one.address, -1),
+                input=shard,
+                listed_samples=listed_samples.get(shard.address, -1),
                 room=room if not (self.order.is_join and of_set) else room._replace(may_move=False),
-                use_index=template.use_index and one.address not in unindexed,
-                listed=listed.get(one.address),
+                use_index=template.use_index and shard.address not in unindexed,
+                listed=listed.get(shard.address),
             )
-            tasks.append(task if one.copy else survey_task(task, number, scratch, self.limits))
+            tasks.append(task if shard.copy else survey_task(task, number, scratch, self.limits))
         return tasks
 
     def _look(self, inputs: list[Input], extract_of: Callable[[int, Selection], Extract]) -> None:
@@ -344,9 +344,9 @@ class _Planning:
         self.progress.start("reading samples for the table", len(inputs), "shards")
         for number, (task, of_set) in enumerate(zip(self._tasks(inputs, templates), self.sets)):
             if not states[of_set].done:
-                found = survey(task, states[of_set], lambda _: None)
-                if found.copy:
-                    inputs[number] = Input(task.address, found.copy, found.stamp)
+                shard_survey = survey(task, states[of_set], lambda _: None)
+                if shard_survey.copy:
+                    inputs[number] = Input(task.address, shard_survey.copy, shard_survey.stamp)
             self.progress.advance(1)
         self.progress.finish()
 
@@ -359,7 +359,7 @@ class _Planning:
         if not is_wanted or scratch is None or all(map(is_local, self.shards.addresses)):
             return NO_ROOM
         free = scratch.free_bytes()
-        if free is None or any(one.selection.limit is not None for one in templates):
+        if free is None or any(template.selection.limit is not None for template in templates):
             return NO_ROOM
         takes_most = request.selection.takes_most
         # If inputs do not fit in memory, the spill strategy is better than copies. If inputs are read in order, an
@@ -374,11 +374,11 @@ class _Planning:
     ) -> dict[str, tuple[int, str] | None]:
         """Return size and version of indexed inputs. They come from a listing. A request may also be sent, if an
         unchanged shard may then be copied without reading it."""
-        indexed = [one.address for one in inputs if not one.copy and one.address not in unindexed]
+        indexed = [shard.address for shard in inputs if not shard.copy and shard.address not in unindexed]
         listed = self.shards.listed
-        known = {address: listed_version(address) for address in indexed if address in listed}
-        others = [one for one in indexed if one not in listed] if room.may_move else []
-        return known | dict(zip(others, at_once(current_version, others)))
+        versions = {address: listed_version(address) for address in indexed if address in listed}
+        unlisted = [address for address in indexed if address not in listed] if room.may_move else []
+        return versions | dict(zip(unlisted, at_once(current_version, unlisted)))
 
     def _may_move(self) -> bool:
         """Return whether some shard may stay unchanged, so that its store can copy it. Sizes and counts decide this
@@ -388,9 +388,9 @@ class _Planning:
         is_plain = is_plain or (self.order.is_join and self.is_named)
         if not is_plain or any(map(is_local, [*addresses, self.request.output])):
             return False
-        known = known_samples(self.shards)
+        listed_samples = known_samples(self.shards)
         return self.is_named or self.cuts.may_keep(
-            [known.get(one, -1) for one in addresses], list(map(size_hint, addresses))
+            [listed_samples.get(address, -1) for address in addresses], list(map(size_hint, addresses))
         )
 
     def _templates(self) -> list[SurveyTask]:
@@ -415,18 +415,18 @@ class _Planning:
         request, state = self.request, self.states[0]
         self.dropped = sum_counts(
             [self.dropped, missing_samples(self.shards.missing)]
-            + [one.dropped for one in self.states]
-            + [found.dropped for found in self.surveys]
+            + [set_state.dropped for set_state in self.states]
+            + [shard_survey.dropped for shard_survey in self.surveys]
         )
-        for other in self.states[1:]:
-            state.merge_names(other)
-        warnings = [message for found in self.surveys for message in found.warnings]
-        damage = tuple(message for found in self.surveys for message in found.damage)
+        for later_state in self.states[1:]:
+            state.merge_names(later_state)
+        warnings = [message for shard_survey in self.surveys for message in shard_survey.warnings]
+        damage = tuple(message for shard_survey in self.surveys for message in shard_survey.damage)
         self.left_out = self.left_out._replace(damage=damage)
         for message in [*warnings, *damage, *request.selection.remarks(state)]:
             self.progress.warn(message)
-        for found in self.surveys:
-            state.seen_names.merge(found.seen_names)
+        for shard_survey in self.surveys:
+            state.seen_names.merge(shard_survey.seen_names)
         extract, bytes_per_sample = self.templates[0].extract, self.order.bytes_per_sample
         if isinstance(extract, Digests):
             bytes_per_sample = max(bytes_per_sample, VALUED_BYTES)
@@ -442,7 +442,7 @@ class _Planning:
             self.sets,
             self.total_sets,
             Rereader(self.inputs, self.templates[0]),
-            [found.shapes for found in self.surveys],
+            [shard_survey.shapes for shard_survey in self.surveys],
         )
 
     def leave_out_repeats(self) -> None:
@@ -456,12 +456,14 @@ class _Planning:
             extract, digests = self.templates[0].extract, None
             if isinstance(extract, Digests):
                 digests = surveyed.values
-                rest = (
+                order_values = (
                     None if digests is None or extract.order_extract is None else digests.behind(DIGEST_BYTES)
                 )
-                self.surveyed = surveyed._replace(values=rest)
-            there = set[bytes]().union(*(found.seen_names.fields for found in self.surveys))
-            pairs, duplicates = self.dedup.find(surveyed.samples, digests, there, reader, self.progress)
+                self.surveyed = surveyed._replace(values=order_values)
+            set_fields = set[bytes]().union(
+                *(shard_survey.seen_names.fields for shard_survey in self.surveys)
+            )
+            pairs, duplicates = self.dedup.find(surveyed.samples, digests, set_fields, reader, self.progress)
             self.left_out = self.left_out._replace(duplicates=(duplicates,))
             self._leave_out(DUPLICATE, pairs.rows)
         table = self.surveyed.samples
@@ -497,7 +499,7 @@ class _Planning:
         table, hashes = surveyed.samples, surveyed.samples.keys
         if self.rekey is not None:
             # The choice depends on old keys, but rows have the hashes of new keys.
-            keys = (hash_key(one.key) for one in surveyed.reader.samples(table, range(table.total)))
+            keys = (hash_key(sample.key) for sample in surveyed.reader.samples(table, range(table.total)))
             hashes = numpy.fromiter(keys, numpy.uint64, table.total)
         if message := draw.lack(table.total):
             self.progress.warn(message)
@@ -527,15 +529,17 @@ class _Planning:
         sizes = Sizes.of(self.ordered)
         ends = self._ends() if self.is_named else arranged.ends
         outputs, planned = planned_shards(self.outputs, arranged.parts, sizes, self.cuts, ends)
-        for one in outputs if self.outputs.has_parts else ():
-            one.check(self.shards.addresses, may_exist=self.outputs.may_exist)
+        for output in outputs if self.outputs.has_parts else ():
+            output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         contents = Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey)
-        made = provenance_of(request, self.order, self.shards)
+        provenance = provenance_of(request, self.order, self.shards)
         classes = classes_of(self.shards, joined=self.order.is_join) if self.order.keeps_labels else None
-        names = [one.part for one in outputs if one.part]
+        names = [output.part for output in outputs if output.part]
         return ReorderPlan(
             request,
-            made._replace(inputs=made.inputs if self.inputs else (), classes=classes, parts=names),
+            provenance._replace(
+                inputs=provenance.inputs if self.inputs else (), classes=classes, parts=names
+            ),
             contents,
             self._counts(sizes.oversized(self.cuts)),
             choose(request, self.inputs, contents.row_lists),
@@ -555,15 +559,15 @@ class _Planning:
     def _counts(self, oversized: int) -> Counts:
         """Return the counts of all steps."""
         surveys = self.surveys[: len(self.shards.addresses)]
-        sizes = [survey.stamp.size_bytes if survey.stamp else 0 for survey in surveys]
+        sizes = [shard_survey.stamp.size_bytes if shard_survey.stamp else 0 for shard_survey in surveys]
         return Counts(
             self.ordered.total,
             self.samples_in,
-            sum(found.members for found in self.surveys),
-            sum(found.payload_bytes for found in self.surveys),
+            sum(shard_survey.members for shard_survey in self.surveys),
+            sum(shard_survey.payload_bytes for shard_survey in self.surveys),
             self.bytes_of_table + sum(sizes),
             self.dropped,
-            sum_counts([found.ignored for found in self.surveys]),
+            sum_counts([shard_survey.ignored for shard_survey in self.surveys]),
             oversized,
         )
 
@@ -598,7 +602,7 @@ def provenance_of(request: Request, order: Order, shards: ShardSet) -> Provenanc
 
 def shaping_options(request: Request) -> dict[str, Any]:
     """Return the options for the manifest: those that change the result and are not at their default."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "dedup": Dedup.parse(request.dedup).names if request.dedup else None,
         "max_count": request.cuts.max_count,
         "max_size": request.cuts.max_size,
@@ -610,4 +614,4 @@ def shaping_options(request: Request) -> dict[str, Any]:
         "long_names": None if request.settings.form.long_names == "pax" else request.settings.form.long_names,
         **(request.selection_text or {}),
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}

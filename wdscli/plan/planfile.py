@@ -99,7 +99,7 @@ HEADER: dict[str, Any] = {
         None,
     ),
     "classes": ([str, ...], None),
-    "counts": {**{one.name: int for one in fields(Counts)}, "dropped": {...: int}, "ignored": {...: int}},
+    "counts": {**{count.name: int for count in fields(Counts)}, "dropped": {...: int}, "ignored": {...: int}},
     "parcels": bool,
     "rows": [int, ...],
     "shards": [int, int, str],
@@ -121,8 +121,10 @@ def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
             seals.append(list(_write_rows(contents, ordered, sink)))
         record = _shard_record(len(seals))
         shards = b"".join(
-            record.pack(one.first, one.end, one.size_bytes, one.members, one.part, one.number, *of_lists)
-            for one, of_lists in zip(contents.shards, zip(*seals, strict=True), strict=True)
+            record.pack(
+                shard.first, shard.end, shard.size_bytes, shard.members, shard.part, shard.number, *of_lists
+            )
+            for shard, of_lists in zip(contents.shards, zip(*seals, strict=True), strict=True)
         )
         header["shards"] = [sink.written, len(contents.shards), f"{xxh3_64_intdigest(shards):016x}"]
         sink.write(shards)
@@ -143,13 +145,13 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
             f"{plan.request.output} is a stream, but each task of a plan writes a shard of its own",
             hint="-o out-%06d.tar",
         )
-    for one in plan.contents.inputs:
-        if one.copy:
+    for shard in plan.contents.inputs:
+        if shard.copy:
             raise UsageError(
-                f"{one.address} can be read only once, but the tasks of a plan would read it again",
+                f"{shard.address} can be read only once, but the tasks of a plan would read it again",
                 hint="store it first: wds cat SHARD -o plain.tar",
             )
-        check_shown(one.address)
+        check_shown(shard.address)
     check_shown(plan.request.output)
     what = None if plan.transform is None else plan.transform["what"]
     for option, command in (("--post", plan.request.post), ("the command", what)):
@@ -182,18 +184,23 @@ def _write_rows(contents: Contents, ordered: Ordered, sink: Sink) -> Iterator[in
 
 def _write_parcels(plan: ReorderPlan, parcel: Callable[[int], bytes], sink: Sink) -> list[list[int]]:
     """Write the parcels of all shards: their samples as bytes. Return offset, length and seal of each parcel."""
-    found: list[list[int]] = [[], [], []]
+    columns: list[list[int]] = [[], [], []]
     for number in range(len(plan.contents.shards)):
         data = parcel(number)
-        for column, value in zip(found, (sink.written, len(data), xxh3_64_intdigest(data)), strict=True):
+        for column, value in zip(columns, (sink.written, len(data), xxh3_64_intdigest(data)), strict=True):
             column.append(value)
         sink.write(data)
-    return found
+    return columns
+
+
+def _stamped(shard: Input) -> list[str | int]:
+    stamp = shard.stamp or Stamp()
+    return [absolute(shard.address), stamp.size_bytes, stamp.version]
 
 
 def _header(plan: ReorderPlan) -> dict[str, Any]:
     """Return a header without the places of rows and shards, which are known only after these are written."""
-    request, made, contents = plan.request, plan.made, plan.contents
+    request, provenance, contents = plan.request, plan.provenance, plan.contents
     joined, rekey = contents.joined, contents.rekey
     settings = {**request.settings._asdict(), "witness": None}
     del settings["ticket"], settings["links"]
@@ -201,23 +208,23 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
         "format": "wdscli-plan",
         "version": VERSION,
         "wdscli": __version__,
-        "operation": made.operation,
-        "seed": made.seed,
-        "options": shown_in(dict(made.options)),
+        "operation": provenance.operation,
+        "seed": provenance.seed,
+        "options": shown_in(dict(provenance.options)),
         "plan": mark_of(plan)._asdict(),
         "output": absolute_output(request.output),
-        "parts": [one.part for one in contents.outputs],
+        "parts": [output.part for output in contents.outputs],
         "settings": settings,
         "fields": request.selection.field_rule and request.selection.field_rule.plain(),
         "rekey": rekey and rekey.format,
         "transform": plan.transform and dict(plan.transform),
         "post": request.post,
-        "inputs": [[absolute(one.address), *(one.stamp or Stamp())[:2]] for one in contents.inputs],
-        "firsts": [one.first for one in contents.inputs] if rekey and rekey.counts_all else None,
-        "fingerprint": next(iter(made.inputs), None),
+        "inputs": [_stamped(shard) for shard in contents.inputs],
+        "firsts": [shard.first for shard in contents.inputs] if rekey and rekey.counts_all else None,
+        "fingerprint": next(iter(provenance.inputs), None),
         "joined": joined
         and {"sets": joined.sets, "policies": joined.policies, "counts": joined.counts._asdict()},
-        "classes": made.classes,
+        "classes": provenance.classes,
         "counts": asdict(plan.counts),
         "parcels": plan.parcel is not None,
     }
@@ -267,10 +274,10 @@ class PlanFile:
         tail = self.source.read_at(max(0, size - TAIL.size), TAIL.size)
         if len(tail) != TAIL.size or tail[-len(MAGIC) :] != MAGIC:
             raise self.broken("its end is missing")
-        at, length, seal, _ = TAIL.unpack(tail)
-        if at + length + TAIL.size != size:
+        offset, length, seal, _ = TAIL.unpack(tail)
+        if offset + length + TAIL.size != size:
             raise self.broken("bytes are missing or were added")
-        text = self._sealed(at, length, seal, "its header was changed")
+        text = self._sealed(offset, length, seal, "its header was changed")
         try:
             header: Any = json.loads(text)
         except (ValueError, RecursionError):
@@ -283,21 +290,21 @@ class PlanFile:
             FieldRule.from_plain(header["fields"])
         except ValueError as error:
             raise self.broken(f"{error} in its header") from None
-        found: dict[str, Any] = header
-        return found
+        checked: dict[str, Any] = header
+        return checked
 
     def _read_shards(self) -> list[tuple[Any, ...]]:
-        at, count, seal = self.header["shards"]
+        offset, count, seal = self.header["shards"]
         record = _shard_record(_COLUMNS_OF_PARCELS if self.header["parcels"] else len(self.header["rows"]))
-        data = self.source.read_at(at, count * record.size)
+        data = self.source.read_at(offset, count * record.size)
         if f"{xxh3_64_intdigest(data):016x}" != seal:
             raise self.broken("its list of shards was changed")
         return list(record.iter_unpack(data))
 
-    def _sealed(self, at: int, length: int, seal: int | None, why: str) -> bytes:
+    def _sealed(self, offset: int, length: int, seal: int | None, why: str) -> bytes:
         """Return some bytes of the file. Raises DataError if bytes are missing or do not match the seal. A seal of None
         is not checked."""
-        data = self.source.read_at(at, length)
+        data = self.source.read_at(offset, length)
         if len(data) != length or (seal is not None and xxh3_64_intdigest(data) != seal):
             raise self.broken(why)
         return data
@@ -312,17 +319,17 @@ class PlanFile:
     def rows(self, number: int, first: int, end: int, shard: int | None) -> bytes:
         """Return the rows of some samples from list ``number``. If they are all rows of ``shard``, their seal is
         checked."""
-        at, length = self.header["rows"][number] + first * ROW_BYTES, (end - first) * ROW_BYTES
+        offset, length = self.header["rows"][number] + first * ROW_BYTES, (end - first) * ROW_BYTES
         if shard is None:
-            return self._sealed(at, length, None, "rows are missing")
+            return self._sealed(offset, length, None, "rows are missing")
         return self._sealed(
-            at, length, self.shards[shard][6 + number], f"the rows of task {shard} were changed"
+            offset, length, self.shards[shard][6 + number], f"the rows of task {shard} were changed"
         )
 
     def parcel(self, shard: int) -> bytes:
         """Return the parcel of one shard. Raises DataError if it was changed."""
-        at, length, seal = self.shards[shard][6:]
-        return self._sealed(at, length, seal, f"the parcel of task {shard} was changed")
+        offset, length, seal = self.shards[shard][6:]
+        return self._sealed(offset, length, seal, f"the parcel of task {shard} was changed")
 
 
 class PlanRows(Ordered):
@@ -334,7 +341,7 @@ class PlanRows(Ordered):
         super().__init__(PlanTable(no_rows()))
         self._file = file
         self._number = number
-        self._by_range = {(first, end): at for at, (first, end, *_) in enumerate(file.shards)}
+        self._by_range = {(first, end): shard for shard, (first, end, *_) in enumerate(file.shards)}
 
     @property
     def total(self) -> int:
@@ -352,14 +359,14 @@ class PlanRows(Ordered):
         return Ordered(self.part(first, end))
 
 
-def load_plan(address: str, *, trust_addresses: bool = False, **more: Any) -> ReorderPlan:
-    """Read a plan. ``more`` are fields of the request that are not in a plan: jobs, engine, memory. With
+def load_plan(address: str, *, trust_addresses: bool = False, **run_options: Any) -> ReorderPlan:
+    """Read a plan. ``run_options`` are fields of the request that are not in a plan: jobs, engine, memory. With
     ``trust_addresses``, a downloaded plan may name a command, and any input and output. Raises InputError, and
     DataError for a file that is not a complete plan."""
     file = PlanFile(address)
     try:
         _check_trust(file, trust_addresses)
-        return _plan(file, more)
+        return _plan(file, run_options)
     except DataError:
         raise
     except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
@@ -378,24 +385,29 @@ def _check_trust(file: PlanFile, trusted: bool) -> None:
     for address in named:
         listed_address(file.address, address)
     what, post = header["transform"] and header["transform"]["what"], header["post"]
-    orders = [
+    instructions = [
         (header["parcels"] or None, "reads files of this machine"),
         (post, f"runs a command after each shard: {shown_command(post or '')}"),
         (what, f"runs a command for each sample: {shown_command(what or '')}"),
     ]
-    for given, text in orders:
-        if given is not None:
+    for instruction, text in instructions:
+        if instruction is not None:
             raise InputError(
                 f"{file.address} was downloaded, but {text}",
                 hint="use --trust-addresses if you trust it, or download the plan first",
             )
 
 
-def _plan(file: PlanFile, more: Mapping[str, Any]) -> ReorderPlan:
+def _plan(file: PlanFile, run_options: Mapping[str, Any]) -> ReorderPlan:
     header = file.header
     settings = ShardSettings(**{**header["settings"], "form": Form(*header["settings"]["form"])})
     selection = Selection(field_rule=FieldRule.from_plain(header["fields"]))
-    kept: dict[str, Any] = {"selection": selection, "post": header["post"], "strategy": "gather", **more}
+    kept: dict[str, Any] = {
+        "selection": selection,
+        "post": header["post"],
+        "strategy": "gather",
+        **run_options,
+    }
     contents = _contents(file, settings)
     return ReorderPlan(
         Request(contents.addresses, header["output"], settings, **kept, resume=True),
@@ -424,7 +436,7 @@ def _contents(file: PlanFile, settings: ShardSettings) -> Contents:
         Input(address, stamp=Stamp(size, version) if size or version else None, is_held=True, first=first)
         for (address, size, version), first in zip(header["inputs"], firsts, strict=True)
     ]
-    names = names_of([one.address for one in inputs]) if NAME in header["output"] else None
+    names = names_of([shard.address for shard in inputs]) if NAME in header["output"] else None
     outputs = Outputs(header["output"], settings, names=names, may_exist=True)
     sets = tuple(map(outputs.set_of, header["parts"]))
     shards = (
@@ -439,9 +451,9 @@ def _contents(file: PlanFile, settings: ShardSettings) -> Contents:
     return replace(contents, ordered=rows[0], joined=header["joined"] and _joined(header["joined"], rows[1:]))
 
 
-def _joined(plain: Mapping[str, Any], others: Sequence[Ordered]) -> Joined:
+def _joined(plain: Mapping[str, Any], later_parts: Sequence[Ordered]) -> Joined:
     counts = {**plain["counts"], "unmatched": tuple(plain["counts"]["unmatched"])}
-    return Joined(tuple(others), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts))
+    return Joined(tuple(later_parts), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts))
 
 
 def mark_of(plan: ReorderPlan) -> PlanMark:
@@ -453,11 +465,21 @@ def mark_of(plan: ReorderPlan) -> PlanMark:
         for block in ordered.blocks():
             rows.update(block.rows.tobytes())
     inputs = [
-        [base_name(one.address), one.stamp.size_bytes, one.stamp.version]
-        for one in contents.inputs
-        if one.stamp is not None
+        [base_name(shard.address), shard.stamp.size_bytes, shard.stamp.version]
+        for shard in contents.inputs
+        if shard.stamp is not None
     ]
-    shards = [[contents.outputs[one.part].part, base_name(one.address), *one[3:]] for one in contents.shards]
+    shards = [
+        [
+            contents.outputs[shard.part].part,
+            base_name(shard.address),
+            shard.first,
+            shard.end,
+            shard.size_bytes,
+            shard.members,
+        ]
+        for shard in contents.shards
+    ]
     failures = (plan.transform or {}).get("on_failure", "stop")
     return PlanMark(
         digest_of([len(contents.inputs), *inputs]),
@@ -478,9 +500,9 @@ def shaping(plan: ReorderPlan) -> dict[str, Any]:
     settings, rekey = plan.request.settings, plan.contents.rekey
     rule = plan.request.selection.field_rule
     return {
-        "operation": plan.made.operation,
-        "options": {name: value for name, value in plan.made.options.items() if name != FAILURES},
-        "seed": plan.made.seed,
+        "operation": plan.provenance.operation,
+        "options": {name: value for name, value in plan.provenance.options.items() if name != FAILURES},
+        "seed": plan.provenance.seed,
         "form": [settings.form.mtime, settings.form.long_names],
         "checksum": settings.checksum,
         "index": settings.with_index,
@@ -490,22 +512,22 @@ def shaping(plan: ReorderPlan) -> dict[str, Any]:
     }
 
 
-def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Return the options of the command in which two runs differ. Each run is given by the result of :func:`shaping`.
 
     >>> differing_options({"options": {"max_count": 3}, "seed": 1}, {"options": {}, "seed": 2})
     ['--max-count', '--seed']
     """
 
-    def differ(one: Any, other: Any, names: Iterable[str]) -> set[str]:
-        plain = json.loads(json.dumps([one, other], default=str))
+    def differ(first: Any, second: Any, names: Iterable[str]) -> set[str]:
+        plain = json.loads(json.dumps([first, second], default=str))
         return {name for name in names if plain[0].get(name) != plain[1].get(name)}
 
-    before, after = one.get("options") or {}, other.get("options") or {}
+    before, after = first.get("options") or {}, second.get("options") or {}
     names = differ(before, after, {*before, *after}) | differ(
-        one, other, ("seed", "checksum", "index", "values")
+        first, second, ("seed", "checksum", "index", "values")
     )
-    return sorted({option_of(str(one.get("operation")), name) for name in names})
+    return sorted({option_of(str(first.get("operation")), name) for name in names})
 
 
 def option_of(operation: str, name: str) -> str:

@@ -150,7 +150,7 @@ def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progres
         return _report(plan, plan.counts, write_views(plan))
     run = run_of(plan, progress, maker)
     for output in plan.contents.outputs if plan.request.if_changed else ():
-        check_replaceable(output, plan.made.operation)
+        check_replaceable(output, plan.provenance.operation)
     with locked(run):
         kept = find_existing(run)
         missing = [task for task in range(len(plan.contents.shards)) if task not in kept.shards]
@@ -241,7 +241,8 @@ def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> Re
     plan, contents = run.plan, run.contents
     run.maker.check_set([shards[task] for task in range(len(contents.shards))], has_made_all=not kept.shards)
     manifests = tuple(
-        kept.manifests.get(number) or output.finish([shards[task] for task in own], **plan.made._asdict())
+        kept.manifests.get(number)
+        or output.finish([shards[task] for task in own], **plan.provenance._asdict())
         for number, (output, own) in enumerate(zip(contents.outputs, contents.shards_of_outputs))
     )
     tidy(plan)
@@ -257,7 +258,7 @@ def _report(plan: ReorderPlan, counts: Counts, manifests: Sequence[Manifest], ke
     joined = plan.contents.joined
     return ReorderReport(
         **asdict(counts),
-        operation=plan.made.operation,
+        operation=plan.provenance.operation,
         strategy=plan.choice.strategy,
         parts=tuple(output.part for output in plan.contents.outputs),
         manifests=tuple(manifests),
@@ -326,7 +327,7 @@ def _kept_plan(request: Request, order: Order, scratch: Scratch, output: OutputS
     plan = replace(
         kept,
         request=request,
-        made=provenance_of(request, order, shards)._replace(classes=kept.made.classes),
+        provenance=provenance_of(request, order, shards)._replace(classes=kept.provenance.classes),
         contents=contents,
         choice=kept.choice._replace(reason="reusing the interrupted run's plan"),
         is_stored=False,

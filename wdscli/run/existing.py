@@ -352,7 +352,9 @@ def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest]
             ]
             is_alike = wanted == there if run.maker.has_planned_sizes else len(wanted) == len(there)
             # A manifest may list more shards than -o has names.
-            if is_alike and _says_the_same(manifest, output.manifest_of(manifest.shards, run.plan.made)):
+            if is_alike and _says_the_same(
+                manifest, output.manifest_of(manifest.shards, run.plan.provenance)
+            ):
                 found[number] = manifest
             else:
                 others.append(number)
@@ -422,7 +424,7 @@ def _is_ours(run: Run, found: _Found, replaced: Collection[int]) -> bool:
     address = found.shard.address
     if found.receipt is None:
         raise _in_the_way(
-            plan, f"{address} exists, but no receipt shows that this {plan.made.operation} made it"
+            plan, f"{address} exists, but no receipt shows that this {plan.provenance.operation} made it"
         )
     raise _in_the_way(plan, f"{address} was made by another run: {mark.difference(found.receipt.mark)}")
 
@@ -452,7 +454,8 @@ def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
         for address in (output.existing() if there is None else there) if number not in but else ():
             if address not in own:
                 raise _in_the_way(
-                    plan, f"{address} exists, but this {plan.made.operation} makes no shard of this name"
+                    plan,
+                    f"{address} exists, but this {plan.provenance.operation} makes no shard of this name",
                 )
 
 

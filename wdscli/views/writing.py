@@ -447,7 +447,7 @@ def _views(plan: ReorderPlan) -> Iterator[tuple[str, Manifest, bytearray]]:
         writer.read_bases(planned)
         shards, infos = zip(*map(writer.shard, planned)) if planned else ((), ())
         manifest = replace(
-            output.manifest_of(infos, plan.made),
+            output.manifest_of(infos, plan.provenance),
             name=base_name(address).removesuffix(VIEW_SUFFIX),
             view=View(tuple(writer.bases), shards, writer.rule, plan.request.settings.form, *descent),
         )
