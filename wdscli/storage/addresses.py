@@ -136,10 +136,10 @@ HELD: WeakValueDictionary[str, Held] = WeakValueDictionary()
 def hold(address: str, data: bytes) -> Held:
     """Make bytes readable at an address that contains their digest. The caller must keep the result while they are
     needed."""
-    found = HELD.get(address)
-    if found is None:
-        found = HELD[address] = Held(address, data)
-    return found
+    held = HELD.get(address)
+    if held is None:
+        held = HELD[address] = Held(address, data)
+    return held
 
 
 TRUSTED: set[str] = set()
@@ -183,22 +183,22 @@ def natural(name: str) -> tuple[list[str | int], str]:
     return parts, name
 
 
-def addresses_of(given: str | Sequence[str] | None, option: str) -> tuple[str, ...]:
+def addresses_of(value: str | Sequence[str] | None, option: str) -> tuple[str, ...]:
     """Return the address or addresses in an option. Raises UsageError if standard input is named twice."""
-    found = () if given is None else (given,) if isinstance(given, str) else tuple(given)
-    if found.count(STREAM) > 1:
+    addresses = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if addresses.count(STREAM) > 1:
         raise UsageError(f"{option} names standard input twice", hint=f"{option} FILE")
-    return found
+    return addresses
 
 
-def same_file(one: str, other: str) -> bool:
+def same_file(address: str, other_address: str) -> bool:
     """Return whether two addresses name the same existing file. Remote addresses are compared as text."""
-    if is_local(one) and is_local(other):
+    if is_local(address) and is_local(other_address):
         try:
-            return os.path.samefile(local_path(one), local_path(other))
+            return os.path.samefile(local_path(address), local_path(other_address))
         except OSError:
-            return os.path.abspath(local_path(one)) == os.path.abspath(local_path(other))
-    return one == other and not is_stream(one)
+            return os.path.abspath(local_path(address)) == os.path.abspath(local_path(other_address))
+    return address == other_address and not is_stream(address)
 
 
 def range_hint(address: str) -> str | None:
@@ -245,10 +245,10 @@ def listed_address(document: str, name: str, *, trusted: bool = False, is_cell: 
     A relative name in a downloaded document is relative to the document. A relative name in a local document is
     relative to the current folder. A document from standard input or a command may name anything except commands.
     """
-    here = is_local(document)
-    if not (here or is_stream(document)):
+    is_local_document = is_local(document)
+    if not (is_local_document or is_stream(document)):
         return shard_address(document, name, trusted=trusted)
-    if name.startswith(PIPE) and not trusted and (is_cell or not here):
+    if name.startswith(PIPE) and not trusted and (is_cell or not is_local_document):
         raise _refused(document, name, "a command", _HINT)
     return name
 
@@ -294,9 +294,9 @@ def _why_not(document: str, name: str, is_path: bool, is_absolute: bool) -> str:
 
 def _origin(address: str) -> tuple[str, str]:
     """Return the scheme and the host, or for a store the bucket, without login and default port."""
-    found = _AUTHORITY.match(address)
+    authority = _AUTHORITY.match(address)
     kind = scheme(address)
-    host = found[1] if found else ""
+    host = authority[1] if authority else ""
     # Some programs read a backslash as a slash, so the host is uncertain. Return the whole address instead.
     host = host.rpartition("@")[2].lower() if "\\" not in host else address
     return kind, host.removesuffix(PORTS.get(kind, "\0"))

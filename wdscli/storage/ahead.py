@@ -85,12 +85,12 @@ class Line:
     def note(self, size_bytes: int, seconds: float) -> None:
         """Record one request: its bytes and its duration."""
         if size_bytes < _LATENCY_BYTES:
-            known = self._latency_seconds
-            self._latency_seconds = min(known, seconds) if known else seconds
+            least = self._latency_seconds
+            self._latency_seconds = min(least, seconds) if least else seconds
         else:
             rate = size_bytes / max(seconds - self._latency_seconds, 1e-6)
-            known = self._bytes_per_second
-            self._bytes_per_second = 0.8 * known + 0.2 * rate if known else rate
+            mean_rate = self._bytes_per_second
+            self._bytes_per_second = 0.8 * mean_rate + 0.2 * rate if mean_rate else rate
 
     @property
     def gap_bytes(self) -> int:
@@ -135,13 +135,13 @@ def joined(ranges: Iterable[Range], gap_bytes: int, most_bytes: int = READ_AHEAD
     fitting = bisect_right(list(accumulate(gaps)), room)
     # If a gap does not fit, all gaps of the same length are skipped too.
     limit = gaps[fitting] if fitting < len(gaps) else gap_bytes
-    found: list[Range] = []
+    merged: list[Range] = []
     for begin, end in apart:
-        if found and begin - found[-1][1] < limit:
-            found[-1] = found[-1][0], end
+        if merged and begin - merged[-1][1] < limit:
+            merged[-1] = merged[-1][0], end
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def fill_all(parts: Iterable[tuple[Source, int, memoryview]]) -> None:
@@ -157,23 +157,23 @@ def fill_all(parts: Iterable[tuple[Source, int, memoryview]]) -> None:
         wait()
 
 
-def _requests(ranges: Iterable[Range], step: int, known: list[Range]) -> Iterator[Range]:
-    """Cut ``ranges`` into requests of ``step`` bytes. The ``known`` requests, which are in flight or answered, are
+def _requests(ranges: Iterable[Range], step: int, requested: list[Range]) -> Iterator[Range]:
+    """Cut ``ranges`` into requests of ``step`` bytes. The ``requested`` ones, which are in flight or answered, are
     reused unchanged, even if they reach beyond a range.
 
     >>> list(_requests([(0, 25), (40, 45)], 10, [(5, 8), (22, 42)]))
     [(0, 5), (5, 8), (8, 18), (18, 22), (22, 42), (42, 45)]
     """
-    at = number = 0
+    offset = number = 0
     for begin, end in ranges:
-        at = max(at, begin)
-        while at < end:
-            while number < len(known) and known[number][1] <= at:
+        offset = max(offset, begin)
+        while offset < end:
+            while number < len(requested) and requested[number][1] <= offset:
                 number += 1
-            following = known[number] if number < len(known) else (end, end)
-            block = following if following[0] <= at else (at, min(at + step, end, following[0]))
+            following = requested[number] if number < len(requested) else (end, end)
+            block = following if following[0] <= offset else (offset, min(offset + step, end, following[0]))
             yield block
-            at = block[1]
+            offset = block[1]
 
 
 class Ahead:
@@ -223,7 +223,7 @@ class Ahead:
         most, is_chosen, ranges = END, gap_bytes is not None, list(ranges)
         total = _TOGETHER.get()
         self._part = sum(max(end - begin, 0) for begin, end in ranges) / total if total else 0.0
-        known = {self._blocks[number]: future for number, future in self._held.items()}
+        futures = {self._blocks[number]: future for number, future in self._held.items()}
         _BUSY.add(self)
         share = self._share()
         if gap_bytes is None:
@@ -232,7 +232,7 @@ class Ahead:
         # ranges.
         self._step = min(REQUEST_BYTES, max(share // 4, min(LEAST_GAP_BYTES, share)))
         longest = REQUEST_BYTES if is_chosen else self._step
-        requests = _requests(joined(ranges, gap_bytes, most), longest, sorted(known))
+        requests = _requests(joined(ranges, gap_bytes, most), longest, sorted(futures))
         self._blocks = list(islice(requests, MOST_BLOCKS))
         if is_chosen:
             self._step = max((end - begin for begin, end in self._blocks), default=longest)
@@ -240,19 +240,20 @@ class Ahead:
         if keep or is_chosen:
             self.will_be_used(END)
         if keep:
-            self._blocks = sorted(wanted.union(known))
+            self._blocks = sorted(wanted.union(futures))
         self._kept = {number for number, block in enumerate(self._blocks) if block not in wanted}
         if not self._blocks:
             _BUSY.discard(self)
         self._begins = [begin for begin, _ in self._blocks]
         self._held, self._held_bytes = OrderedDict(), 0
         numbers = {block: number for number, block in enumerate(self._blocks)}
-        for block, future in known.items():
+        for block, future in futures.items():
             if block in numbers:
                 self._keep(numbers[block], future)
             else:
                 future.cancel()
-        self._go_on(next((at for at in range(len(self._blocks)) if at not in self._kept), len(self._blocks)))
+        unkept = (number for number in range(len(self._blocks)) if number not in self._kept)
+        self._go_on(next(unkept, len(self._blocks)))
 
     def read(self, begin: int, end: int) -> bytes | None:
         """Return some bytes, or None if not all of them were expected. Raises the errors of ``result``."""
@@ -263,12 +264,12 @@ class Ahead:
 
     def read_into(self, begin: int, view: memoryview) -> bool:
         """Do the work of :meth:`read` into a buffer. Return False if not all of the bytes were expected."""
-        at = 0
+        filled = 0
 
         def take(data: Block, first: int, stop: int) -> None:
-            nonlocal at
-            copy(data, first, view[at : at + stop - first])
-            at += stop - first
+            nonlocal filled
+            copy(data, first, view[filled : filled + stop - first])
+            filled += stop - first
 
         return self._each(begin, begin + len(view), take)
 
@@ -278,9 +279,9 @@ class Ahead:
         number = bisect_right(self._begins, begin) - 1
         if number < 0 or begin >= self._blocks[number][1]:
             return False
-        at = begin
-        while at < end:
-            if number == len(self._blocks) or not self._blocks[number][0] <= at < self._blocks[number][1]:
+        offset = begin
+        while offset < end:
+            if number == len(self._blocks) or not self._blocks[number][0] <= offset < self._blocks[number][1]:
                 return False
             if number in self._kept and number not in self._held:
                 return False
@@ -288,30 +289,30 @@ class Ahead:
             self._go_on(number)
             data = self._result(self._held[number], start, stop)
             self._held.move_to_end(number)
-            take(data, at - start, min(end, stop) - start)
-            self._used_bytes += min(end, stop) - at
-            at, number = stop, number + 1
+            take(data, offset - start, min(end, stop) - start)
+            self._used_bytes += min(end, stop) - offset
+            offset, number = stop, number + 1
         return True
 
     def _go_on(self, number: int) -> None:
         """Start the requests from block ``number`` that fit into the limit, and always the request for this block. More
         requests are started after more bytes were used, because a reader that expects a whole object may read only its
         beginning."""
-        at, ahead = number, 0
+        block_number, ahead = number, 0
         room = self._share() // 2 if self._goes_back else self._share() - self._step
         most = min(max(REQUEST_BYTES, 2 * self._used_bytes), room)
-        while at < len(self._blocks):
-            if at in self._kept:
-                at += 1
+        while block_number < len(self._blocks):
+            if block_number in self._kept:
+                block_number += 1
                 continue
-            begin, end = self._blocks[at]
+            begin, end = self._blocks[block_number]
             ahead += end - begin
-            if at > number and ahead > most:
+            if block_number > number and ahead > most:
                 return
-            if at not in self._held:
-                self._make_room(end - begin, number, at)
-                self._keep(at, self._timed(begin, end))
-            at += 1
+            if block_number not in self._held:
+                self._make_room(end - begin, number, block_number)
+                self._keep(block_number, self._timed(begin, end))
+            block_number += 1
 
     def _make_room(self, size: int, first: int, end: int) -> None:
         """Drop the least recently used blocks, but keep the blocks ``first`` to ``end - 1``."""

@@ -119,9 +119,9 @@ class Packer:
             if len(self._piece) == self.piece_bytes:
                 self._pack(bytes(self._piece), is_last=False)
                 self._piece = bytearray()
-            some = view[: self.piece_bytes - len(self._piece)]
-            self._piece += some
-            view = view[len(some) :]
+            chunk = view[: self.piece_bytes - len(self._piece)]
+            self._piece += chunk
+            view = view[len(chunk) :]
 
     def finish(self) -> None:
         self._pack(bytes(self._piece), is_last=True)
@@ -267,15 +267,15 @@ def _zstd_blocks(source: Source, size: int, tail: bytes) -> list[Block]:
 
 def _gzip_blocks(source: Source, size: int, tail: bytes) -> list[Block]:
     member = tail[-_FOOTER_MEMBER_BYTES:]
-    at = len(_GZIP_HEAD % 0) + _FIELD.size
-    if len(member) < _FOOTER_MEMBER_BYTES or member[at : at + len(_FOOTER_MARK)] != _FOOTER_MARK:
+    offset = len(_GZIP_HEAD % 0) + _FIELD.size
+    if len(member) < _FOOTER_MEMBER_BYTES or member[offset : offset + len(_FOOTER_MARK)] != _FOOTER_MARK:
         return []
-    _, known, length = _FOOTER.unpack(member[at : at + _FOOTER.size])
-    if length + _FOOTER_MEMBER_BYTES > size or known * _ENTRY.size > length:
+    _, block_count, length = _FOOTER.unpack(member[offset : offset + _FOOTER.size])
+    if length + _FOOTER_MEMBER_BYTES > size or block_count * _ENTRY.size > length:
         return []
     table = _end_of(source, size, tail, length + _FOOTER_MEMBER_BYTES)[:length]
     entries = b"".join(_extra_fields(table))
-    if len(entries) != known * _ENTRY.size:
+    if len(entries) != block_count * _ENTRY.size:
         return []
     head = len(_GZIP_HEAD % 0)
     return _placed(head, size - length - len(member) - 8, _ENTRY.iter_unpack(entries))
@@ -283,12 +283,12 @@ def _gzip_blocks(source: Source, size: int, tail: bytes) -> list[Block]:
 
 def _extra_fields(table: bytes) -> Iterator[bytes]:
     """Yield the data in the members of a table."""
-    head, at = len(_GZIP_HEAD % 0), 0
-    while at + head + _FIELD.size <= len(table):
-        _, _, length = _FIELD.unpack(table[at + head : at + head + _FIELD.size])
-        at += head + _FIELD.size
-        yield table[at : at + length]
-        at += length + len(_EMPTY_DEFLATE)
+    head, offset = len(_GZIP_HEAD % 0), 0
+    while offset + head + _FIELD.size <= len(table):
+        _, _, length = _FIELD.unpack(table[offset + head : offset + head + _FIELD.size])
+        offset += head + _FIELD.size
+        yield table[offset : offset + length]
+        offset += length + len(_EMPTY_DEFLATE)
 
 
 def _placed(begin: int, end: int, entries: Iterable[tuple[int, ...]]) -> list[Block]:
@@ -350,12 +350,12 @@ class BlockSource(Source):
         if length <= 0 or offset >= self._starts[-1]:
             return b""
         number = self._number(offset)
-        at = offset - self._starts[number]
+        block_offset = offset - self._starts[number]
         key = self._number_of_source, number
         data = _HELD.used(key)
         if data is None:
             data = _HELD.keep(key, self._block(number))
-        return data[at : at + length]
+        return data[block_offset : block_offset + length]
 
     def _block(self, number: int) -> bytes:
         try:
@@ -410,8 +410,8 @@ def _error_of(kind: str) -> type[Exception]:
         import zstandard
 
         return zstandard.ZstdError
-    found: type[Exception] = inflating().error
-    return found
+    error_class: type[Exception] = inflating().error
+    return error_class
 
 
 def inflating() -> Any:

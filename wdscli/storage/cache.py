@@ -61,26 +61,26 @@ Version: TypeAlias = tuple[int, str]
 """The size and version of an object. The version has the form of :attr:`Source.version`."""
 
 
-def open_cached(address: str, chosen: Network, known: tuple[int, str] | None = None) -> Source | None:
+def open_cached(address: str, chosen: Network, version: tuple[int, str] | None = None) -> Source | None:
     """Open a cached copy of the object at ``address``. If there is no copy, download it first. Return None if the
-    object must be read from its store. With ``known``, only a copy of this version is used; otherwise only a copy of
-    the current version.
+    object must be read from its store. With ``version``, only a copy of this version is used; otherwise only a copy
+    of the current version.
 
     Raises UsageError for an impossible cache folder, and the errors of reading the original.
     """
     folder = _Folder.of(chosen.cache_dir)
-    version = known or version_at(address)
-    if version is None or not version[1]:
+    wanted = version or version_at(address)
+    if wanted is None or not wanted[1]:
         _say(f"{shown(address)} is not cached: it has no length, or neither an ETag nor a time of change")
         return None
-    if chosen.cache_bytes and version[0] > chosen.cache_bytes:
+    if chosen.cache_bytes and wanted[0] > chosen.cache_bytes:
         _say(f"{shown(address)} is not cached: it is larger than the whole cache")
         return None
-    name = _name_of(address, version)
-    found = folder.opened(name, version[0])
-    if found is None:
-        found = folder.add(name, version[0], lambda: _original(address, version), chosen.cache_bytes)
-    return None if found is None else CachedSource(address, found, version)
+    name = _name_of(address, wanted)
+    descriptor = folder.opened(name, wanted[0])
+    if descriptor is None:
+        descriptor = folder.add(name, wanted[0], lambda: _original(address, wanted), chosen.cache_bytes)
+    return None if descriptor is None else CachedSource(address, descriptor, wanted)
 
 
 def _original(address: str, version: Version) -> Source:
@@ -152,18 +152,18 @@ def hold(source: Source, folder: str) -> bool:
     return True
 
 
-def open_held(address: str, folder: str, known: tuple[int, str] | None = None) -> Source | None:
-    """Open the copy of an address that :func:`hold` has made in a folder. With ``known``, only a copy of this version
+def open_held(address: str, folder: str, version: tuple[int, str] | None = None) -> Source | None:
+    """Open the copy of an address that :func:`hold` has made in a folder. With ``version``, only a copy of this version
     is used. Return None if there is no copy."""
     path = _held_path(address, folder)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with open(f"{path}{_VERSION}", encoding="utf-8", errors="surrogateescape") as note:
-            version = os.fstat(descriptor).st_size, note.read()
+            held_version = os.fstat(descriptor).st_size, note.read()
     except OSError:
         return None
-    source = CachedSource(address, descriptor, version)
-    if known in (None, version):
+    source = CachedSource(address, descriptor, held_version)
+    if version in (None, held_version):
         return source
     source.close()
     return None
@@ -187,9 +187,9 @@ class _Folder:
         """Return the cache at ``path``. A missing folder is created. Raises UsageError for a folder that all users may
         write."""
         path = os.path.abspath(os.path.expanduser(path))
-        known = _folders.get(path)
-        if known is not None:
-            return known
+        folder = _folders.get(path)
+        if folder is not None:
+            return folder
         try:
             os.makedirs(path, 0o775, exist_ok=True)
             mode = os.stat(path).st_mode
@@ -241,22 +241,22 @@ class _Folder:
         try:
             with open(self._at(name + SUM), "rb") as file:
                 expected = file.read(200).strip()
-            found = _digest()
-            at = 0
-            while data := os.pread(descriptor, PIECE_BYTES, at):
-                found.update(data)
-                at += len(data)
+            digest = _digest()
+            offset = 0
+            while data := os.pread(descriptor, PIECE_BYTES, offset):
+                digest.update(data)
+                offset += len(data)
         except OSError:
             return False
-        if expected != _sum(found):
+        if expected != _sum(digest):
             return False
         self._note(name, descriptor)
         return True
 
     def _remove(self, path: str) -> None:
-        for one in (path, path + SUM):
+        for file_path in (path, path + SUM):
             with contextlib.suppress(OSError):
-                os.unlink(one)
+                os.unlink(file_path)
 
     def add(self, name: str, size: int, original: Callable[[], Source], limit: int) -> int | None:
         """Return a descriptor of a copy that this process downloads, or that another process has just downloaded.
@@ -266,10 +266,10 @@ class _Folder:
         try:
             with self._part(name) as (path, descriptor):
                 # Another process may have made the copy while this process waited for the lock.
-                found = self.opened(name, size)
-                if found is not None:
+                copy_descriptor = self.opened(name, size)
+                if copy_descriptor is not None:
                     os.unlink(path)
-                    return found
+                    return copy_descriptor
                 self._make_room(size, descriptor, limit)
                 return self._fill(name, path, descriptor, size, original)
         except StorageError:
@@ -302,16 +302,16 @@ class _Folder:
     def _fill(self, name: str, path: str, part: int, size: int, original: Callable[[], Source]) -> int:
         """Download the original into the open file ``part``, and give the file its name. Raises OSError, and the errors
         of reading."""
-        digest, at = _digest(), 0
+        digest, received_bytes = _digest(), 0
         with original() as source:
             source.peek(1)  # the first request; the next requests continue after it
             for data in source.pieces():
                 digest.update(data)
-                at += len(data)
+                received_bytes += len(data)
                 write_all(part, data)
             source.confirm()
-            if at != size:
-                raise InputError(f"cannot read {source.name}: only {at} of {size} bytes arrived")
+            if received_bytes != size:
+                raise InputError(f"cannot read {source.name}: only {received_bytes} of {size} bytes arrived")
         side = f"{path}{SUM}"
         try:
             # The mode of the folder, not the umask, decides who may read its files.
@@ -355,8 +355,8 @@ class _Folder:
     def _entries(self) -> Iterator[tuple[int, int, str]]:
         """List all copies and downloads, each with the time of its last use in nanoseconds, its size in bytes, and its
         path."""
-        with os.scandir(self.path) as found:
-            for entry in found:
+        with os.scandir(self.path) as entries:
+            for entry in entries:
                 if entry.name != _LOCK and not entry.name.endswith(SUM):
                     with contextlib.suppress(OSError):
                         status = entry.stat(follow_symlinks=False)

@@ -90,8 +90,8 @@ class _Reader:
 
     def _fault(self, what: str, code: str, hint: str | None = None, *, unread: int = 0) -> DataError:
         """Return the error at the byte reached in the file; the last ``unread`` bytes are not counted."""
-        at = self.position - unread
-        return DataError(what, code=code, shard=self._source.name, offset=at, hint=hint)
+        offset = self.position - unread
+        return DataError(what, code=code, shard=self._source.name, offset=offset, hint=hint)
 
     def _cut(self) -> DataError:
         return self._fault(f"the {self._kind} stream is cut short", "truncated", "fetch the file again")
@@ -156,10 +156,10 @@ class _Expander(_Reader):
                 self._pending = self._pending.lstrip(b"\0")
             if len(self._pending) >= 6:
                 break
-            more = self._more()
-            if not more:
+            data = self._more()
+            if not data:
                 break
-            self._pending += more
+            self._pending += data
         if not self._pending:
             return False
         if identify(self._pending) != self._kind:

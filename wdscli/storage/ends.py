@@ -326,8 +326,8 @@ class ReceivedBytes:
     def __bytes__(self) -> bytes:
         return b"".join(self._pieces)
 
-    def __eq__(self, other: object) -> bool:
-        return bytes(self) == other
+    def __eq__(self, data: object) -> bool:
+        return bytes(self) == data
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -337,10 +337,10 @@ class ReceivedBytes:
 
     def copy(self, begin: int, view: memoryview) -> None:
         """Fill ``view`` with the bytes from ``begin``."""
-        at = 0
+        filled = 0
         for piece in self._between(begin, begin + len(view)):
-            view[at : at + len(piece)] = piece
-            at += len(piece)
+            view[filled : filled + len(piece)] = piece
+            filled += len(piece)
 
     def _between(self, begin: int, end: int) -> Iterator[memoryview]:
         number = bisect_right(self._ends, begin)

@@ -117,16 +117,16 @@ async def _discard_azure_blocks(fs: Any, start: str, is_chosen: Callable[[str], 
     container, _, prefix = start.partition("/")
     kept: list[str] = []
     async with fs.service_client.get_container_client(container) as client:
-        async for one in client.list_blobs(name_starts_with=prefix, include=["uncommittedblobs"]):
-            name = one.name.removeprefix(prefix)
-            if one.size or not is_chosen(name) or await client.get_blob_client(one.name).exists():
+        async for blob in client.list_blobs(name_starts_with=prefix, include=["uncommittedblobs"]):
+            name = blob.name.removeprefix(prefix)
+            if blob.size or not is_chosen(name) or await client.get_blob_client(blob.name).exists():
                 continue
             kept.append(name)
             # A later writer's blocks are younger. An ETag condition is impossible, because uncommitted blocks have no
             # ETag.
-            if one.last_modified:
+            if blob.last_modified:
                 with suppress(Exception):
-                    await client.delete_blob(one.name, if_unmodified_since=one.last_modified)
+                    await client.delete_blob(blob.name, if_unmodified_since=blob.last_modified)
                     kept.remove(name)
     return kept
 
@@ -183,13 +183,13 @@ def token_for(address: str) -> str | None:
     ('abc', None)
     >>> del os.environ["WDSCLI_HTTP_TOKEN"]
     """
-    said = os.environ.get(TOKEN, "")
-    found = _HOST.match(address) if said else None
-    if found is None:
+    tokens = os.environ.get(TOKEN, "")
+    host_match = _HOST.match(address) if tokens else None
+    if host_match is None:
         return None
-    host, port = found[1].lower(), found[2] or PORTS[scheme(address)]
-    for one in said.split():
-        match = _TOKEN_OF_HOST.fullmatch(one)
+    host, port = host_match[1].lower(), host_match[2] or PORTS[scheme(address)]
+    for token in tokens.split():
+        match = _TOKEN_OF_HOST.fullmatch(token)
         if match is None:
             raise UsageError(
                 f"{TOKEN} has a token without a host",
@@ -360,10 +360,10 @@ def tells_bytes(stored: str) -> bool:
     return etags == "versions" or (etags == "bytes" and _MD5.fullmatch(etag) is not None)
 
 
-def is_other_version(known: str, found: str) -> bool:
+def is_other_version(before: str, now: str) -> bool:
     """Return whether two stored versions come from the same kind of store and differ. Versions from different kinds of
     stores cannot be compared."""
-    return bool(known and found) and known != found and known.partition(" ")[0] == found.partition(" ")[0]
+    return bool(before and now) and before != now and before.partition(" ")[0] == now.partition(" ")[0]
 
 
 class Entry(NamedTuple):

@@ -68,14 +68,14 @@ class LocalSource(Source):
     def expect(
         self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
     ) -> None:
-        some = sorted(ranges)
+        spans = sorted(ranges)
         # If the gaps are small, the kernel reads in advance anyway.
-        gaps = some[-1][1] - some[0][0] - sum(end - begin for begin, end in some) if some else 0
-        are_scattered = len(some) > 1 and gaps >= (len(some) - 1) * SCATTERED_BYTES
+        gaps = spans[-1][1] - spans[0][0] - sum(end - begin for begin, end in spans) if spans else 0
+        are_scattered = len(spans) > 1 and gaps >= (len(spans) - 1) * SCATTERED_BYTES
         # The check of an index reads the headers of the first, middle and last sample.
-        probes = {len(some) // 3, len(some) * 2 // 3} if are_scattered else ()
-        if any(is_cold(self._fd, some[at][0]) for at in probes):
-            announce((self._fd, begin, end - begin) for begin, end in some)
+        probes = {len(spans) // 3, len(spans) * 2 // 3} if are_scattered else ()
+        if any(is_cold(self._fd, spans[probe][0]) for probe in probes):
+            announce((self._fd, begin, end - begin) for begin, end in spans)
 
     def confirm(self) -> None:
         # If the file was replaced, the old file is still open here. If the file was overwritten, it has another time or
@@ -148,12 +148,12 @@ def _near(path: str) -> str | None:
         return meant
     folder, name = os.path.split(path)
     try:
-        there = os.listdir(folder or ".")
+        names = os.listdir(folder or ".")
     except OSError:
         return (
             f"there is no {'view' if folder.endswith(VIEW_SUFFIX) else 'folder'} {folder}" if folder else None
         )
-    return did_you_mean(name, there[:10_000], cutoff=0.8)
+    return did_you_mean(name, names[:10_000], cutoff=0.8)
 
 
 def _make_folder(name: str, folder: str) -> None:
@@ -318,10 +318,10 @@ def _is_ours(descriptor: int, path: str) -> bool:
 def is_same_file(descriptor: int, path: str) -> bool:
     """Return whether the open file is the file at ``path``."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return False
-    return os.path.samestat(os.fstat(descriptor), found)
+    return os.path.samestat(os.fstat(descriptor), status)
 
 
 def remove_if_abandoned(path: str) -> bool | None:
@@ -346,9 +346,9 @@ def write_all(descriptor: int, data: Data) -> None:
     """Write all of ``data``, even if the kernel accepts only a part at a time."""
     done = os.write(descriptor, data)
     if done < len(data):
-        rest = memoryview(data)
+        view = memoryview(data)
         while done < len(data):
-            done += os.write(descriptor, rest[done:])
+            done += os.write(descriptor, view[done:])
 
 
 def announce(ranges: Iterable[tuple[int | None, int, int]], *, are_scattered: bool = True) -> None:
@@ -429,9 +429,9 @@ def make_folders(path: str) -> list[str]:
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
-    for one in reversed(missing):
+    for folder in reversed(missing):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(one)
+            os.mkdir(folder)
     return missing
 
 

@@ -187,7 +187,7 @@ def open_pinned(address: str, size: int, version: str) -> Source:
     version are read."""
     from wdscli.storage.ranges import open_remote
 
-    return _kept_here(address, (size, version)) or open_remote(address, known=(size, version))
+    return _kept_here(address, (size, version)) or open_remote(address, version=(size, version))
 
 
 def _kept_here(
@@ -236,10 +236,10 @@ def _decompressed(source: Source) -> Source:
             return source
         from wdscli.storage.compressed import decompressed
 
-        found = decompressed(source, head)
-        if source.size is not None and source.seekable > found.seekable:
+        expanded = decompressed(source, head)
+        if source.size is not None and source.seekable > expanded.seekable:
             source.expect([(0, source.size)])
-        return found
+        return expanded
     except BaseException:
         source.close()
         raise
@@ -405,8 +405,8 @@ def size_hint(address: str) -> int | None:
         return status.st_size if stat.S_ISREG(status.st_mode) else None
     from wdscli.storage.remote import found_listed
 
-    found = found_listed(address)
-    return None if found is None else found.size
+    entry = found_listed(address)
+    return None if entry is None else entry.size
 
 
 def is_one_request(address: str, size: int | None = None) -> bool:
@@ -416,8 +416,8 @@ def is_one_request(address: str, size: int | None = None) -> bool:
         return False
     from wdscli.storage.ahead import REQUEST_BYTES
 
-    found = size_hint(address) if size is None else size
-    return found is not None and found <= REQUEST_BYTES
+    size_bytes = size_hint(address) if size is None else size
+    return size_bytes is not None and size_bytes <= REQUEST_BYTES
 
 
 def listed_version(address: str) -> tuple[int, str] | None:
@@ -431,8 +431,8 @@ def listed_version(address: str) -> tuple[int, str] | None:
 def _version_by(find: Callable[[str], Entry | None], address: str) -> tuple[int, str] | None:
     from wdscli.storage.retry import network
 
-    found = find(address) if has_notes(address) and not network().cache_dir else None
-    return (found.size, found.version) if found and found.size and found.etag else None
+    entry = find(address) if has_notes(address) and not network().cache_dir else None
+    return (entry.size, entry.version) if entry and entry.size and entry.etag else None
 
 
 def is_pinnable(address: str) -> bool:
@@ -483,7 +483,7 @@ def at_once(
     # Pass on the folder of relative paths and the network options, because threads do not inherit them.
     around = [copy_context() for _ in addresses]
     with DaemonPool(REQUESTS_AT_ONCE, "wdscli-requests") as threads:
-        yield from threads.map(lambda context, item: context.run(function, item), around, items)
+        yield from threads.map(lambda context, argument: context.run(function, argument), around, items)
 
 
 def do_together(address: str, works: Sequence[Callable[[], None]]) -> None:

@@ -73,8 +73,8 @@ class Words:
         """Return the first glob that matches a shard's address, so that the shard would be one of the inputs. Return an
         empty text if there is no such glob."""
         parts = address.split("/")
-        found = (glob for glob in self._globs if _is_like(parts, glob)) if is_shard_name(address) else ()
-        return "/".join(next(iter(found), ()))
+        globs = (glob for glob in self._globs if _is_like(parts, glob)) if is_shard_name(address) else ()
+        return "/".join(next(iter(globs), ()))
 
 
 def _is_like(parts: Sequence[str], glob: Sequence[str]) -> bool:
@@ -192,7 +192,7 @@ def _sequences(command: str) -> list[str]:
     numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
     before, after = command[: match.start()], command[match.end() :]
     check_count(command, UsageError)
-    return [f"{before}{number:0{width}d}{rest}" for number in numbers for rest in _sequences(after)]
+    return [f"{before}{number:0{width}d}{ending}" for number in numbers for ending in _sequences(after)]
 
 
 def check_count(text: str, error: type[InputError] | type[UsageError]) -> None:
@@ -249,9 +249,9 @@ def whole_stars(pattern: str) -> list[str]:
 
 
 def _globbed(address: str) -> list[str]:
-    found = matching(address)
+    names = matching(address)
     kept = [
-        name for name in found if is_shard_name(name) or address.endswith(os.path.splitext(name)[1] or name)
+        name for name in names if is_shard_name(name) or address.endswith(os.path.splitext(name)[1] or name)
     ]
     if not kept:
         raise InputNotFoundError(f"no shard matches {address}", hint=_why_none(address))
@@ -551,8 +551,8 @@ class OutputPattern:
         except InputError:
             return []
         matches = [match for name in names if (match := named.fullmatch(name)) and self._is_own(match[1])]
-        found = [folder + match[0] + slash + below for match in matches]
-        return [address for address in found if exists(address)] if below else found
+        addresses = [folder + match[0] + slash + below for match in matches]
+        return [address for address in addresses if exists(address)] if below else addresses
 
     def _is_own(self, digits: str) -> bool:
         return self._parts.field is not None and self._parts.field % int(digits) == digits

@@ -94,8 +94,8 @@ class RemoteSource(Source):
 
     def expect(self, ranges: Iterable[Range], *, gap_bytes: int | None = None, keep: bool = False) -> None:
         held = len(self._head)
-        some = [(max(begin, held), min(end, self._length)) for begin, end in ranges]
-        self._ahead.expect(some, gap_bytes, keep=keep)
+        unread_ranges = [(max(begin, held), min(end, self._length)) for begin, end in ranges]
+        self._ahead.expect(unread_ranges, gap_bytes, keep=keep)
 
     def read_at(self, offset: int, length: int) -> bytes:
         end = min(offset + length, self._length)
@@ -104,9 +104,9 @@ class RemoteSource(Source):
         held = self._head[offset:end]
         if len(held) == end - offset:
             return held
-        found = self._ahead.read(offset + len(held), end)
-        if found is not None:
-            return held + found
+        following = self._ahead.read(offset + len(held), end)
+        if following is not None:
+            return held + following
         if offset == 0 and end <= self._first:
             self._head = self._direct(0, min(self._first, self._length))
             return self._head[:end]
@@ -128,9 +128,9 @@ class RemoteSource(Source):
     def begin(self, size: Callable[[], int], answer: Future[Block] | None = None) -> None:
         """Read the first bytes of an object. After that, ``size`` is known. ``answer`` is the future of this request,
         if it was already started. Raises the errors of the request."""
-        if (known := size()) > self._first > HEAD_BYTES:
+        if (size_bytes := size()) > self._first > HEAD_BYTES:
             # Fetch the following bytes at the same time.
-            self._ahead.expect([(self._first, known)])
+            self._ahead.expect([(self._first, size_bytes)])
         try:
             self._head = (answer or self._fetch(0, self._first)).result()
         except Replaced:
@@ -172,13 +172,13 @@ class RemoteSource(Source):
             raise replaced(self.name)
 
 
-def open_remote(address: str, first: int = HEAD_BYTES, known: tuple[int, str] | None = None) -> Source:
-    """Open a source for a remote address. The caller will read at least ``first`` bytes. ``known`` is the size and
+def open_remote(address: str, first: int = HEAD_BYTES, version: tuple[int, str] | None = None) -> Source:
+    """Open a source for a remote address. The caller will read at least ``first`` bytes. ``version`` is the size and
     version of an object on S3; then no other version is read. Raises InputError."""
     patience = network()
     first = min(first, max(patience.read_ahead_bytes // 4, 1))
-    etag = known[1].partition(":")[2] if known else ""
-    entry = Entry(path="", size=known[0], version=known[1], etag=etag) if known else None
+    etag = version[1].partition(":")[2] if version else ""
+    entry = Entry(path="", size=version[0], version=version[1], etag=etag) if version else None
     with explained(address):
         store, path = store_of(address, fresh=False)
         if is_web(address):
@@ -225,8 +225,8 @@ def version_at(address: str) -> tuple[int, str] | None:
             entry = retried(lambda: store.info(path), address)
             return None if entry.size is None or entry.is_folder else (entry.size, entry.version)
         file = WebFile(store.fs, path, network())
-        if found := retried(file.look, address, counts=False):
-            return found
+        if version := retried(file.look, address, counts=False):
+            return version
     # The server does not support HEAD.
     with open_remote(address) as source:
         return None if source.size is None else (source.size, source.version)

@@ -133,8 +133,8 @@ def entries_in(address: str) -> dict[str, bool]:
         listed = _listing(store, address.rstrip("/"), path)
     # The marker of a folder, an empty object with a slash at the end of its name, is listed with the folder's contents.
     own = path.rstrip("/")
-    found = ((one.path.rstrip("/"), one.is_folder) for one in listed)
-    return {name.rpartition("/")[2]: is_folder for name, is_folder in found if name not in (own, "")}
+    paths = ((entry.path.rstrip("/"), entry.is_folder) for entry in listed)
+    return {name.rpartition("/")[2]: is_folder for name, is_folder in paths if name not in (own, "")}
 
 
 _FOLDERS = 16
@@ -155,7 +155,7 @@ def _listing(store: Store, folder: str, path: str) -> list[Entry]:
 
 def _remember(folder: str, listed: Iterable[Entry]) -> None:
     _listed.pop(folder, None)
-    _listed[folder] = {one.path.lstrip("/"): one for one in listed}
+    _listed[folder] = {entry.path.lstrip("/"): entry for entry in listed}
     while len(_listed) > _FOLDERS:
         del _listed[next(iter(_listed))]
 
@@ -173,10 +173,10 @@ def found_current(address: str, store: S3Store) -> Entry | None:
     listing = _listed.get(folder) if _current.get(folder) is store.client else None
     if listing is None:
         return None
-    found = listing.get(f"{folder.partition('://')[2]}/{name}")
-    if found is None:
+    entry = listing.get(f"{folder.partition('://')[2]}/{name}")
+    if entry is None:
         raise FileNotFoundError(address)
-    return None if found.is_folder else found
+    return None if entry.is_folder else entry
 
 
 def found_now(address: str) -> Entry | None:
@@ -192,12 +192,12 @@ def glob_remote(address: str) -> list[str]:
     with explained(address, verb="list"):
         try:
             store, path = store_of(address)
-            found = _matching(store, address, path)
+            entries = _matching(store, address, path)
         except FileNotFoundError:
             return []
     # Put back the prefix that fsspec removed from the address.
     prefix = address[: -len(path)] if address.endswith(path) else f"{scheme(address)}://"
-    return [prefix + one.path for one in found if not one.is_folder]
+    return [prefix + entry.path for entry in entries if not entry.is_folder]
 
 
 def _matching(store: Store, address: str, path: str) -> list[Entry]:
@@ -208,11 +208,11 @@ def _matching(store: Store, address: str, path: str) -> list[Entry]:
 
         is_like = re.compile(translate(pattern)).match
         listed = _listing(store, address.rpartition("/")[0], folder)
-        return [one for one in listed if is_like(one.path.rpartition("/")[2])]
-    found = retried(lambda: store.glob(path), address)
+        return [entry for entry in listed if is_like(entry.path.rpartition("/")[2])]
+    entries = retried(lambda: store.glob(path), address)
     if not is_wild:
-        _remember(address.rpartition("/")[0], found)
-    return found
+        _remember(address.rpartition("/")[0], entries)
+    return entries
 
 
 def explain(address: str, error: Exception) -> tuple[str, str | None]:
@@ -252,8 +252,8 @@ def _explain_answer(kind: Kind, error: Exception) -> tuple[str, str | None] | No
     status = status_of(error)
     if status is None:
         return None
-    said = " ".join(str(getattr(error, "message", None) or _line(error)).split())
-    reason = f"the server answered {status}" + ("" if said == str(status) else f" ({said})")
+    message = " ".join(str(getattr(error, "message", None) or _line(error)).split())
+    reason = f"the server answered {status}" + ("" if message == str(status) else f" ({message})")
     if status in (401, 403):
         return reason, kind.login
     if status in (429, 503):
@@ -272,12 +272,12 @@ def _explain_connection(error: Exception) -> tuple[str, str | None] | None:
     if resolver is not None:
         return "its host has no address", "check the name of the host, or of the endpoint"
     if kinds_of(error) & TLS_KINDS:
-        found = next((text for one in causes(error) if (text := getattr(one, "verify_message", ""))), "")
+        fault = next(filter(None, (getattr(cause, "verify_message", "") for cause in causes(error))), "")
         reason = (
-            f"the certificate of its host is refused ({found})" if found else f"TLS failed ({_line(error)})"
+            f"the certificate of its host is refused ({fault})" if fault else f"TLS failed ({_line(error)})"
         )
         return reason, "check the name of the host; SSL_CERT_FILE names certificates to trust"
-    if any(isinstance(one, ConnectionRefusedError) for one in causes(error)):
+    if any(isinstance(cause, ConnectionRefusedError) for cause in causes(error)):
         return "its host refuses connections", "check the host and the port, or the endpoint"
     if kinds_of(error) & {GARBLED, "ClientPayloadError", "IncompleteReadError", "ResponseStreamingError"}:
         return "its answer broke off or is malformed", None

@@ -110,15 +110,15 @@ def take_traffic() -> Traffic:
     """Return the traffic of this process since the last call."""
     global _traffic
     with _counting:
-        found, _traffic = _traffic, Traffic()
-    return found
+        traffic, _traffic = _traffic, Traffic()
+    return traffic
 
 
-def count_traffic(**more: int) -> None:
+def count_traffic(**counts: int) -> None:
     """Add numbers to the fields of this process's :class:`Traffic`."""
     global _traffic
     with _counting:
-        _traffic = Traffic(*map(add, _traffic, Traffic(**more)))
+        _traffic = Traffic(*map(add, _traffic, Traffic(**counts)))
 
 
 def _is_due(seconds: float) -> bool:
@@ -256,8 +256,8 @@ them. Blocks in different threads may end in any order."""
 
 def network() -> Network:
     """Return the current settings, from :func:`using` or else from the environment. Raises UsageError."""
-    found = _chosen.get() or next(reversed([*_in_use.values()]), None) or _of_environment()
-    return found if found.trusted == TRUSTED else found._replace(trusted=frozenset(TRUSTED))
+    settings = _chosen.get() or next(reversed([*_in_use.values()]), None) or _of_environment()
+    return settings if settings.trusted == TRUSTED else settings._replace(trusted=frozenset(TRUSTED))
 
 
 @contextmanager
@@ -277,8 +277,8 @@ def changed(timeout_seconds: float | None = None, cache_dir: str | None = None) 
     """Return the current settings with these changes. Raises UsageError."""
     if timeout_seconds is not None and not 0 < timeout_seconds < math.inf:
         raise UsageError("--timeout must be more than 0 seconds", hint="--timeout 60")
-    given: dict[str, Any] = {"timeout_seconds": timeout_seconds, "cache_dir": cache_dir}
-    return network()._replace(**{name: value for name, value in given.items() if value is not None})
+    changes: dict[str, Any] = {"timeout_seconds": timeout_seconds, "cache_dir": cache_dir}
+    return network()._replace(**{name: value for name, value in changes.items() if value is not None})
 
 
 def cached_in(folder: str | None, size_bytes: int = 0) -> AbstractContextManager[None]:
@@ -302,20 +302,20 @@ def _of_environment() -> Network:
         ("timeout_seconds", "WDSCLI_TIMEOUT", float),
         ("cache_bytes", "WDSCLI_CACHE_LIMIT", parse_size),
     )
-    given: dict[str, Any] = {"pause_seconds": FIRST_PAUSE_SECONDS, "cache_dir": os.environ.get(CACHE, "")}
+    settings: dict[str, Any] = {"pause_seconds": FIRST_PAUSE_SECONDS, "cache_dir": os.environ.get(CACHE, "")}
     if _is_training and not os.environ.get("WDSCLI_RETRIES", "").strip():
-        given["least_seconds"] = TRAINING_SECONDS
+        settings["least_seconds"] = TRAINING_SECONDS
     for field, name, parse in kinds:
         if text := os.environ.get(name, "").strip():
             try:
-                given[field] = parse(text)
-                if not (0 <= given[field] < math.inf and (given[field] or field == "retries")):
+                settings[field] = parse(text)
+                if not (0 <= settings[field] < math.inf and (settings[field] or field == "retries")):
                     raise ValueError
             except (ValueError, UsageError):
                 raise UsageError(
                     f"{name}={text} in the environment is not a valid value for {field.replace('_', ' ')}"
                 ) from None
-    return Network(**given)
+    return Network(**settings)
 
 
 class Attempts:
@@ -442,8 +442,8 @@ async def fetched(
         count_traffic(received=landing.at - before)
         if landing.at > before:
             note_answer(name)
-        known = size()
-        end = end if known is None else min(end, known)
+        reported_size = size()
+        end = end if reported_size is None else min(end, reported_size)
         if landing.at == end and (error is None or is_passing(error)):
             return ReceivedBytes(landing.pieces)
         came = f"{landing.at - begin} of {end - begin} requested bytes came"
@@ -498,13 +498,13 @@ def is_passing(error: BaseException) -> bool:
     chain = list(causes(error))
     if isinstance(error, (Replaced, GaveUp, FileNotFoundError, PermissionError, FileExistsError)):
         return False
-    if any(isinstance(one, Transient) for one in chain):
+    if any(isinstance(cause, Transient) for cause in chain):
         return True
     kinds = kinds_of(error)
     if kinds & TLS_KINDS:
         return False
     if (status := status_of(error)) is not None:
-        return status in PASSING_STATUS or any(code_of(one) in PASSING for one in chain)
+        return status in PASSING_STATUS or any(code_of(cause) in PASSING for cause in chain)
     if (resolver := unresolved(error)) is not None:
         return resolver.errno == EAI_AGAIN
     return bool(kinds & PASSING) or isinstance(error, (ConnectionError, TimeoutError))
@@ -525,7 +525,7 @@ def _is_main_process() -> bool:
 
 def kinds_of(error: BaseException) -> set[str]:
     """Return the class names of an error and its causes."""
-    return {kind.__name__ for one in causes(error) for kind in type(one).__mro__}
+    return {kind.__name__ for cause in causes(error) for kind in type(cause).__mro__}
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -540,27 +540,26 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def unresolved(error: BaseException) -> OSError | None:
     """Return the resolver's error among the causes of an error."""
-    return next(
-        (one for one in causes(error) if isinstance(one, OSError) and type(one).__name__ == "gaierror"), None
-    )
+    os_errors = (cause for cause in causes(error) if isinstance(cause, OSError))
+    return next((cause for cause in os_errors if type(cause).__name__ == "gaierror"), None)
 
 
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status of an error. Clients use different attribute names for it."""
     if GARBLED in kinds_of(error):
         return None
-    return next((status for one in causes(error) if (status := _status(one)) is not None), None)
+    return next((status for cause in causes(error) if (status := _status(cause)) is not None), None)
 
 
 def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or code_of(error)
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or code_of(error)
     else:
         names = ("status", "status_code", "code")
-        values = (getattr(one, name, None) for one in (error, response) for name in names)
-        found = next((value for value in values if value is not None), None)
-    text = str(found)
+        values = (getattr(answer, name, None) for answer in (error, response) for name in names)
+        status = next((value for value in values if value is not None), None)
+    text = str(status)
     return int(text) if text.isdecimal() and 100 <= whole_number(text) < 600 else None
 
 
@@ -572,12 +571,12 @@ def code_of(error: BaseException | None) -> str:
 
 def retry_after(error: BaseException) -> float:
     """Return the pause in seconds that a server requests, or 0."""
-    for one in causes(error):
-        response = getattr(one, "response", None)
+    for cause in causes(error):
+        response = getattr(cause, "response", None)
         if isinstance(response, dict):
             headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
         else:
-            headers = getattr(one, "headers", None) or getattr(response, "headers", None)
+            headers = getattr(cause, "headers", None) or getattr(response, "headers", None)
         for name, value in dict(headers or {}).items():
             if str(name).lower() == "retry-after":
                 return _seconds(str(value))

@@ -147,8 +147,8 @@ def _s3_config() -> dict[str, Any]:
 
 def is_unsigned() -> bool | None:
     """Return whether the environment switches signatures off, or None if it has no such setting."""
-    said = [os.environ[name] for name in _UNSIGNED if name in os.environ]
-    return any(text.strip().lower() not in _NO for text in said) if said else None
+    texts = [os.environ[name] for name in _UNSIGNED if name in os.environ]
+    return any(text.strip().lower() not in _NO for text in texts) if texts else None
 
 
 def _has_credentials(fs: Any) -> bool:
@@ -172,15 +172,15 @@ def why_denied(store: S3Store | None) -> str:
 
 def store_name() -> str:
     """Return the library that reads from S3: ``obstore`` or ``s3fs``. Raises UsageError for an impossible choice."""
-    said = os.environ.get(STORE, "").strip().lower()
-    if said not in ("", "fsspec", "obstore"):
-        raise UsageError(f"{STORE} must be fsspec or obstore, not {said}")
-    if said == "fsspec":
+    choice = os.environ.get(STORE, "").strip().lower()
+    if choice not in ("", "fsspec", "obstore"):
+        raise UsageError(f"{STORE} must be fsspec or obstore, not {choice}")
+    if choice == "fsspec":
         return "s3fs"
     missing = _why_missing()
     if not missing:
         return "obstore"
-    if said:
+    if choice:
         raise UsageError(f"{STORE}=obstore: {missing}", hint="pip install obstore")
     return "s3fs"
 
@@ -287,11 +287,11 @@ def usual_account(endpoint: str, unsigned: bool | None) -> Account | None:
 def _is_unusual(session: Any) -> bool:
     """Return whether the settings need a feature that obstore does not have."""
     style = session.get_config_variable("s3") or {}
-    others = {name: value for name, value in style.items() if name != "addressing_style"}
+    switches = {name: value for name, value in style.items() if name != "addressing_style"}
     return (
         any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
         or style.get("addressing_style", "auto") not in ("auto", "path")
-        or any(str(value).lower() == "true" for value in others.values())
+        or any(str(value).lower() == "true" for value in switches.values())
         or bool(session.get_config_variable("use_dualstack_endpoint"))
         or bool(session.get_config_variable("use_fips_endpoint"))
         or _has_fsspec_settings()
@@ -314,7 +314,7 @@ def _has_own_certificates(session: Any) -> bool:
         session.get_config_variable("ca_bundle"),
         *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")),
     )
-    return any(one not in _USUAL_CERTIFICATES for one in named)
+    return any(path not in _USUAL_CERTIFICATES for path in named)
 
 
 def _endpoint_of(session: Any, region: str) -> str:
@@ -326,8 +326,8 @@ def _endpoint_of(session: Any, region: str) -> str:
         settings = session.full_config, session.get_scoped_config(), "s3"
         if named := ConfiguredEndpointProvider(*settings).provide():
             return str(named)
-    found = region and EndpointResolver(session.get_data("endpoints")).construct_endpoint("s3", region)
-    return f"https://{found['hostname']}" if found else ""
+    endpoint = region and EndpointResolver(session.get_data("endpoints")).construct_endpoint("s3", region)
+    return f"https://{endpoint['hostname']}" if endpoint else ""
 
 
 def _by_obstore(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -> ObstoreS3 | None:
@@ -335,7 +335,7 @@ def _by_obstore(endpoint: str, unsigned: bool | None, make: Callable[[], Any]) -
     s3fs's client. Raises UsageError."""
     if store_name() != "obstore" or not _may_run():
         return None
-    settings = sorted(one for one in os.environ.items() if _SETTINGS.match(one[0]))
+    settings = sorted(setting for setting in os.environ.items() if _SETTINGS.match(setting[0]))
     key = endpoint, unsigned, network().timeout_seconds, *settings
     with _choosing:
         if key not in _STORES:
@@ -375,8 +375,8 @@ class S3Store(Store):
         from fsspec.asyn import sync
 
         bucket, key, _ = self.split(path)
-        found = sync(self.fs.loop, self.fs._call_s3, "head_object", Bucket=bucket, Key=key)
-        return self._entry({**found, "name": path, "size": found["ContentLength"]})
+        answer = sync(self.fs.loop, self.fs._call_s3, "head_object", Bucket=bucket, Key=key)
+        return self._entry({**answer, "name": path, "size": answer["ContentLength"]})
 
     def _entry(self, about: Mapping[str, Any]) -> Entry:
         entry = super()._entry(about)
@@ -542,7 +542,7 @@ class ObstoreS3(S3Store):
         seconds = network().timeout_seconds
         work = asyncio.wait_for(ask(client, bucket, key), seconds)
         try:
-            found = asyncio.run_coroutine_threadsafe(work, self.loop).result()
+            answer = asyncio.run_coroutine_threadsafe(work, self.loop).result()
         except FileNotFoundError:
             self._note(bucket, failed=False)
             raise
@@ -552,7 +552,7 @@ class ObstoreS3(S3Store):
             self._note(bucket, failed=True)
             return otherwise(path)
         self._note(bucket, failed=False)
-        return found
+        return answer
 
 
 async def _pieces(client: Any, key: str, part: Range, etag: str, check: Check) -> AsyncIterator[Any]:
@@ -600,11 +600,11 @@ async def _list(client: Any, bucket: str, key: str) -> list[Entry]:
     import obstore
 
     answer = await obstore.list_with_delimiter_async(client, key or None)
-    found = [Entry(f"{bucket}/{name}", 0, is_folder=True) for name in answer["common_prefixes"]]
-    found += [_entry(bucket, one) for one in answer["objects"]]
-    if key and not found:
+    entries = [Entry(f"{bucket}/{name}", 0, is_folder=True) for name in answer["common_prefixes"]]
+    entries += [_entry(bucket, meta) for meta in answer["objects"]]
+    if key and not entries:
         raise FileNotFoundError(f"{bucket}/{key}")
-    return found
+    return entries
 
 
 def _entry(bucket: str, meta: Mapping[str, Any]) -> Entry:

@@ -57,8 +57,8 @@ class StreamSource(Source):
     def peek(self, length: int) -> bytes:
         """Return the next ``length`` bytes, or fewer at the end, without consuming them."""
         buffer = self._buffer[self._at :]
-        while len(buffer) < length and (more := self._raw.read(SMALL_BYTES)):
-            buffer += more
+        while len(buffer) < length and (data := self._raw.read(SMALL_BYTES)):
+            buffer += data
         self._buffer, self._at = buffer, 0
         return buffer[:length]
 
@@ -370,10 +370,10 @@ def _descendants(pid: int) -> list[int]:
     """Return the processes that a shell started, from Linux's /proc. On other systems, return none."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as children:
-            found = [int(child) for child in children.read().split()]
+            pids = [int(child) for child in children.read().split()]
     except OSError:
         return []
-    return found + [below for child in found for below in _descendants(child)]
+    return pids + [below for child in pids for below in _descendants(child)]
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

@@ -110,13 +110,13 @@ def _check(store: Store, path: str, address: str, force: bool) -> None:
     with explained(address, OutputError, "write"):
         store.forget()
         try:
-            found = retried(lambda: store.look(path), address)
+            entry = retried(lambda: store.look(path), address)
         except FileNotFoundError as error:
             if is_bucket_missing(error):
                 raise
             check_container(address)
             return
-    if found.is_folder:
+    if entry.is_folder:
         raise OutputIsFolderError(f"cannot write {address}: it is a folder")
     if not force:
         raise taken(address)
@@ -234,19 +234,19 @@ class S3Sink(Sink):
                 etag = self._copy()
             except Exception as error:  # the caller then reads and writes the object, and gets the error
                 raise NotCopied from error
-            made = etag.strip('"')
+            computed = etag.strip('"')
         else:
             with explained(self.name, OutputError, "write"):
                 if self._upload is None:
                     body = _Body(self._pieces)
-                    made = _md5_of(body)
+                    computed = _md5_of(body)
                     noted = {"Metadata": {NOTE: self.note}} if self.note else {}
-                    etag = self._finished(partial(self._object.send, "put_object", body, **noted), made)
+                    etag = self._finished(partial(self._object.send, "put_object", body, **noted), computed)
                 else:
-                    etag, made = self._complete()
+                    etag, computed = self._complete()
         self.version = etag_version(etag)
-        if made and etag.strip('"') == made:
-            self.stored_version = stored_version(self.name, f'"{made}"')
+        if computed and etag.strip('"') == computed:
+            self.stored_version = stored_version(self.name, f'"{computed}"')
 
     def _copy(self) -> str:
         """Let the store copy the object, and return the new object's ETag. One request copies a small object. A larger
@@ -262,10 +262,10 @@ class S3Sink(Sink):
         for first in range(0, self.written, COPY_BYTES):
             if len(self._under_way) >= COPIES_AT_ONCE:
                 self._under_way.pop(0).result()
-            some = f"bytes={first}-{min(first + COPY_BYTES, self.written) - 1}"
+            span = f"bytes={first}-{min(first + COPY_BYTES, self.written) - 1}"
             number = len(self._parts) + 1
             part = begin(
-                "upload_part_copy", **original, CopySourceRange=some, UploadId=upload, PartNumber=number
+                "upload_part_copy", **original, CopySourceRange=span, UploadId=upload, PartNumber=number
             )
             self._parts.append(part)
             self._under_way.append(part)
@@ -276,7 +276,7 @@ class S3Sink(Sink):
         """Let the store join the parts, and return the object's ETag. ``answers`` has the store's answer for each
         part."""
         assert self._upload is not None
-        parts = [{"PartNumber": at + 1, **one} for at, one in enumerate(answers)]
+        parts = [{"PartNumber": index + 1, **answer} for index, answer in enumerate(answers)]
         upload = self._upload.result()["UploadId"]
         finish = partial(
             self._object.begin,
@@ -284,7 +284,7 @@ class S3Sink(Sink):
             UploadId=upload,
             MultipartUpload={"Parts": parts},
         )
-        return self._finished(finish, _etag_of([one["ETag"] for one in answers]))
+        return self._finished(finish, _etag_of([answer["ETag"] for answer in answers]))
 
     def _complete(self) -> tuple[str, str]:
         """Complete the object. Return its ETag, and the ETag computed from its bytes. The computed ETag is empty if the
@@ -297,7 +297,7 @@ class S3Sink(Sink):
             for answer in (part.result() for part in self._parts)
         ]
         is_md5 = answers[0]["ETag"].strip('"') == self._first_md5
-        return self._joined(answers), _etag_of([one["ETag"] for one in answers]) if is_md5 else ""
+        return self._joined(answers), _etag_of([answer["ETag"] for answer in answers]) if is_md5 else ""
 
     def _finished(self, finish: Callable[..., Future[Any]], etag: str) -> str:
         """Return the ETag of the complete object. ``etag`` is the expected ETag, if the store makes ETags from MD5. An
@@ -321,7 +321,7 @@ class S3Sink(Sink):
             answer: dict[str, Any] = finish(**self._condition).result()
             return answer
         except Exception as error:
-            code = next((code for one in causes(error) if (code := code_of(one))), "")
+            code = next((code for cause in causes(error) if (code := code_of(cause))), "")
             if code == "NotImplemented" and self._condition:
                 # The store does not support If-None-Match, so only the check at the start protects existing objects.
                 self._condition = {}
@@ -398,9 +398,9 @@ class _S3Object:
     def algorithm(self) -> dict[str, str]:
         """The option that names the checksum of requests with a body."""
         self.fs.connect()
-        said = getattr(self.fs._s3.meta.config, "request_checksum_calculation", None)
+        setting = getattr(self.fs._s3.meta.config, "request_checksum_calculation", None)
         # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores that do not support checksums.
-        return {} if said == "when_required" else {"ChecksumAlgorithm": "CRC32"}
+        return {} if setting == "when_required" else {"ChecksumAlgorithm": "CRC32"}
 
     def begin(self, method: str, **options: Any) -> Future[Any]:
         """Start a request. It is retried after transient failures."""
@@ -413,8 +413,8 @@ class _S3Object:
         from zlib import crc32
 
         if self.algorithm:
-            found = reduce(lambda crc, piece: crc32(piece, crc), body.pieces, 0)
-            options["ChecksumCRC32"] = b64encode(found.to_bytes(4, "big")).decode()
+            checksum = reduce(lambda crc, piece: crc32(piece, crc), body.pieces, 0)
+            options["ChecksumCRC32"] = b64encode(checksum.to_bytes(4, "big")).decode()
         return self.begin(method, Body=body, **options)
 
     def look(self) -> tuple[str, int]:
@@ -472,7 +472,7 @@ async def _answered(
             note_answer(address)
             return answer
         except Exception as error:
-            is_damaged = any(code_of(one) in _NOT_WHAT_WAS_SENT for one in causes(error))
+            is_damaged = any(code_of(cause) in _NOT_WHAT_WAS_SENT for cause in causes(error))
             pause = attempts.pause_after(Transient(_CORRUPTED) if is_damaged else error)
         again.append(method)
         await asyncio.sleep(pause)
@@ -542,14 +542,14 @@ def abort_uploads(folder: str, is_own: Callable[[str], bool]) -> None:
 
 
 def _unfinished(fs: Any, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
-    more: dict[str, str] = {}
+    markers: dict[str, str] = {}
     while True:
-        options = {"Bucket": bucket, "Prefix": prefix, **more}
+        options = {"Bucket": bucket, "Prefix": prefix, **markers}
         answer = _begun(fs, _answered(fs, network(), [], "list_multipart_uploads", options)).result()
         yield from answer.get("Uploads", [])
         if not answer.get("IsTruncated"):
             return
-        more = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+        markers = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
 class _FileSink(Sink):
