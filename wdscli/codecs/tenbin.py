@@ -52,7 +52,7 @@ def _chunk(data: bytes) -> bytes:
 
 def decode_tensors(data: bytes) -> list[NDArray[Any]]:
     """Return the arrays in a bundle. Each array has its own memory. Raises DataError for other data."""
-    found = []
+    arrays = []
     chunks = _chunks(memoryview(data))
     for header in chunks:
         kind, shape = _header(header)
@@ -61,21 +61,21 @@ def decode_tensors(data: bytes) -> list[NDArray[Any]]:
         if payload is None or len(payload) != prod(shape) * dtype.itemsize:
             held = "no" if payload is None else len(payload)
             raise DataError(f"a tensor of shape {shape} and type {kind} has {held} bytes")
-        found.append(numpy.frombuffer(payload, dtype).reshape(shape).copy())
-    return found
+        arrays.append(numpy.frombuffer(payload, dtype).reshape(shape).copy())
+    return arrays
 
 
 def _chunks(data: memoryview) -> Iterator[memoryview]:
-    at = 0
-    while at < len(data):
-        if data[at : at + 8] != MAGIC or len(data) < at + 16:
-            raise DataError(f"the tensor bundle has no chunk at byte {at}")
-        (length,) = struct.unpack_from("<q", data, at + 8)
-        at += 16
-        if not 0 <= length <= len(data) - at:
-            raise DataError(f"a chunk has {length} bytes, but only {len(data) - at} are left")
-        yield data[at : at + length]
-        at += length + -length % ALIGNED_BYTES
+    offset = 0
+    while offset < len(data):
+        if data[offset : offset + 8] != MAGIC or len(data) < offset + 16:
+            raise DataError(f"the tensor bundle has no chunk at byte {offset}")
+        (length,) = struct.unpack_from("<q", data, offset + 8)
+        offset += 16
+        if not 0 <= length <= len(data) - offset:
+            raise DataError(f"a chunk has {length} bytes, but only {len(data) - offset} are left")
+        yield data[offset : offset + length]
+        offset += length + -length % ALIGNED_BYTES
 
 
 def _header(header: memoryview) -> tuple[str, tuple[int, ...]]:

@@ -110,10 +110,10 @@ def decode_npz(data: bytes, limit: int = MAX_DECODED_BYTES) -> dict[str, Any]:
     """Return the arrays by name. Raises DataError if the arrays have more than ``limit`` bytes together."""
     check_zip(data, limit)
     with io.BytesIO(data) as stream:
-        found = numpy.load(stream, allow_pickle=False)
-        if not hasattr(found, "files"):
+        arrays = numpy.load(stream, allow_pickle=False)
+        if not hasattr(arrays, "files"):
             raise DataError("it is one array, not an archive of arrays")
-        return dict(found)
+        return dict(arrays)
 
 
 def decode_msgpack(data: bytes) -> Any:

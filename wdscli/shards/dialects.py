@@ -131,19 +131,19 @@ class Dali(Dialect):
 
     def _line(self, shard: ShardPlace, batch: SampleBatch, row: int) -> bytes:
         parts = []
-        for at in range(batch.firsts[row], batch.firsts[row + 1]):
-            field = batch.fields[at]
+        for member in range(batch.firsts[row], batch.firsts[row + 1]):
+            field = batch.fields[member]
             name = batch.keys[row] + b"." + field
             if name.split() != [name]:
                 raise DataError(
                     "a DALI index cannot hold a name with white space",
                     code="unsafe-name",
                     shard=shard.address,
-                    offset=batch.starts[at],
+                    offset=batch.starts[member],
                     member=to_text(name),
                     hint=_NEW_KEYS,
                 )
-            parts.append(b"%b %d %d %b" % (field, batch.offsets[at], batch.sizes[at], name))
+            parts.append(b"%b %d %d %b" % (field, batch.offsets[member], batch.sizes[member], name))
         return b" ".join(parts) + b"\n"
 
 
@@ -253,12 +253,12 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
                     (
                         number,
                         batch.index + row,
-                        utf8_name(shard, batch.fields[at], batch.start(row), self._NOT_UTF8),
-                        batch.offsets[at],
-                        batch.sizes[at],
+                        utf8_name(shard, batch.fields[member], batch.start(row), self._NOT_UTF8),
+                        batch.offsets[member],
+                        batch.sizes[member],
                     )
                     for row in range(len(batch.keys))
-                    for at in range(batch.firsts[row], batch.firsts[row + 1])
+                    for member in range(batch.firsts[row], batch.firsts[row + 1])
                 ),
             )
 
@@ -314,9 +314,10 @@ class Webshart(Dialect):
         for batch in index_batches(index):
             lines = []
             for row, key in enumerate(batch.keys):
-                for at in range(batch.firsts[row], batch.firsts[row + 1]):
-                    name = utf8_name(shard, key + b"." + batch.fields[at], batch.starts[at], self._NOT_UTF8)
-                    place = f'{{"offset": {batch.offsets[at]}, "length": {batch.sizes[at]}}}'
+                for member in range(batch.firsts[row], batch.firsts[row + 1]):
+                    field = batch.fields[member]
+                    name = utf8_name(shard, key + b"." + field, batch.starts[member], self._NOT_UTF8)
+                    place = f'{{"offset": {batch.offsets[member]}, "length": {batch.sizes[member]}}}'
                     lines.append(f"{between}    {json.dumps(name)}: {place}")
                     between = ",\n"
             yield "".join(lines).encode()
@@ -386,10 +387,10 @@ class Parquet(Dialect):
         yield INDEX, batch.index + row
         yield OFFSET, batch.start(row)
         yield self._LENGTH, length
-        for at in range(batch.firsts[row], batch.firsts[row + 1]):
-            field = batch.fields[at]
-            yield field_column(1, "size.", field), batch.sizes[at]
-            yield field_column(2, "offset.", field), batch.offsets[at]
+        for member in range(batch.firsts[row], batch.firsts[row + 1]):
+            field = batch.fields[member]
+            yield field_column(1, "size.", field), batch.sizes[member]
+            yield field_column(2, "offset.", field), batch.offsets[member]
 
     def finish(self) -> Iterable[SideFile]:
         self._spool.put(self._rows.take())

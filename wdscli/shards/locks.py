@@ -79,10 +79,10 @@ class Ticket(NamedTuple):
     def check(self, address: str) -> None:
         """Raise OutputError if the path now leads to another folder, or to no folder."""
         try:
-            found = os.stat(self.folder)
+            status = os.stat(self.folder)
         except OSError:
-            found = None
-        if found is None or (found.st_dev, found.st_ino) != (self.device, self.inode):
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != (self.device, self.inode):
             raise OutputError(
                 f"cannot write {address}: the folder {self.folder} was moved, removed or replaced during this run",
                 hint="finished shards are in the original folder; run the command again",
@@ -294,18 +294,18 @@ def _listed(folder: str, end: str = "") -> list[str] | None:
 
 def _temporaries_in(folder: str) -> Iterator[tuple[str, str]]:
     """Return the temporary files in a folder, each with the name of its final file."""
-    for found in _listed(folder, ".tmp") or ():
-        if match := TEMPORARY.fullmatch(found):
-            yield folder + found, match[1]
+    for name in _listed(folder, ".tmp") or ():
+        if match := TEMPORARY.fullmatch(name):
+            yield folder + name, match[1]
 
 
 def remove_abandoned(folder: str, is_own: Callable[[str], bool]) -> None:
     """Remove the temporary files in a local folder, and in its ``.wds``, that no process is writing. ``is_own`` says
     whether the name of a shard or manifest belongs to the caller."""
     for inside, ends in ((folder, ("",)), (f"{folder}{FOLDER}/", (SUFFIX, RECEIPT))):
-        for found, name in _temporaries_in(inside):
+        for file, name in _temporaries_in(inside):
             if any(name.endswith(end) and is_own(name.removesuffix(end)) for end in ends):
-                remove_if_abandoned(local_path(found))
+                remove_if_abandoned(local_path(file))
 
 
 def remove_temporaries(addresses: Iterable[str]) -> None:
@@ -320,9 +320,9 @@ def remove_temporaries(addresses: Iterable[str]) -> None:
         if not has_temporaries(folder):
             continue
         names |= {name[:_CUT] for name in names if len(os.fsencode(name)) > 4 * _CUT}
-        for found, name in _temporaries_in(folder):
-            if name in names and (not is_local(found) or remove_if_abandoned(local_path(found)) is None):
-                remove(found)
+        for file, name in _temporaries_in(folder):
+            if name in names and (not is_local(file) or remove_if_abandoned(local_path(file)) is None):
+                remove(file)
 
 
 def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = lambda address: False) -> None:
@@ -334,13 +334,13 @@ def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = la
     for folder, names in folders.items():
         inside = f"{folder}{FOLDER}/"
         # A store may allow to remove receipts, but not to list them, or its listing may fail.
-        there = names if (listed := _listed(inside)) is None else set(listed)
+        files = names if (listed := _listed(inside)) is None else set(listed)
         names |= {
-            name for name in there if name.endswith(RECEIPT) and is_own(folder + name.removesuffix(RECEIPT))
+            name for name in files if name.endswith(RECEIPT) and is_own(folder + name.removesuffix(RECEIPT))
         }
-        for _ in at_once(remove, [inside + name for name in sorted(there & names)]):
+        for _ in at_once(remove, [inside + name for name in sorted(files & names)]):
             pass
-        if there and there <= names and is_local(inside):
+        if files and files <= names and is_local(inside):
             remove_empty([local_path(inside)])
 
 

@@ -244,8 +244,8 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         classes = None if labels is None else tuple(map(str, labels))
         bases = Records(document.get("bases") or [], partial(_shard, False))
         view = from_json(document["view"], bases, shards) if "view" in document else None
-        made = json.loads(json.dumps(ours.get("made") or {}, default=unpacked))
-        manifest = Manifest(str(document.get("name", "")), shards, made, classes, view)
+        provenance = json.loads(json.dumps(ours.get("made") or {}, default=unpacked))
+        manifest = Manifest(str(document.get("name", "")), shards, provenance, classes, view)
         contradiction = _contradiction(ours, manifest)
     except (ValueError, RecursionError) as error:
         raise DataError(
@@ -367,7 +367,7 @@ def set_prefix(addresses: Sequence[str]) -> str:
 def _shared(texts: Collection[str]) -> str:
     """Return the common beginning of all texts."""
     first, last = min(texts), max(texts)
-    length = next((at for at, (one, other) in enumerate(zip(first, last)) if one != other), len(first))
+    length = next((number for number, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), len(first))
     return first[:length]
 
 
@@ -419,27 +419,27 @@ class Standing(NamedTuple):
     def followed_by(self, added: Manifest, plan: str | None) -> Manifest:
         """Return the manifest with the added shards. ``plan`` is the fingerprint of the plan that made them."""
         before = self.manifest
-        made = {**added.made, "first": len(before.shards), "shards": len(added.shards), "plan": plan}
+        record = {**added.made, "first": len(before.shards), "shards": len(added.shards), "plan": plan}
         return replace(
             before,
             shards=before.shards + added.shards,
-            made={**before.made, APPENDED: [*(before.made.get(APPENDED) or []), made]},
+            made={**before.made, APPENDED: [*(before.made.get(APPENDED) or []), record]},
             classes=added.classes or before.classes,
         )
 
     def before_last(self) -> tuple[Standing, str] | None:
         """Return the set before the last append, and the fingerprint of the plan for that append. Return None if no
         shards were appended."""
-        manifest, made = self.manifest, dict(self.manifest.made)
+        manifest, facts = self.manifest, dict(self.manifest.made)
         try:
-            *made[APPENDED], last = made[APPENDED]
+            *facts[APPENDED], last = facts[APPENDED]
             count, plan = int(last["shards"]), str(last["plan"])
         except (KeyError, TypeError, ValueError):
             return None
         if not 0 < count <= len(manifest.shards):
             return None
         shards = manifest.shards[: len(manifest.shards) - count]
-        return Standing(replace(manifest, shards=shards, made=made), self.first - count), plan
+        return Standing(replace(manifest, shards=shards, made=facts), self.first - count), plan
 
 
 APPENDED = "appended"

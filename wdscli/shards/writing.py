@@ -301,8 +301,8 @@ class ShardFile:
         after: list[Callable[[], None]] = []
         if witness is not None and self._sink.version and not is_local(self.address):
             # Later, the version identifies the shard without reading it.
-            known = replace(info, version=self._sink.version)
-            after.append(partial(witness, self.address, known, index_seal))
+            versioned = replace(info, version=self._sink.version)
+            after.append(partial(witness, self.address, versioned, index_seal))
         if index is not None:
             if self._sink.stored_version:
                 index.note = note_of(self._sink.stored_version, info.checksum)
@@ -424,29 +424,29 @@ class OutputSet:
         check_place(self._manifest())
         self.there = self.existing()
         self.has_manifest = self.standing is None and exists(self._manifest())
-        there = [*self.there, *([self._manifest()] if self.has_manifest else [])]
+        existing = [*self.there, *([self._manifest()] if self.has_manifest else [])]
         # A single name without a number may be a folder. Then check_place gives the better error.
-        if there and is_local(there[0]) and self.pattern.number_of(there[0]) is None:
-            check_place(there[0])
+        if existing and is_local(existing[0]) and self.pattern.number_of(existing[0]) is None:
+            check_place(existing[0])
         self.pattern.check_name()
-        taken = {_place(address) for address in there}
+        taken = {_place(address) for address in existing}
         for address in inputs if taken else ():
             if _place(address) in taken:
                 raise UsageError(
                     f"{address} would be both an input and an output", hint="choose another output name"
                 )
-        if there and not self.settings.force and not may_exist:
-            more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
-            raise OutputExistsError(f"output exists: {there[0]}{more}", hint=self._way_out())
+        if existing and not self.settings.force and not may_exist:
+            suffix = f" (and {len(existing) - 1} more)" if len(existing) > 1 else ""
+            raise OutputExistsError(f"output exists: {existing[0]}{suffix}", hint=self._way_out())
 
     def existing(self) -> list[str]:
         """Return the existing shards with names of this output. If shards are appended to a set, the old shards are
         left out."""
-        there = self.pattern.existing()
+        addresses = self.pattern.existing()
         if self.standing is not None:
             first = self.standing.first
-            there = [address for address in there if (self.pattern.number_of(address) or 0) >= first]
-        return there
+            addresses = [address for address in addresses if (self.pattern.number_of(address) or 0) >= first]
+        return addresses
 
     def _way_out(self) -> str:
         """Return the hint for existing output, which an interrupted run may have left."""
@@ -522,10 +522,10 @@ class OutputSet:
     def _manifest(self) -> str:
         return self.pattern.prefix_address(MANIFEST_SUFFIX)
 
-    def finish(self, shards: Sequence[ShardInfo], **made: Any) -> Manifest:
+    def finish(self, shards: Sequence[ShardInfo], **provenance: Any) -> Manifest:
         """Write :meth:`manifest_of` the shards, then remove the rest of a replaced set. Raises OutputError if another
         program has replaced or removed a shard."""
-        manifest = self.manifest_of(shards, Provenance(**made))
+        manifest = self.manifest_of(shards, Provenance(**provenance))
         if not self.pattern.is_stream:
             self._check_own(shards)
             self._check_standing()
@@ -542,10 +542,10 @@ class OutputSet:
         if self.standing is None:
             return
         try:
-            found = read_manifest(self._manifest()).fingerprint
+            fingerprint = read_manifest(self._manifest()).fingerprint
         except WdsError:
-            found = ""
-        if found != self.standing.manifest.fingerprint:
+            fingerprint = ""
+        if fingerprint != self.standing.manifest.fingerprint:
             raise OutputError(
                 f"{self._manifest()} was changed by another program during this run",
                 hint="the new shards exist, but the manifest does not list them; run the command again with --force",
@@ -555,17 +555,17 @@ class OutputSet:
         """Raise OutputError unless every shard has the bytes that this run wrote. A replaced shard is read and
         compared, because another run of the same plan writes the same bytes."""
         self.check_claim(self._manifest())
-        known = [(self.address(at), shard) for at, shard in enumerate(shards) if shard.version]
-        others = []
-        for (address, shard), found in zip(known, current_versions([address for address, _ in known])):
-            if found not in ("", shard.version) and not self._is_same(address, shard, found):
-                others.append(address)
-        if not others:
+        pairs = [(self.address(number), shard) for number, shard in enumerate(shards) if shard.version]
+        replaced = []
+        for (address, shard), version in zip(pairs, current_versions([address for address, _ in pairs])):
+            if version not in ("", shard.version) and not self._is_same(address, shard, version):
+                replaced.append(address)
+        if not replaced:
             return
-        self._remove_lies({address for address, _ in known} - set(others))
-        more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        self._remove_lies({address for address, _ in pairs} - set(replaced))
+        suffix = f" (and {len(replaced) - 1} more)" if len(replaced) > 1 else ""
         raise OutputError(
-            f"{others[0]}{more} was replaced or removed by another program during this run",
+            f"{replaced[0]}{suffix} was replaced or removed by another program during this run",
             hint="no manifest was written; stop other programs that write there; all workers must share the folder",
         )
 
@@ -582,24 +582,24 @@ class OutputSet:
         if not names or any(address.removeprefix(folder_of(self._manifest())) in names for address in ours):
             remove(self._manifest())
 
-    def _is_same(self, address: str, shard: ShardInfo, found: str) -> bool:
+    def _is_same(self, address: str, shard: ShardInfo, version: str) -> bool:
         with suppress(InputError):
-            return found != GONE and is_shard(address, shard, self.settings.form)
+            return version != GONE and is_shard(address, shard, self.settings.form)
         return False
 
-    def manifest_of(self, shards: Sequence[ShardInfo], made: Provenance) -> Manifest:
+    def manifest_of(self, shards: Sequence[ShardInfo], origin: Provenance) -> Manifest:
         """Return the manifest of these shards."""
-        facts: dict[str, Any] = {"operation": made.operation, "options": shown_in(dict(made.options))}
-        facts["inputs"] = list(made.inputs)
-        if made.seed is not None:
-            facts["seed"] = made.seed
-        if made.stamp is not None:
-            facts |= {"stamp": made.stamp, **({"parts": list(made.parts)} if made.parts else {})}
+        facts: dict[str, Any] = {"operation": origin.operation, "options": shown_in(dict(origin.options))}
+        facts["inputs"] = list(origin.inputs)
+        if origin.seed is not None:
+            facts["seed"] = origin.seed
+        if origin.stamp is not None:
+            facts |= {"stamp": origin.stamp, **({"parts": list(origin.parts)} if origin.parts else {})}
         named = tuple(map(self._named, range(len(shards)), shards))
-        classes = None if made.classes is None else tuple(made.classes)
+        classes = None if origin.classes is None else tuple(origin.classes)
         stem = "" if self.pattern.is_stream else base_name(self._manifest())[: -len(MANIFEST_SUFFIX)]
         manifest = Manifest(stem.rstrip("-"), named, facts, classes)
-        return manifest if self.standing is None else self.standing.followed_by(manifest, made.plan)
+        return manifest if self.standing is None else self.standing.followed_by(manifest, origin.plan)
 
     def _named(self, index: int, shard: ShardInfo) -> ShardInfo:
         """Return the shard with its path relative to the manifest's folder, because the pattern may number folders."""
