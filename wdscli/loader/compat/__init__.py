@@ -124,8 +124,8 @@ class _Face(ModuleType):
         self._homes: dict[str, tuple[str, str]] = {}
         for line in filter(None, map(str.strip, table.splitlines())):
             home, _, names = line.partition(":")
-            for one in names.split():
-                theirs, _, ours = one.partition("=")
+            for entry in names.split():
+                theirs, _, ours = entry.partition("=")
                 self._homes[theirs] = home, ours or theirs
         self.__all__ = sorted(self._homes)
 
@@ -149,11 +149,11 @@ def lacking(module: str, name: str, names: Iterable[str] = ()) -> NoReturn:
     """Raise the error for a name that ``module`` lacks; the error suggests the most similar of ``names``."""
     if name in INSTEAD:
         raise ImportError(f"{module} has no {name}; write {INSTEAD[name]}", name=module)
-    said = f"module {module!r} has no attribute {name!r}"
+    message = f"module {module!r} has no attribute {name!r}"
     if name in FORMER:
-        raise AttributeError(f"{said}; webdataset removed it in version 1; write {FORMER[name]}")
-    found = nearest(name, names)
-    raise AttributeError(f"{said}; did you mean {found[0]}?" if found else said)
+        raise AttributeError(f"{message}; webdataset removed it in version 1; write {FORMER[name]}")
+    suggestions = nearest(name, names)
+    raise AttributeError(f"{message}; did you mean {suggestions[0]}?" if suggestions else message)
 
 
 _MADE = {name: _Face(name, table) for name, table in _FACES.items()}

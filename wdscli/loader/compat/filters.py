@@ -93,7 +93,7 @@ def thinned(data: Iterable[Any], p: float = 0.5, rng: Random | None = None) -> I
     if not 0 <= p <= 1:
         raise ValueError(f"rsample({p}): give a number from 0 to 1")
     draw = random if rng is None else rng.random
-    return (item for item in data if draw() < p)
+    return (sample for sample in data if draw() < p)
 
 
 class Drawing(NamedTuple):
@@ -136,9 +136,9 @@ class Kept:
             yield from self._items
             return
         items = []
-        for item in source:
-            items.append(item)
-            yield item
+        for sample in source:
+            items.append(sample)
+            yield sample
         self._items = items
 
 
@@ -208,8 +208,8 @@ class FluidWrapper(Iterated[Item]):
 
     def _with(self: Self, **changes: Any) -> Self:
         new = super()._with(**changes)
-        more = len(new.pipeline.generators) - len(new.stages)
-        new.stages = (*new.stages, *new.pipeline.generators[len(new.stages) :]) if more else new.stages
+        added = len(new.pipeline.generators) - len(new.stages)
+        new.stages = (*new.stages, *new.pipeline.generators[len(new.stages) :]) if added else new.stages
         return new
 
     def _buffer(self, size: int, initial: int, seed: int | None, rng: Any) -> Any:
@@ -311,17 +311,17 @@ class Dataset(WebDataset[Item]):
         suffixes: Iterable[str] | None = None,
         opener: Any = None,
         prepare_for_worker: bool = True,
-        **more: Any,
+        **options: Any,
     ) -> None:
         if opener is not None or not prepare_for_worker:
             raise UsageError("Dataset(opener=, prepare_for_worker=) are not supported", hint="leave them out")
         if suffixes is not None:
-            more["fields"] = suffixes
+            options["fields"] = suffixes
         if isinstance(shuffle, str):
-            more["shuffle"] = shuffle
+            options["shuffle"] = shuffle
         else:
-            more.setdefault("shardshuffle", shuffle)
-        super().__init__(urls, **more)
+            options.setdefault("shardshuffle", shuffle)
+        super().__init__(urls, **options)
         self._length = length
         if epochs != 1:
             self._cuts = (Epochs(epochs, None),)
@@ -342,11 +342,11 @@ class FilterFunction:
         return iter(self.f(data, *self.args, **self.kw))
 
     def __repr__(self) -> str:
-        given = [
+        arguments = [
             *builtins.map(repr, self.args),
             *(f"{name}={value!r}" for name, value in self.kw.items() if value is not reraise_exception),
         ]
-        return f"{repr_of(self.f)}({', '.join(given)})"
+        return f"{repr_of(self.f)}({', '.join(arguments)})"
 
 
 class RestCurried:

@@ -80,9 +80,9 @@ class DataPipeline(FluidWrapper[Item], ABC):
     def __new__(cls, *args: Any, **kw: Any) -> Any:
         stages = _stages(args)
         if cls is DataPipeline and stages:
-            found = _exact(stages[0], stages[1:])
-            if found is not None:
-                return found
+            exact = _exact(stages[0], stages[1:])
+            if exact is not None:
+                return exact
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kw: Any) -> None:
@@ -108,22 +108,21 @@ DataPipeline.register(WebLoader)
 
 
 def _stages(args: Any) -> list[Any]:
-    return [one for arg in args if arg is not None for one in (arg if isinstance(arg, list) else [arg])]
+    return [stage for arg in args if arg is not None for stage in (arg if isinstance(arg, list) else [arg])]
 
 
-def _exact(first: Any, rest: list[Any]) -> Any:
+def _exact(first: Any, stages: list[Any]) -> Any:
     """Return the exact dataset that is equivalent to the pipeline, or None if there is no such dataset."""
     if isinstance(first, PositionDataset) and first._has_own_iter:
         return None
     if isinstance(first, (PositionDataset, WebLoader)):
-        return first.compose(*rest)
+        return first.compose(*stages)
     resampled = type(first) is ResampledShards and first.is_exact
-    opens = next(
-        (at for at, one in enumerate(rest) if one is tarfile_samples or isinstance(one, Opening)), None
-    )
+    are_opening = [stage is tarfile_samples or isinstance(stage, Opening) for stage in stages]
+    opens = are_opening.index(True) if any(are_opening) else None
     if opens is None or is_changed() or not (type(first) is SimpleShardList or resampled):
         return None
-    before, opener, after = rest[:opens], rest[opens], rest[opens + 1 :]
+    before, opener, after = stages[:opens], stages[opens], stages[opens + 1 :]
     mixes = [_mixes(stage) for stage in before]
     if not all(isinstance(stage, Splitter) or mix for stage, mix in zip(before, mixes)):
         return None
@@ -154,9 +153,10 @@ def _mixes(stage: Any) -> bool:
 
 def _are_exact(datasets: Sequence[Any]) -> bool:
     return all(
-        isinstance(one, (str, PositionDataset))
-        and (isinstance(one, str) or not (one.pipeline.generators or one.pipeline.batch or one._has_own_iter))
-        for one in datasets
+        isinstance(dataset, PositionDataset)
+        and not (dataset.pipeline.generators or dataset.pipeline.batch or dataset._has_own_iter)
+        for dataset in datasets
+        if not isinstance(dataset, str)
     )
 
 
@@ -195,8 +195,8 @@ class RandomMix(DataPipeline[Item]):
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
         """Return the exact mix, if the datasets allow it."""
-        found = _random(*args, **how) if cls is RandomMix and (args or how) else None
-        return super().__new__(cls) if found is None else found
+        exact = _random(*args, **how) if cls is RandomMix and (args or how) else None
+        return super().__new__(cls) if exact is None else exact
 
     def __init__(
         self,
@@ -218,8 +218,8 @@ class RoundRobin(DataPipeline[Item]):
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
         """Return the exact mix, if the datasets allow it."""
-        found = _in_turn(*args, **how) if cls is RoundRobin and (args or how) else None
-        return super().__new__(cls) if found is None else found
+        exact = _in_turn(*args, **how) if cls is RoundRobin and (args or how) else None
+        return super().__new__(cls) if exact is None else exact
 
     def __init__(self, datasets: Sequence[Iterable[Item]], longest: bool = False) -> None:
         self.datasets, self.longest = datasets, longest
@@ -238,7 +238,7 @@ class _Turns:
         self.__name__ = f"{len(self._datasets)} datasets"
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._turns([iter(one) for one in self._datasets]))
+        return iter(self._turns([iter(dataset) for dataset in self._datasets]))
 
 
 def _one_of_each(sources: Sequence[Iterator[Any]], longest: bool) -> Iterator[Any]:
@@ -246,9 +246,9 @@ def _one_of_each(sources: Sequence[Iterator[Any]], longest: bool) -> Iterator[An
     left, end = list(sources), object()
     while left:
         for source in list(left):
-            item = next(source, end)
-            if item is not end:
-                yield item
+            sample = next(source, end)
+            if sample is not end:
+                yield sample
             elif longest:
                 left.remove(source)
             else:
@@ -266,9 +266,9 @@ def _drawn(
     draw = (rng or random).choices
     while left:
         [number] = draw(range(len(left)), weights)
-        item = next(left[number], end)
-        if item is not end:
-            yield item
+        sample = next(left[number], end)
+        if sample is not end:
+            yield sample
         elif longest:
             del left[number], weights[number]
         else:

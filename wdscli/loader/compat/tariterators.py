@@ -170,10 +170,10 @@ class MultiShardSample(_Shards):
 
     def __init__(self, fname: dict[str, Any] | str) -> None:
         if not isinstance(fname, dict):
-            said = f"MultiShardSample({fname!r}): a specification is a dict"
-            raise UsageError(said, hint="MultiShardSample(yaml.safe_load(open(path)))")
+            message = f"MultiShardSample({fname!r}): a specification is a dict"
+            raise UsageError(message, hint="MultiShardSample(yaml.safe_load(open(path)))")
         _want_names(fname, "prefix datasets buckets")
-        self.sources = [_source(fname, one) for one in fname["datasets"]]
+        self.sources = [_source(fname, dataset) for dataset in fname["datasets"]]
         self.urls = [url for urls, _, _ in self.sources for url in urls]
         self.rng = Random(0)  # a fixed seed: if ranks split the shards, all ranks must draw the same shards
 
@@ -183,14 +183,14 @@ class MultiShardSample(_Shards):
 
     def get_shards_for_epoch(self) -> list[str]:
         """Return the addresses of the shards of one epoch, in random order."""
-        found: list[str] = []
+        shards: list[str] = []
         for urls, resample, choose in self.sources:
             if resample > 0:
-                found += self.rng.choices(urls, k=resample)
+                shards += self.rng.choices(urls, k=resample)
             else:
-                found += self.rng.sample(urls, choose) if choose > 0 else urls
-        self.rng.shuffle(found)
-        return found
+                shards += self.rng.sample(urls, choose) if choose > 0 else urls
+        self.rng.shuffle(shards)
+        return shards
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return ({"url": url} for url in self.get_shards_for_epoch())
@@ -202,20 +202,20 @@ def _want_names(spec: dict[str, Any], names: str) -> None:
         raise UsageError(f"a specification cannot have the field {', '.join(sorted(unknown))}", hint=names)
 
 
-def _source(spec: dict[str, Any], one: dict[str, Any]) -> tuple[list[str], int, int]:
+def _source(spec: dict[str, Any], dataset: dict[str, Any]) -> tuple[list[str], int, int]:
     """Return the addresses of a set, the number of draws, and the number of chosen shards (0 for all)."""
-    _want_names(one, "buckets name shards resample choose")
-    buckets = one.get("buckets", spec.get("buckets")) or [""]
+    _want_names(dataset, "buckets name shards resample choose")
+    buckets = dataset.get("buckets", spec.get("buckets")) or [""]
     buckets = [buckets] if isinstance(buckets, str) else buckets
     if len(buckets) > 1:
         raise UsageError(
             "a set in a specification names several buckets", hint="write one set for each bucket"
         )
-    shards = [one["shards"]] if isinstance(one["shards"], str) else one["shards"]
+    shards = [dataset["shards"]] if isinstance(dataset["shards"], str) else dataset["shards"]
     parts = [_variables(part) for part in (spec.get("prefix", ""), buckets[0])]
     names = [name for shard in shards for name in expand_braces(_variables(shard), UsageError)]
     urls = [parts[0] + os.path.join(parts[1], name) for name in names]
-    resample, choose = int(one.get("resample", 0)), int(one.get("choose", 0))
+    resample, choose = int(dataset.get("resample", 0)), int(dataset.get("choose", 0))
     if (resample > 0 and choose > 0) or choose > len(urls):
         raise UsageError(
             f"a specification cannot choose {choose} or resample {resample} of {len(urls)} shards"
@@ -254,10 +254,10 @@ class StreamingOpen:
         return each(_with_stream, urls, self.handler)
 
 
-def _with_stream(given: Any) -> dict[str, Any]:
-    url = given["url"] if isinstance(given, dict) else given
-    found = {"url": url, "stream": gopen(url)}
-    return {**found, "local_path": local_path(url)} if is_local(url) else found
+def _with_stream(source: Any) -> dict[str, Any]:
+    url = source["url"] if isinstance(source, dict) else source
+    opened = {"url": url, "stream": gopen(url)}
+    return {**opened, "local_path": local_path(url)} if is_local(url) else opened
 
 
 def url_opener(
@@ -334,15 +334,15 @@ def tar_file_expander(
     """Yield the files of archives; each file is a dict with ``__url__``. An archive is a dict ``{"url": ..., "stream":
     ...}``. After each archive, yield ``eof_value`` unless it is None."""
     for source in data:
-        more = {"__url__": source["url"]}
+        origin = {"__url__": source["url"]}
         if source.get("local_path") is not None:
-            more["__local_path__"] = source["local_path"]
+            origin["__local_path__"] = source["local_path"]
         try:
             files = tar_file_iterator(
                 source["stream"], handler=handler, select_files=select_files, rename_files=rename_files
             )
             for file in files:
-                yield {**file, **more}
+                yield {**file, **origin}
         except Exception as error:
             if handler(error):
                 continue
@@ -394,8 +394,8 @@ def group_by_keys(
 
 
 def _twice(file: dict[str, Any], field: str) -> DataError:
-    said = f'field "{field}" comes twice in one sample'
-    return DataError(said, code="duplicate-field", shard=file["__url__"], member=file["fname"])
+    message = f'field "{field}" comes twice in one sample'
+    return DataError(message, code="duplicate-field", shard=file["__url__"], member=file["fname"])
 
 
 _STEPS = (url_opener, tar_file_expander, tar_file_iterator, group_by_keys)

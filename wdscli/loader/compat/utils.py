@@ -41,10 +41,10 @@ enforce_security = os.environ.get("WDS_SECURE", "0") not in ("", "0")
 """Whether ``gopen`` refuses commands and local files, and ``autodecode`` refuses pickles."""
 
 
-def want_trust(said: str) -> None:
-    """Raise SecurityError with the message ``said`` if security is enforced."""
+def want_trust(message: str) -> None:
+    """Raise SecurityError with the message ``message`` if security is enforced."""
     if enforce_security:
-        raise SecurityError(said)
+        raise SecurityError(message)
 
 
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:

@@ -69,10 +69,10 @@ class Counts:
 
     def by_shard(self) -> dict[str, dict[str, int]]:
         """Return the numbers as ``{shard: {reason: number}}``."""
-        found: dict[str, dict[str, int]] = {}
+        by_shard: dict[str, dict[str, int]] = {}
         for shard, reason, number in self.rows():
-            found.setdefault(shard, {})[reason] = number
-        return found
+            by_shard.setdefault(shard, {})[reason] = number
+        return by_shard
 
     def clear(self) -> None:
         """Set all numbers to zero."""
@@ -172,16 +172,16 @@ def warn_and_stop(exn: Exception) -> bool:
 
 
 def each(function: Callable[[Item], Result], items: Iterable[Item], handler: Handler) -> Iterator[Result]:
-    """Yield ``function(item)`` for each item. ``handler`` decides whether an error skips the item or ends the
+    """Yield ``function(sample)`` for each sample. ``handler`` decides whether an error skips the sample or ends the
     iteration."""
-    for item in items:
+    for sample in items:
         try:
-            found = function(item)
+            result = function(sample)
         except Exception as error:
             if handler(error):
                 continue
             return
-        yield found
+        yield result
 
 
 class StopEpoch(BaseException):
@@ -211,33 +211,35 @@ class Guard:
         self.handler = handler
         self.counts = counts
 
-    def drop(self, item: Any, reason: str = "") -> None:
-        """Count ``item`` as skipped."""
-        self.counts.add(text_of(item, "__url__") or "", f"{self.stage}: {reason}" if reason else self.stage)
+    def drop(self, sample: Any, reason: str = "") -> None:
+        """Count ``sample`` as skipped."""
+        self.counts.add(text_of(sample, "__url__") or "", f"{self.stage}: {reason}" if reason else self.stage)
 
-    def caught(self, error: Exception, item: Any) -> None:
-        """Let the handler decide about a caught ``error``. Return if ``item`` is skipped; otherwise raise the error or
-        StopEpoch."""
+    def caught(self, error: Exception, sample: Any) -> None:
+        """Let the handler decide about a caught ``error``. Return if ``sample`` is skipped; otherwise raise the error
+        or StopEpoch."""
         if isinstance(error, UsageError):
             raise error  # the error, such as a missing package, would come again for every sample
         try:
             go_on = self.handler(error)
         except Exception as raised:
             if raised is error and not isinstance(error, WdsError):  # WdsErrors name the sample
-                self._name(error, item)
+                self._name(error, sample)
             raise
-        self.drop(item, type(error).__name__)
+        self.drop(sample, type(error).__name__)
         if not go_on:
             raise StopEpoch
 
-    def _name(self, error: Exception, item: Any) -> None:
+    def _name(self, error: Exception, sample: Any) -> None:
         """Add notes to the end of the traceback (Python 3.11 and later): the sample's name, and a hint if its fields
         are bytes and the function expects other values."""
         notes = []
-        if isinstance(item, dict) and "__key__" in item:
-            shard = shown(text_of(item, "__url__") or "")
-            notes.append(printable(f'in {self.stage}() of sample "{item["__key__"]}" of {shard}'))
-        values = item.values() if isinstance(item, dict) else item if isinstance(item, tuple) else [item]
+        if isinstance(sample, dict) and "__key__" in sample:
+            shard = shown(text_of(sample, "__url__") or "")
+            notes.append(printable(f'in {self.stage}() of sample "{sample["__key__"]}" of {shard}'))
+        values = (
+            sample.values() if isinstance(sample, dict) else sample if isinstance(sample, tuple) else [sample]
+        )
         is_of_bytes = isinstance(error, (TypeError, AttributeError)) and "byte" in str(error)
         if is_of_bytes and any(isinstance(value, bytes) for value in values):
             notes.append(f"hint: the fields are bytes: call decode() before {self.stage}()")
@@ -245,10 +247,10 @@ class Guard:
             error.__notes__ = [*getattr(error, "__notes__", ()), *notes]  # type: ignore[attr-defined]
 
 
-def text_of(item: Any, field: str) -> str | None:
-    """Return the text in ``field`` (``__key__`` or ``__url__``) if the item is a sample, otherwise None."""
-    found = item.get(field) if isinstance(item, Mapping) else None
-    return found if isinstance(found, str) else None
+def text_of(sample: Any, field: str) -> str | None:
+    """Return the text in ``field`` (``__key__`` or ``__url__``) of a sample, and None for anything else."""
+    text = sample.get(field) if isinstance(sample, Mapping) else None
+    return text if isinstance(text, str) else None
 
 
 OnError = Literal["raise", "skip", "substitute"]

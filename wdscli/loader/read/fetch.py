@@ -111,10 +111,10 @@ class Fetcher:
         order = numpy.lexsort((places, shards))
         wanted = numpy.stack((shards[order], places[order]))
         threads = self._useful_threads(wanted[0])
-        found = (
+        samples = (
             self._in_turn(wanted) if threads == 1 else self._threaded(numpy.array_split(wanted, threads, 1))
         )
-        return found if (order[1:] > order[:-1]).all() else in_order(order, found)
+        return samples if (order[1:] > order[:-1]).all() else in_order(order, samples)
 
     def announce(self, shards: I64, places: I64) -> None:
         """Let the kernel read large samples of a later call in advance, if they are not in memory."""
@@ -137,15 +137,15 @@ class Fetcher:
         return list(parts_of(table, self.source(shard), table.wanted(self._fields), places))
 
     def _few(self, shards: list[int], places: list[int]) -> list[Raw]:
-        found: list[Any] = [None] * len(shards)
+        samples: list[Any] = [None] * len(shards)
         rows_of: dict[int, list[int]] = {}
         for row in sorted(range(len(shards)), key=places.__getitem__):
             rows_of.setdefault(shards[row], []).append(row)
         for shard in sorted(rows_of):
             rows = rows_of[shard]
             for row, raw in zip(rows, self.of_shard(shard, [places[row] for row in rows])):
-                found[row] = raw
-        return found
+                samples[row] = raw
+        return samples
 
     def _useful_threads(self, shards: I64) -> int:
         """Return the number of threads that read samples of these shards. Large samples are read by several threads,
@@ -163,27 +163,27 @@ class Fetcher:
     def _threaded(self, shares: list[I64]) -> list[Raw]:
         futures = [self._helpers.submit(self._in_turn, share) for share in shares[1:]]
         try:
-            found = self._in_turn(shares[0])
+            samples = self._in_turn(shares[0])
         finally:
             wait(futures)
-        return list(chain(found, *[future.result() for future in futures]))
+        return list(chain(samples, *[future.result() for future in futures]))
 
     def _in_turn(self, wanted: I64) -> list[Raw]:
         """Return the samples at the given shards and places, which are sorted."""
         shards, places = wanted
-        found: list[Raw] = []
+        samples: list[Raw] = []
         for first, end in runs(shards):
-            found += self.of_shard(int(shards[first]), places[first:end].tolist())
-        return found
+            samples += self.of_shard(int(shards[first]), places[first:end].tolist())
+        return samples
 
     def of_shard(self, shard: int, places: list[int]) -> list[Raw]:
         """Return samples of one shard. Raises InputError, DataError."""
         source, table = self.source(shard), self._catalog.table(shard)
         expect_samples(table, source, self._fields, places)
         small = None if self._small is None else self._small[shard]
-        found = read_samples(table, source, self._fields, places, small)
-        METER.add(found.size_bytes)
-        return found.samples
+        answer = read_samples(table, source, self._fields, places, small)
+        METER.add(answer.size_bytes)
+        return answer.samples
 
     @cached_property
     def _threads(self) -> int:
@@ -230,8 +230,8 @@ def _room() -> int:
     """Return how many bytes of small samples all fetchers of this process may still keep."""
     # A lock is not used: another thread might hold it while this process is forked.
     with suppress(RuntimeError):  # another thread has just added a fetcher
-        kept = [small.size_bytes for one in _fetchers if one._small for small in one._small.values()]
-        return SMALL_SAMPLES_BYTES - sum(kept)
+        kept = [small for fetcher in _fetchers for small in (fetcher._small or {}).values()]
+        return SMALL_SAMPLES_BYTES - sum(small.size_bytes for small in kept)
     return 0
 
 
@@ -257,11 +257,11 @@ def _check_unchanged(catalog: Catalog, shard: int, source: Source) -> None:
         raise changed(table, 0)
 
 
-def in_order(rows: I64, found: Sequence[Any]) -> list[Any]:
-    """Return the items of ``found`` in another order: item i moves to index ``rows[i]``."""
-    placed: list[Any] = [None] * len(found)
-    for row, one in zip(rows.tolist(), found):
-        placed[row] = one
+def in_order(rows: I64, samples: Sequence[Any]) -> list[Any]:
+    """Return ``samples`` in another order: sample i moves to index ``rows[i]``."""
+    placed: list[Any] = [None] * len(samples)
+    for row, sample in zip(rows.tolist(), samples):
+        placed[row] = sample
     return placed
 
 
@@ -354,11 +354,11 @@ class Pool:
             for lane, rows in parts
         ]
         try:
-            found = list(chain.from_iterable(future.result() for future in waiting))
+            samples = list(chain.from_iterable(future.result() for future in waiting))
         finally:
             for future in waiting:
                 future.cancel()
-        return in_order(numpy.concatenate([rows for _, rows in parts]), found)
+        return in_order(numpy.concatenate([rows for _, rows in parts]), samples)
 
     def _pool(self) -> DaemonPool:
         if self._executor is None:
@@ -419,11 +419,11 @@ class Shared:
         soon, self.soon = self.soon, {}
         if len(wanted) <= SHARDS_TOGETHER:
             return self._read(wanted, soon if len(soon) <= SHARDS_TOGETHER else {})
-        rest = iter(wanted.items())
-        found: list[Raw] = []
-        while some := dict(islice(rest, SHARDS_TOGETHER)):
-            found += self._read(some, {})
-        return found
+        unread = iter(wanted.items())
+        samples: list[Raw] = []
+        while group := dict(islice(unread, SHARDS_TOGETHER)):
+            samples += self._read(group, {})
+        return samples
 
     def _read(self, wanted: dict[int, list[int]], soon: dict[int, list[int]]) -> list[Raw]:
         sources: dict[int, Source] = {}
@@ -432,12 +432,12 @@ class Shared:
             self._take(list(wanted), sources)
             room = network().read_ahead_bytes
             requests = plan_requests(self._catalog, wanted, soon, room, self._reads_gaps)
-            found: list[Raw] = []
+            samples: list[Raw] = []
             for shard, places in wanted.items():
                 self._begin(requests, sources)
-                some = self._samples(shard, places, sources)
-                METER.add(some.size_bytes)
-                found += some.samples
+                answer = self._samples(shard, places, sources)
+                METER.add(answer.size_bytes)
+                samples += answer.samples
                 requests.done(shard, sources[shard])
             used = wanted.keys() | soon.keys()
             self._expensive_samples += requests.expensive_samples
@@ -445,7 +445,7 @@ class Shared:
                 warn_if_expensive(self._expensive_samples, remote)
         finally:
             self._give_back(sources, used)
-        return found
+        return samples
 
     def _samples(self, shard: int, places: list[int], sources: dict[int, Source]) -> Found:
         """Return samples of one shard. A shard may have been opened without a request, as the version that its index
@@ -453,11 +453,11 @@ class Shared:
         with its table."""
         table = self._catalog.table_to_read(shard)
         try:
-            found = read_samples(table, sources[shard], self._fields, places)
-            if table.proof is Proof.NOTHING and found.size_bytes:
+            answer = read_samples(table, sources[shard], self._fields, places)
+            if table.proof is Proof.NOTHING and answer.size_bytes:
                 table.proof = Proof.PAYLOADS
             if table.proof is not Proof.NOTHING:
-                return found
+                return answer
         except (DataError, StorageError):
             if not sources[shard].is_pinned:
                 raise

@@ -104,17 +104,17 @@ class Times:
         self.shortened = 0
         self.requests = self.received = self.sent = self.retries = self.stalls = 0
 
-    def add(self, other: dict[str, Any]) -> None:
+    def add(self, times: dict[str, Any]) -> None:
         """Add the numbers that :meth:`take` of another object returned."""
-        for name, value in other.items():
+        for name, value in times.items():
             vars(self)[name] += value
 
     def take(self) -> dict[str, Any]:
         """Return all numbers in a dict, and set them to zero."""
         self.add(take_traffic()._asdict())
-        found = dict(self.__dict__)
+        totals = dict(self.__dict__)
         Times.__init__(self)
-        return found
+        return totals
 
     def shown(self) -> dict[str, Any]:
         """Return the numbers under the names that ``stats()`` has: ``samples``, ``bytes``, ``requests``,
@@ -269,16 +269,16 @@ class Ahead:
             begin = time.perf_counter()
             with self._changed:
                 self._changed.wait_for(lambda: self._ready)
-                block, found, size_bytes, moved = self._ready.popleft()
+                block, samples, size_bytes, moved = self._ready.popleft()
             self._times.reading += time.perf_counter() - begin
-            if isinstance(found, BaseException):
-                raise found
+            if isinstance(samples, BaseException):
+                raise samples
             if block is None:
                 return
             self._times.bytes += moved
-            self._times.samples += len(found)
-            yield block, found
-            del found
+            self._times.samples += len(samples)
+            yield block, samples
+            del samples
             with self._changed:
                 self._held -= size_bytes
                 self._changed.notify_all()
@@ -300,13 +300,13 @@ class Ahead:
             if not coming:
                 self._put(None, None)
                 return
-            coming.extend(self._noted(sum(len(one.positions) for one in coming)))
+            coming.extend(self._noted(sum(len(noted.positions) for noted in coming)))
             block, before = coming.popleft(), METER.bytes
-            found = self._reader.read(block.positions)
+            samples = self._reader.read(block.positions)
             moved = METER.bytes - before
             if not each:
-                self._agenda.learn(len(found), moved, block_bytes, most)
-            self._put(block, found, int(each * len(found)) or moved, moved)
+                self._agenda.learn(len(samples), moved, block_bytes, most)
+            self._put(block, samples, int(each * len(samples)) or moved, moved)
 
     def _noted(self, count: int) -> Iterator[Block]:
         """Announce the next block to the reader and yield the block. Announce and yield further blocks while the reader
@@ -318,9 +318,9 @@ class Ahead:
             if count >= MOST_NOTED or not self._reader.wants_more:
                 return
 
-    def _put(self, block: Block | None, found: Any, size_bytes: int = 0, moved: int = 0) -> None:
+    def _put(self, block: Block | None, samples: Any, size_bytes: int = 0, moved: int = 0) -> None:
         with self._changed:
-            self._ready.append((block, found, size_bytes, moved))
+            self._ready.append((block, samples, size_bytes, moved))
             self._held += size_bytes
             self._largest = max(self._largest, size_bytes)
             self._changed.notify_all()
@@ -339,11 +339,11 @@ def by_batch(blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[Read]:
         if len(block.numbers) == 1:
             yield Read(block.numbers[0], block.positions, samples)
             continue
-        rest = iter(samples)
+        unread = iter(samples)
         del samples
         first = 0
         for number, count in zip(block.numbers, block.counts):
-            yield Read(number, block.positions[first : first + count], list(islice(rest, count)))
+            yield Read(number, block.positions[first : first + count], list(islice(unread, count)))
             first += count
 
 
@@ -427,10 +427,10 @@ class _EpochReader(EpochReader):
         return fact(self._catalog, shards, self._catalog.places(shards, samples))
 
     def find(self, key: str, searched: range) -> int | None:
-        found = self._catalog.find(key)
-        if found is None:
+        location = self._catalog.find(key)
+        if location is None:
             return None
-        shard, place = found
+        shard, place = location
         kept = self._catalog.kept(shard)
         sample = place if kept is None else int(kept.searchsorted(place))
         if kept is not None and (sample == len(kept) or kept[sample] != place):
@@ -483,29 +483,30 @@ class _BlocksReader(_EpochReader):
     def read(self, positions: I64) -> list[Raw | Failed]:
         self._unread = max(0, self._unread - len(positions))
         wanted = positions.tolist()
-        missing = positions[[one not in self._held for one in wanted]]
+        missing = positions[[position not in self._held for position in wanted]]
         blocks = numpy.unique(self._order.locate_in_blocks(missing)[0]).tolist() if len(missing) else []
         self._fetch_blocks([block for block in blocks if block in self._coming])
-        found = [self._held.pop(one, None) for one in wanted]
-        if absent := [row for row, one in enumerate(found) if one is None]:
-            for row, one in zip(absent, super().read(positions[absent])):
-                found[row] = one
-        return found  # type: ignore[return-value]
+        samples = [self._held.pop(position, None) for position in wanted]
+        if absent := [row for row, sample in enumerate(samples) if sample is None]:
+            for row, sample in zip(absent, super().read(positions[absent])):
+                samples[row] = sample
+        return samples  # type: ignore[return-value]
 
     def _fetch_blocks(self, blocks: list[int]) -> None:
         """Fetch ``blocks``, and as many following blocks as may be held. Remote blocks are fetched one after the other,
         while the next ones are requested."""
-        room = self._window * self._most - len(self._held) - sum(_count(self._coming[one]) for one in blocks)
+        held = len(self._held) + sum(_count(self._coming[block]) for block in blocks)
+        room = self._window * self._most - held
         line = blocks + sorted(self._coming.keys() - set(blocks))
-        ends = list(accumulate(_count(self._coming[one]) for one in line[len(blocks) :]))
+        ends = list(accumulate(_count(self._coming[block]) for block in line[len(blocks) :]))
         count = len(blocks) + bisect_right(ends, room)
         step = 1 if self.waits else max(1, count)
         for first in range(0, count, step):
-            some, soon = line[first : first + step], line[first + step :][: self._ahead]
+            current, soon = line[first : first + step], line[first + step :][: self._ahead]
             if self.waits and soon:
-                later = _joined(self._coming[one] for one in soon)
+                later = _joined(self._coming[block] for block in soon)
                 self._pool.expect(later.shards, later.places)
-            noted = _joined(self._coming.pop(one) for one in some)
+            noted = _joined(self._coming.pop(block) for block in current)
             if not self.waits:
                 self._pool.expect(noted.shards, noted.places)
             self._held.update(zip(noted.positions.tolist(), self._fetched(noted.shards, noted.places)))
@@ -520,7 +521,7 @@ class Noted(NamedTuple):
 
 
 def _count(noted: Iterable[Noted]) -> int:
-    return sum(len(one.positions) for one in noted)
+    return sum(len(part.positions) for part in noted)
 
 
 def _joined(noted: Iterable[Iterable[Noted]]) -> Noted:

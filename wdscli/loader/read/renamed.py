@@ -68,8 +68,8 @@ def regrouped(
             fields = {}
         key, field = parts
         if field in fields:
-            said = f'rename_files gives two members of sample "{key}" the name "{field}"'
-            raise DataError(said, code="duplicate-field", shard=shard, member=name)
+            message = f'rename_files gives two members of sample "{key}" the name "{field}"'
+            raise DataError(message, code="duplicate-field", shard=shard, member=name)
         fields[field] = member
     if fields:
         yield key, fields
@@ -197,9 +197,9 @@ class RenamedCatalog(Catalog):
             return None
 
     def table(self, number: int) -> Any:
-        known = self._renamed.used(number)
-        if known is not None:
-            return known
+        table = self._renamed.used(number)
+        if table is not None:
+            return table
         table = RenamedTable(self._base.table(number), self._base.kept(number), self._renaming)
         return self._renamed.keep(number, table)
 
@@ -254,14 +254,14 @@ class RenamedPool(Pool):
         """Return three arrays with a number for each member of the samples: its shard, the sample's row, and the
         member."""
         counts: I64 = numpy.empty(len(shards), dtype=numpy.int64)
-        found: list[Any] = [None] * len(shards)
+        members: list[Any] = [None] * len(shards)
         for shard, rows in groups(shards):
             table = self._tables(shard)
             for row in rows.tolist():
                 first, end = table.ends[places[row] : places[row] + 2]
-                found[row], counts[row] = table.members[first:end], end - first
+                members[row], counts[row] = table.members[first:end], end - first
         rows = numpy.arange(len(shards)).repeat(counts)
-        return shards[rows], rows, numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *found])
+        return shards[rows], rows, numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *members])
 
 
 def pool_of(catalog: Catalog, *args: Any, **how: Any) -> Pool:

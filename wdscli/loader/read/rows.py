@@ -65,14 +65,14 @@ class Found(NamedTuple):
 
 class Part(NamedTuple):
     """A shard that has some of the wanted fields. ``names`` has the names of the fields by number, and None for
-    unwanted fields. ``rows`` has the places of the samples in this shard. ``at`` has the indexes of these samples among
-    the wanted samples; None means all wanted samples."""
+    unwanted fields. ``rows`` has the places of the samples in this shard. ``wanted_rows`` has the rows of these samples
+    among the wanted samples; None means all wanted samples."""
 
     table: ShardTable
     source: Source
     names: list[str | None]
     rows: list[int]
-    at: list[int] | None = None
+    wanted_rows: list[int] | None = None
 
 
 class SmallParts:
@@ -101,10 +101,10 @@ class SmallParts:
         if size_bytes > self._room():
             return None
         self.size_bytes += size_bytes
-        known: list[Any] = [None] * len(table.sizes)
+        payloads: list[Any] = [None] * len(table.sizes)
         assert core.CORE is not None
-        core.CORE.read(table.packed, names, None, source.fd, table.size, [], [], None, known)
-        return self._payloads.setdefault(table, known)
+        core.CORE.read(table.packed, names, None, source.fd, table.size, [], [], None, payloads)
+        return self._payloads.setdefault(table, payloads)
 
 
 def read_samples(
@@ -121,8 +121,8 @@ def read_samples(
     if any(part.source.fd is None and not isinstance(part.source, Held) for part in parts):
         # To open a base, the view has closed another one, because the process may not have more open files.
         parts = [_ready(part, stays_open=False) for part in parts_of(table, source, names, places)]
-    found = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places), small)
-    return _completed(table, names, parts, places, found)
+    answer = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places), small)
+    return _completed(table, names, parts, places, answer)
 
 
 def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> Iterator[Part]:
@@ -137,14 +137,14 @@ def parts_of(table: ShardTable, source: Source, names: list[str | None], places:
         wanted = [None if code < 0 else names[code] for code in layer.codes]
         if all(name is None for name in wanted):
             continue
-        rows, at = places, None
+        rows, wanted_rows = places, None
         if layer.subset is not None:
             numbers, all_rows = layout.rows[layer.set_number]
-            at = [row for row, place in enumerate(places) if numbers[place] == number]
-            rows = [all_rows[places[row]] for row in at]
+            wanted_rows = [row for row, place in enumerate(places) if numbers[place] == number]
+            rows = [all_rows[places[row]] for row in wanted_rows]
         if rows:
             layer.table = layer.table or ShardTable(table.address, layer.index)
-            yield Part(layer.table, source.base(layer.base), wanted, rows, at)
+            yield Part(layer.table, source.base(layer.base), wanted, rows, wanted_rows)
 
 
 def _ready(part: Part, *, stays_open: bool = True) -> Part:
@@ -160,15 +160,15 @@ def _by_core(parts: list[Part], count: int, small: SmallParts | None) -> Found:
     samples: list[Any] = [0] * count
     size_bytes = 0
     for part in parts:
-        table, source, names, rows, at = part
-        begun = samples if at is None else [samples[row] for row in at]
+        table, source, names, rows, wanted_rows = part
+        begun = samples if wanted_rows is None else [samples[row] for row in wanted_rows]
         where: Any = (source.fd, table.size, [], [])
         if isinstance(source, Held):
             where = (-1, table.size, source.buffers, source.starts)
-        known = None if small is None else small.payloads(part)
-        read, more = core.CORE.read(table.packed, names, rows, *where, begun, known)
-        size_bytes += more
-        for row, raw in zip(at or (), read):
+        kept_payloads = None if small is None else small.payloads(part)
+        read, read_bytes = core.CORE.read(table.packed, names, rows, *where, begun, kept_payloads)
+        size_bytes += read_bytes
+        for row, raw in zip(wanted_rows or (), read):
             samples[row] = raw
     return Found([raw or None for raw in samples], size_bytes)
 
@@ -198,10 +198,10 @@ def expect_samples(
 
 
 def _completed(
-    table: ShardTable, names: list[str | None], parts: list[Part], places: list[int], found: Found
+    table: ShardTable, names: list[str | None], parts: list[Part], places: list[int], answer: Found
 ) -> Found:
-    """Return ``found`` after :func:`_exact` has read the samples that are None."""
-    samples, size_bytes = found
+    """Return ``answer`` after :func:`_exact` has read the samples that are None."""
+    samples, size_bytes = answer
     for row, raw in enumerate(samples):
         if raw is None:
             raw = samples[row] = _exact(table, names, parts, places[row], row)
@@ -220,11 +220,11 @@ def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place:
 
 def _payloads(part: Part, row: int) -> Iterator[bytes]:
     """Yield the wanted payloads that a part has of sample number ``row``."""
-    table, source, names, rows, at = part
-    if at is not None:
-        if row not in at:
+    table, source, names, rows, wanted_rows = part
+    if wanted_rows is not None:
+        if row not in wanted_rows:
             return
-        row = at.index(row)
+        row = wanted_rows.index(row)
     for number, member in table.members(rows[row]):
         if names[number] is None:
             continue
@@ -246,15 +246,15 @@ def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> lis
     """Return the ranges to read for some samples, as pairs (first byte, end) in rising order. Ranges with a gap of at
     most ``GAP_BYTES`` between them are joined."""
     begins, ends = _spans(table, names, places)
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     gaps = ((begins[1:] - ends[:-1] > GAP_BYTES).nonzero()[0] + 1).tolist()
     for first, stop in pairwise([0, *gaps, len(begins)]):
         while first < stop:
             fitting = int(ends[first:stop].searchsorted(begins[first] + READ_BYTES, "right"))
             following = first + max(1, fitting)
-            found.append((int(begins[first]), int(ends[first:following].max())))
+            merged.append((int(begins[first]), int(ends[first:following].max())))
             first = following
-    return found
+    return merged
 
 
 def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> tuple[I64, I64]:
@@ -275,8 +275,8 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> tup
     ]
     wanted.sort(key=lambda member: member.offset)
     pairs = [(member.first, member.offset + member.size) for member in wanted]
-    found: I64 = numpy.array(pairs, dtype=numpy.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    spans: I64 = numpy.array(pairs, dtype=numpy.int64).reshape(-1, 2)
+    return spans[:, 0], spans[:, 1]
 
 
 class Held(Source):
@@ -289,10 +289,10 @@ class Held(Source):
         self.buffers = [source.read_at(begin, end - begin) for begin, end in ranges]
 
     def read_at(self, offset: int, length: int) -> bytes:
-        at = bisect_right(self.starts, offset) - 1
-        if at >= 0:
-            inside = offset - self.starts[at]
-            data = self.buffers[at][inside : inside + length]
+        number = bisect_right(self.starts, offset) - 1
+        if number >= 0:
+            inside = offset - self.starts[number]
+            data = self.buffers[number][inside : inside + length]
             if len(data) == length:
                 return data
         return self._source.read_at(offset, length)
@@ -342,7 +342,7 @@ class FetchRequests:
     def __init__(self, requests: list[FetchRequest], room: int, gap_bytes: int | None) -> None:
         self.gap_bytes = gap_bytes
         self._requests, self._room = requests, room
-        size_bytes = sum(one.size_bytes for one in requests)
+        size_bytes = sum(request.size_bytes for request in requests)
         self.held_bytes, self._is_crowded = min(size_bytes, room), size_bytes > room
         self._begun: dict[int, int] = {}
         self._next = 0
@@ -361,10 +361,10 @@ class FetchRequests:
     def expensive_samples(self) -> int:
         """The number of samples if they are expensive to read, so that a cache on a local disc would help; otherwise
         0."""
-        own = sum(one.own_bytes for one in self._requests)
-        paid = sum(one.size_bytes + one.ranges * SPARSE_GAP_BYTES for one in self._requests)
+        own = sum(request.own_bytes for request in self._requests)
+        paid = sum(request.size_bytes + request.ranges * SPARSE_GAP_BYTES for request in self._requests)
         is_expensive = self.gap_bytes is not None and paid > EXPENSIVE * own
-        return sum(len(one.places) for one in self._requests) if is_expensive else 0
+        return sum(len(request.places) for request in self._requests) if is_expensive else 0
 
     def done(self, shard: int, source: Source) -> None:
         """End the request of a shard after its samples were read. Drop the shard's bytes if other shards need the
@@ -390,20 +390,20 @@ def plan_requests(
     size = sum(table.size for table in tables.values())
     mean = size / max(1, sum(table.samples for table in tables.values()))
 
-    def request(shard: int, places: list[int]) -> FetchRequest:
+    def request_for(shard: int, places: list[int]) -> FetchRequest:
         if shard in tables:
             return FetchRequest.of(shard, places, tables[shard])
         about = int(mean * len(places))
         return FetchRequest(shard, places, about, about, 1)
 
     both = {shard: sorted({*wanted.get(shard, ()), *soon.get(shard, ())}) for shard in wanted | soon}
-    requests = [request(*one) for one in both.items()]
+    requests = [request_for(*pair) for pair in both.items()]
     if reads_gaps and size / len(wanted) * len(both) <= room:
         return FetchRequests(requests, room, None)
-    if sum(one.size_bytes for one in requests) > room:
+    if sum(request.size_bytes for request in requests) > room:
         # Not all requests fit, so for the shards in wanted, the samples needed soon are left out, because their bytes
         # would be dropped after this call and fetched a second time.
-        requests = [request(*one) for one in (wanted | soon | wanted).items()]
+        requests = [request_for(*pair) for pair in (wanted | soon | wanted).items()]
     return FetchRequests(requests, room, SPARSE_GAP_BYTES)
 
 

@@ -164,20 +164,20 @@ class _Payloads:
     def of(self, row: int, field: bytes) -> bytes:
         batch = self.batch
         assert batch is not None
-        at = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
-        if batch.sizes[at] > DECODED_BYTES:
+        member = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+        if batch.sizes[member] > DECODED_BYTES:
             raise DataError(
-                f"a payload of {batch.sizes[at]} bytes is not decoded: the limit is {DECODED_BYTES} bytes",
+                f"a payload of {batch.sizes[member]} bytes is not decoded: the limit is {DECODED_BYTES} bytes",
                 code="undecodable",
                 shard=self._address,
-                offset=batch.starts[at],
+                offset=batch.starts[member],
                 member=to_text(batch.keys[row] + b"." + field),
             )
         place = batch.index + row
         if place not in self._known:
             places: I64 = numpy.arange(place, self._end(row), dtype=numpy.int64)
-            found = self._fetcher.fetch(numpy.full_like(places, self._shard), places)
-            self._known = dict(zip(places.tolist(), found))
+            samples = self._fetcher.fetch(numpy.full_like(places, self._shard), places)
+            self._known = dict(zip(places.tolist(), samples))
         payload: bytes = self._known[place][to_text(field)]
         return payload
 
@@ -188,7 +188,7 @@ class _Payloads:
         total = 0
         for end in range(row, min(row + READ_SAMPLES, len(batch.keys))):
             members = range(batch.firsts[end], batch.firsts[end + 1])
-            total += sum(batch.sizes[at] for at in members if batch.fields[at] in self._fields)
+            total += sum(batch.sizes[member] for member in members if batch.fields[member] in self._fields)
             if end > row and total > DECODED_BYTES:
                 return batch.index + end
         return batch.index + min(row + READ_SAMPLES, len(batch.keys))
@@ -218,7 +218,7 @@ class FilteredCatalog(Catalog):
         self._bits: list[bytes | None] = []
         self._unpacked: Recent[int, I64] = Recent(UNPACKED_PLACES, len)
         self.losses, self.undecodable = dict(base.losses), {}
-        counts, seen = [], chosen.selection.new_state()
+        counts, all_states = [], chosen.selection.new_state()
         for shard, (places, state, error) in enumerate(self.each(partial(chosen.kept, base))):
             if error is not None:
                 self.losses.setdefault(self.addresses[shard], Loss(error))
@@ -227,33 +227,33 @@ class FilteredCatalog(Catalog):
                 places = numpy.intersect1d(places, before, assume_unique=True)
             if "undecodable" in state.dropped:
                 self.undecodable[self.addresses[shard]] = state.dropped["undecodable"]
-            seen.merge_names(state)
+            all_states.merge_names(state)
             counts.append(len(places))
             self._bits.append(_as_bits(places, self.held(shard)))
         self.counts = numpy.array(counts, dtype=numpy.int64)
         self.fingerprint = mark(self._unfiltered, self._bits)
-        missing_names = [argument(one.text) for one in chosen.selection.missing_names(seen)]
-        for remark in [*chosen.selection.remarks(seen), *missing_names]:
+        missing_names = [argument(name.text) for name in chosen.selection.missing_names(all_states)]
+        for remark in [*chosen.selection.remarks(all_states), *missing_names]:
             warn(remark, stacklevel=2)
 
     def places(self, shards: I64, samples: I64) -> I64:
         """Return the places of kept samples in their shards. ``samples`` are numbers among the kept samples of a
         shard."""
-        found = samples.copy()
+        places = samples.copy()
         for shard, rows in groups(shards):
             kept = self.kept(shard)
             if kept is not None:
-                found[rows] = kept[samples[rows]]
-        return found
+                places[rows] = kept[samples[rows]]
+        return places
 
     def place(self, shard: int, sample: int) -> int:
         kept = self.kept(shard)
         return sample if kept is None else int(kept[sample])
 
     def kept(self, shard: int) -> I64 | None:
-        known = self._unpacked.used(shard)
-        if known is not None:
-            return known
+        places = self._unpacked.used(shard)
+        if places is not None:
+            return places
         bits = self._bits[shard] if self._bits else b""
         if bits is None:
             return None
@@ -282,7 +282,7 @@ class FilteredCatalog(Catalog):
     def _sent(self) -> dict[str, Any]:
         """Return the attributes that a worker receives, with the bits or the filter."""
         bits, chosen = self._bits, self._chosen
-        size_bytes = sum(len(one) for one in bits if one)
+        size_bytes = sum(len(shard_bits) for shard_bits in bits if shard_bits)
         if chosen is not None and (not chosen.is_light or size_bytes <= SENT_BYTES):
             chosen = None
         if chosen is not None:
