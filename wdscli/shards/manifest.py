@@ -337,7 +337,7 @@ def common_folder(addresses: Sequence[str]) -> str:
         return folders.pop()
     common = _shared(folders)
     common = common[: common.rfind("/") + 1]
-    everywhere_relative = all(is_local(f) and not local_path(f).startswith("/") for f in folders)
+    everywhere_relative = all(is_local(path) and not local_path(path).startswith("/") for path in folders)
     if (
         not common.removesuffix("//").partition("://")[2 if "://" in common else 0]
         and not everywhere_relative
