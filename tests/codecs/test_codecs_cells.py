@@ -203,7 +203,7 @@ def test_what_does_not_fit_names_its_place(
     table = jsonl(tmp_path, x=value)
     ran = write(table, f"f.{field}=x")
     assert ran.code == 3, ran.err
-    assert f'{table}, row 1: column "x" cannot be written as f.{field}: ' in ran.err
+    assert f'{table}, row 1 (line 1): column "x" cannot be written as f.{field}: ' in ran.err
     assert why in ran.err
     assert not (tmp_path / "out.tar").exists()
 
@@ -212,7 +212,7 @@ def test_text_of_csv_that_does_not_fit(write: Write, tmp_path: Path) -> None:
     for value, field in (("[1, ", "npy"), ("[1, ", "json"), ("nan", "cls")):
         ran = write(csv(tmp_path, value), f"{field}=x")
         assert ran.code == 3
-        assert f't.csv, row 1: column "x" cannot be written as {field}' in ran.err
+        assert f't.csv, row 1 (line 2): column "x" cannot be written as {field}' in ran.err
 
 
 BINARY = [
@@ -260,7 +260,7 @@ def test_a_forgotten_at_sign_is_an_error_for_all_that_is_no_text(
     for field in BINARY:
         ran = write(csv(tmp_path, name), f"{field}=x")
         assert ran.code == 3, field
-        assert f't.csv, row 1: column "x" cannot be written as {field}: ' in ran.err, field
+        assert f't.csv, row 1 (line 2): column "x" cannot be written as {field}: ' in ran.err, field
         assert "--column EXT=@COLUMN" in ran.err, field
     assert write(csv(tmp_path, name), "other=x", "svg=x", "txt=x").code == 0
 
