@@ -453,6 +453,12 @@ class TestErrors:
         again = list(wds.WebDataset(pipes, handler=wds.ignore_and_stop).repeat(3).map(key_of))
         assert len(set(again)) == len(again)
 
+    def test_an_epoch_that_a_handler_ends_at_once_is_not_called_empty(self) -> None:
+        pipes = ["pipe:false", "pipe:false"]
+        assert list(wds.WebDataset(pipes, handler=wds.ignore_and_stop)) == []
+        with pytest.raises(InputError, match="no samples in this dataset"):
+            list(wds.WebDataset(pipes, handler=wds.ignore_and_continue))
+
     def test_a_shard_that_is_not_there(self, make: Make, keys: list[str]) -> None:
         with web_server("plain") as web:
             web.files["a.tar"] = tar_of([member for one in numbered(3) for member in one])
@@ -500,27 +506,6 @@ class TestState:
             while other.epoch < 2:
                 given += list(other)
             assert given == expected
-
-    def test_without_a_buffer_only_the_shard_is_read_again(self, paths: list[str], tmp_path: Path) -> None:
-        """Where the state is of this process it knows which shards are done."""
-        log = tmp_path / "log"
-        pipes = [f"pipe:echo {number} >> {log}; cat {path}" for number, path in enumerate(paths)]
-
-        def build() -> Any:
-            return wds.WebDataset(pipes).map(key_of).listed(4)
-
-        data = build()
-        expected = list(data)
-        data.set_epoch(0)
-        iterator = iter(data)
-        given = list(islice(iterator, 5))  # 20 samples: 6 of the fourth shard
-        state = data.state_dict()
-        del iterator
-        log.unlink()
-        other = build()
-        other.load_state_dict(state)
-        assert given + list(other) == expected
-        assert log.read_text().split() == ["3", "4", "5", "6"]
 
     def test_of_other_ranks_and_workers_is_refused_by_name(self, make: Make) -> None:
         data = make(rank=0, world_size=2).listed(4)

@@ -106,9 +106,6 @@ class PositionDataset(Iterated[Item]):
     """How ranks and workers divide the samples among themselves."""
     _empty_check = False
     """Whether an epoch without samples is an error."""
-    _trail: list[int] | None = None
-    """The progress in a stream: rank, worker, epoch, next batch, number of finished shards, number of samples in these
-    shards."""
 
     def __init__(
         self,
@@ -387,13 +384,11 @@ class PositionDataset(Iterated[Item]):
             )
         workers, size = share.workers, batches.typical
         passes = 1 if self._span is None else self._span.passes
-        who = [share.rank, share.worker, start.epoch]
-        trail = source.trail(self._trail, [*who, start.batch])
         order, orders = self._split.order(self._process())
-        skipped = start.batch // workers * size - trail.before
+        skipped = start.batch // workers * size
         nowhere: I64 = numpy.empty(0, dtype=numpy.int64)
         epoch = start.epoch * orders + order
-        with closing(source.flow(epoch, passes, share, self._policy, trail)) as flow:
+        with closing(source.flow(epoch, passes, share, self._policy)) as flow:
             deque(islice(flow, skipped), maxlen=0)
             for number in batches.numbers(start.batch):
                 begin, moved = perf_counter(), METER.bytes
@@ -401,11 +396,11 @@ class PositionDataset(Iterated[Item]):
                 self._times.reading += perf_counter() - begin
                 self._times.samples += len(samples)
                 self._times.bytes += METER.bytes - moved
-                if not samples and self._empty_check and trail.shards and not trail.samples:
+                is_first = number < workers and not self._policy.has_stopped
+                if not samples and is_first and self._empty_check and source.has_shards(epoch, share):
                     self._raise_empty()
                 if not samples:
                     return
-                self._trail = [*who, number + workers, trail.shards, trail.before]
                 yield Read(number, nowhere, samples)
 
     def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
@@ -537,8 +532,6 @@ class PositionDataset(Iterated[Item]):
         mark = batches.mark(place.batch)
         if mark is not None:
             state["mark"] = mark
-        if self._trail is not None and self._trail[2:4] == [place.epoch, place.batch] and not place.item:
-            state["trail"] = list(self._trail)
         return state
 
     def _want_places(self) -> None:
@@ -593,4 +586,3 @@ class PositionDataset(Iterated[Item]):
                 hint="StatefulDataLoader resumes only with the same number of workers, WebLoader with any number",
             )
         self._state.move(place)
-        self._trail = state.get("trail")

@@ -39,7 +39,7 @@ from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.generators import begun
 from wdscli.loader.stages.per_sample import Label, named
-from wdscli.loader.streams import Stream, Trail, in_passes, pass_numbers
+from wdscli.loader.streams import Stream, in_passes, pass_numbers
 from wdscli.shown import shown
 
 Per = Literal["sample", "batch"]
@@ -350,9 +350,7 @@ class MixStream(Stream):
     def identity(self) -> dict[str, Any]:
         return {**self.rules.identity([one.identity() for one in self._parts]), "stream": list(self._buffer)}
 
-    def flow(
-        self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
-    ) -> Iterator[Tagged]:
+    def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[Tagged]:
         """Yield the items of worker ``share`` in ``passes`` epochs. With ``passes`` None, the items never end. Each set
         has its own policy."""
         return in_passes(
@@ -431,7 +429,7 @@ class _Part:
         """Return the samples of worker ``share`` in an epoch."""
         if not self._streams:
             return self._by_position(pass_number, share)
-        flow: Iterator[Any] = self._source.flow(pass_number, self._span.passes, share, self._policy, Trail())
+        flow: Iterator[Any] = self._source.flow(pass_number, self._span.passes, share, self._policy)
         return islice(flow, self._span.of_worker(share))
 
     def _by_position(self, pass_number: int, share: Share) -> Iterator[Any]:

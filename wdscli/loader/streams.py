@@ -6,9 +6,8 @@ without ranges, named pipes.
 worker reads the samples of its shards, and shuffles them in a buffer if the stream has one. So the order of samples
 depends on the numbers of ranks and workers, and a state with other numbers is an error.
 
-To resume, the stream reads the samples before the place again, but does not run stages on them. If the state is from
-this process and there is no buffer, the stream starts at the beginning of the shard; otherwise it starts at the
-beginning of the epoch. This module does not know what stages do.
+To resume, the stream reads the epoch's samples before the place again, but does not run stages on them. This module
+does not know what stages do.
 """
 
 from __future__ import annotations
@@ -43,21 +42,11 @@ PASS = 1 << 32
 """The difference between the numbers of two passes of an endless epoch."""
 
 
-class Trail:
-    """The progress of a worker. ``shards`` is the number of finished shards, ``before`` is the number of samples in
-    these shards, and ``samples`` is the number of all samples. ``stops`` is true if a handler ended the epoch."""
-
-    def __init__(self, shards: int = 0, before: int = 0) -> None:
-        self.shards, self.before, self.samples = shards, before, before
-        self.stops = False
-
-
-def pass_numbers(epoch: int, passes: int | None, done: int = 0) -> Iterator[int]:
-    """Yield the numbers of an epoch's passes, without the first ``done`` passes. With ``passes`` None, the numbers
-    never end."""
+def pass_numbers(epoch: int, passes: int | None) -> Iterator[int]:
+    """Yield the numbers of an epoch's passes. With ``passes`` None, the numbers never end."""
     if passes is None:
-        return (epoch + number * PASS for number in count(done))
-    return iter(range(epoch * passes + done, (epoch + 1) * passes))
+        return (epoch + number * PASS for number in count())
+    return iter(range(epoch * passes, (epoch + 1) * passes))
 
 
 def in_passes(epoch: int, passes: int | None, of_pass: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
@@ -69,6 +58,11 @@ def in_passes(epoch: int, passes: int | None, of_pass: Callable[[int], Iterator[
         if not first:
             return
         yield from chain(first, items)
+
+
+def _slot(share: Share) -> tuple[int, int]:
+    """Return the number of a worker among the workers of all ranks, and the number of all workers."""
+    return share.worker * share.world + share.rank, share.world * share.workers
 
 
 class Stream(PositionSource):
@@ -97,9 +91,9 @@ class Stream(PositionSource):
         state, draws = key(self.seed, BUFFERED, *key_parts), count()
         return through_buffer(samples, *self._buffer, lambda _: mix(state ^ next(draws)))
 
-    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Return the progress at which to start reading for a place: always the start of the epoch."""
-        return Trail()
+    def has_shards(self, epoch: int, share: Share) -> bool:
+        """Return whether a worker has shards to read in an epoch."""
+        return False
 
     def length(self, epoch: int) -> int:
         return ENDLESS
@@ -128,9 +122,7 @@ class PlainStream(Stream):
             hint="add the stages to wds.WebDataset(urls), which can save its position",
         )
 
-    def flow(
-        self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
-    ) -> Iterator[Any]:
+    def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[Any]:
         """Yield the items of ``passes`` epochs. With ``passes`` None, the items never end."""
 
         def of_pass(pass_number: int) -> Iterator[Any]:
@@ -178,22 +170,13 @@ class ShardStream(Stream):
         how = [self.is_shuffled, *self._buffer]
         return {"addresses": f"xxh3_128:{xxh3_128_hexdigest(names)}", "seed": self.seed, "stream": how}
 
-    def trail(self, known: Sequence[int] | None, wanted: list[int]) -> Trail:
-        """Return the progress at which to start reading for a place. Reading starts after the finished shards that
-        ``known`` counts, or at the start of the epoch. With a buffer, reading always starts at the start of the epoch,
-        because a state does not have the samples in the buffer."""
-        if known is None or list(known[:4]) != wanted or self._buffer[0] > 1:
-            return Trail()
-        return Trail(known[4], known[5])
+    def has_shards(self, epoch: int, share: Share) -> bool:
+        return bool(self._dealt(epoch, *_slot(share)))
 
-    def flow(
-        self, epoch: int, passes: int | None, share: Share, policy: Policy, trail: Trail
-    ) -> Iterator[Raw]:
-        """Yield the samples of worker ``share`` in ``passes`` epochs, starting at ``trail``. With ``passes`` None, the
-        samples never end. This method updates ``trail``."""
-        slot, slots = share.worker * share.world + share.rank, share.world * share.workers
-        mine = len(self._dealt(epoch, slot, slots))
-        if not mine:
+    def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[Raw]:
+        """Yield the samples of worker ``share`` in ``passes`` epochs. With ``passes`` None, the samples never end."""
+        slot, slots = _slot(share)
+        if not self.has_shards(epoch, share):
             how = "split by functions" if self.splitters else "read from front to back"
             warnings.warn(
                 f"{len(self.addresses)} shards are {how}, but all ranks have {slots} workers: "
@@ -201,15 +184,15 @@ class ShardStream(Stream):
                 stacklevel=2,
             )
             return
-        done, first = divmod(trail.shards, mine)
-        for pass_number in pass_numbers(epoch, passes, done):
-            samples = self._of_shards(self._dealt(pass_number, slot, slots)[first:], policy, trail)
-            samples = self.buffered(samples, pass_number, slot)
-            before = trail.samples
-            yield from samples
-            if trail.stops or (not first and before == trail.samples):
-                return
-            first = 0
+        stops: list[bool] = []
+
+        def of_pass(pass_number: int) -> Iterator[Raw]:
+            if stops:
+                return iter(())
+            samples = self._of_shards(self._dealt(pass_number, slot, slots), policy, stops)
+            return self.buffered(samples, pass_number, slot)
+
+        yield from in_passes(epoch, passes, of_pass)
 
     def _dealt(self, pass_number: int, slot: int, slots: int) -> list[str]:
         """Return the shards of worker ``slot``, in order. All ranks together have ``slots`` workers."""
@@ -224,16 +207,13 @@ class ShardStream(Stream):
         found = [_url(shard) for shard in shards]
         return [found[number] for number in self._order(pass_number, len(found))]
 
-    def _of_shards(self, addresses: Sequence[str], policy: Policy, trail: Trail) -> Iterator[Raw]:
+    def _of_shards(self, addresses: Sequence[str], policy: Policy, stops: list[bool]) -> Iterator[Raw]:
+        """Yield the samples of shards. If a handler ends the epoch, add to ``stops``."""
         try:
             for address in addresses:
-                for sample in self._of_shard(address, policy):
-                    trail.samples += 1
-                    yield sample
-                trail.shards += 1
-                trail.before = trail.samples
+                yield from self._of_shard(address, policy)
         except StopEpoch:  # no exception here, so that a buffer still yields its samples
-            trail.stops = True
+            stops.append(True)
 
     def _order(self, pass_number: int, count: int) -> list[int]:
         places: I64 = numpy.arange(count, dtype=numpy.int64)

@@ -328,6 +328,8 @@ class Policy:
         self._handler = handler
         self._counts = counts
         self._warned: set[tuple[str, str]] = set()
+        self.has_stopped = False
+        """Whether the handler has ended an epoch."""
 
     def kept(self, samples: Sequence[Any]) -> Sequence[Any]:
         """Return the samples that are not Failed. Each Failed goes to :meth:`leave_out`. If that ends the epoch, raises
@@ -372,6 +374,7 @@ class Policy:
         self._counts.add(failed.shard, failed.reason, samples)
         self._warn(failed.shard, failed.reason, failed.error)
         if stops:
+            self.has_stopped = True
             raise StopEpoch
 
     def count_opened(self, losses: Mapping[str, Loss], undecodable: Mapping[str, int]) -> None:
