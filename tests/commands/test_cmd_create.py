@@ -286,9 +286,13 @@ def test_what_globs_take_is_counted_and_nothing_is_an_error(
     err = capsys.readouterr().err
     assert "--include cats/**.jpg took 3 files" in err
     assert "--exclude */1.* left out 2 paths" in err
-    for option in (["--include", "*.jpg", "--include", "cats/x*"], ["--exclude", "cats/x*"]):
-        said = fails(capsys, 4, photos, "-o", photos.parent / "x.tar", *option)
-        assert f"{option[-2]} cats/x* matches no file" in said
+    said = fails(
+        capsys, 4, photos, "-o", photos.parent / "x.tar", "--include", "*.jpg", "--include", "cats/x*"
+    )
+    assert "--include cats/x* matches no file" in said
+    # Scripts exclude names that clean folders do not have.
+    create(photos, "--exclude", "cats/x*")
+    assert "warning: --exclude cats/x* matches no file" in capsys.readouterr().err
     create(photos, "--exclude", "cats/", "--exclude", "1.*")
     assert "warning: --exclude 1.* matches no file outside the excluded folders" in capsys.readouterr().err
 

@@ -143,6 +143,7 @@ TABLE = {
     "map": """
         other  --cmd true
         usage  --python {given}/f.py:f
+        usage  --only jpg
         usage  --resize 8
         usage  --multi
         usage  --max-size 10KB

@@ -91,7 +91,8 @@ class TestCommands:
             ran = run("ls", place, *option)
             assert ran.code == 4
             assert f"a shard that {place}t-manifest.json lists does not exist: t-1.tar" in ran.err
-            assert ran.out == run("ls", place + "t-[0234].tar", *option).out
+            left_out = b"left out missing-shard\t%d\n" % SAMPLES
+            assert ran.out.replace(left_out, b"") == run("ls", place + "t-[0234].tar", *option).out
         ran = run("ls", place, "--on-error", "skip")
         assert ran.code == 0
         assert ran.err.startswith("warning: a shard that ")

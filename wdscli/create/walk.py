@@ -100,18 +100,21 @@ class Globs:
         return bool(matching)
 
     def check(self, progress: Progress) -> None:
-        """Raise InputNotFoundError if a glob matched nothing. It is only a warning if the glob might match inside an
-        excluded folder."""
+        """Raise InputNotFoundError if a glob of ``--include`` matched nothing. It is only a warning if the glob might
+        match inside an excluded folder, and for ``--exclude``, which scripts also give for clean folders."""
         for pattern in (pattern for pattern, count in self.matched.items() if not count):
             message = f"{self.option} {pattern} matches no file"
-            if not self.has_folders:
+            if self.has_folders:
+                progress.warn(f"{message} outside the excluded folders")
+            elif self.option == "--exclude":
+                progress.warn(message)
+            else:
                 hint = (
                     "a glob with a slash is compared with the path below SOURCE, others with the file name; "
                 )
                 raise InputNotFoundError(
                     message, hint=hint + "** matches slashes, and FOLDER/ all files below"
                 )
-            progress.warn(f"{message} outside the excluded folders")
 
 
 class Outputs:
