@@ -63,18 +63,24 @@ class Words:
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}
         """All names in the listed folders, by the folder's address with its last slash."""
-        self._globs: list[list[str]] = []
+        self._globs: dict[str, list[str]] = {}
 
     def add(self, pattern: str) -> None:
         """Add a glob, or the glob of a folder: ``folder/*.tar*``."""
-        self._globs.append(pattern.split("/"))
+        self._globs[pattern] = _parts_of(pattern)
 
     def cover(self, address: str) -> str:
         """Return the first glob that matches a shard's address, so that the shard would be one of the inputs. Return an
         empty text if there is no such glob."""
-        parts = address.split("/")
-        globs = (glob for glob in self._globs if _is_like(parts, glob)) if is_shard_name(address) else ()
-        return "/".join(next(iter(globs), ()))
+        if not is_shard_name(address):
+            return ""
+        parts = _parts_of(address)
+        return next((pattern for pattern, glob in self._globs.items() if _is_like(parts, glob)), "")
+
+
+def _parts_of(address: str) -> list[str]:
+    """Return the parts of an address or a glob. A local path is made absolute, so that all names of a folder match."""
+    return (os.path.abspath(local_path(address)) if is_local(address) else address).split("/")
 
 
 def _is_like(parts: Sequence[str], glob: Sequence[str]) -> bool:
