@@ -208,7 +208,7 @@ class CountRow(NamedTuple):
     samples: int | None
 
 
-class Counted(NamedTuple):
+class FieldCounts(NamedTuple):
     """The values of a FIELD in ``samples`` samples. ``rows`` has the ``distinct`` values, the most frequent first;
     equally frequent values are sorted. For many numbers, it has quantiles instead. ``rows`` can be iterated only once.
     The last row counts missing values."""
@@ -222,7 +222,7 @@ class Counted(NamedTuple):
     rows: Iterator[CountRow]
 
 
-def count(listing: Listing, fields: Sequence[str]) -> list[Counted]:
+def count(listing: Listing, fields: Sequence[str]) -> list[FieldCounts]:
     """Read a listing to its end, and count the values of each of ``fields``. Names that no sample has are added to the
     listing's warnings. Raises UsageError for an invalid FIELD. Raises DataError for a value that cannot be decoded;
     with ``on_error="skip"``, the sample is skipped and counted."""
@@ -316,7 +316,7 @@ class _Counts:
         self._counts.clear()
         self._bytes = 0
 
-    def result(self) -> Counted:
+    def result(self) -> FieldCounts:
         """Return the table. Nothing can be added afterwards."""
         self._put_away()
         values, totals = _added_up(
@@ -327,7 +327,7 @@ class _Counts:
         is_cut = are_numbers and values.total > MANY_NUMBERS and self._field.strip() != "cls"
         rows = self._quantiles(values, totals) if is_cut else self._frequent(values, totals)
         has_names = bool(self._classes or self._missing)
-        return Counted(self._field, self._samples, self._missing, values.total, has_names, is_cut, rows)
+        return FieldCounts(self._field, self._samples, self._missing, values.total, has_names, is_cut, rows)
 
     def _frequent(self, values: Values, totals: I64) -> Iterator[CountRow]:
         order: I64 = numpy.argsort(-totals, kind="stable")

@@ -7,9 +7,9 @@ bytes differ, the samples are compared field by field, and JSON fields value by 
 byte, because a manifest's checksum may be older than its shard. The comparison needs the memory of two plans, and 32
 bytes for each sample of either set.
 
-For two views, the places of samples in the base shards are compared first (:class:`_Named`). A sample is equal if both
-views take it from the same place of the same base. For the other samples, only keys are read. If no such key is in both
-views, the comparison is complete. Otherwise the views are surveyed too, and these other samples are copied and
+For two views, the places of samples in the base shards are compared first (:class:`_ViewPlaces`). A sample is equal if
+both views take it from the same place of the same base. For the other samples, only keys are read. If no such key is in
+both views, the comparison is complete. Otherwise the views are surveyed too, and these other samples are copied and
 compared. This module does not print.
 """
 
@@ -149,7 +149,7 @@ def diff(
 
 def _compared(
     plans: Sequence[ReorderPlan],
-    views: tuple[_Named, _Named] | None,
+    views: tuple[_ViewPlaces, _ViewPlaces] | None,
     each: Callable[[Difference], None],
     *,
     keys_only: bool,
@@ -173,7 +173,7 @@ def _compared(
     return DiffReport(samples_a, samples_b, len(match.rows_a), only_a, only_b, changed, order, shards)
 
 
-class _Named:
+class _ViewPlaces:
     """The samples of a view, in order. ``columns`` has a column for each joined set. For each sample, this column has a
     number that contains the base's number and the place in the base. A missing part is -1. ``numbers`` maps the
     contents of bases to their numbers, so that equal bases of two views have equal numbers."""
@@ -214,7 +214,7 @@ class _Named:
             self.view.index(base, Check.ALL_LOCAL)
 
 
-def _named(address_a: str, address_b: str, trusted: bool) -> tuple[_Named, _Named] | None:
+def _named(address_a: str, address_b: str, trusted: bool) -> tuple[_ViewPlaces, _ViewPlaces] | None:
     """Return the places that two views name. Return None if one set is no view, or if the two views make fields from
     their bases by different rules."""
     if not (is_manifest_name(address_a) and is_manifest_name(address_b)):
@@ -230,10 +230,10 @@ def _named(address_a: str, address_b: str, trusted: bool) -> tuple[_Named, _Name
     if views[0].view.rule.plain() != views[1].view.rule.plain():
         return None
     numbers: dict[tuple[object, ...], int] = {}
-    return _Named(views[0], numbers), _Named(views[1], numbers)
+    return _ViewPlaces(views[0], numbers), _ViewPlaces(views[1], numbers)
 
 
-def _same(views: tuple[_Named, _Named]) -> _Match | None:
+def _same(views: tuple[_ViewPlaces, _ViewPlaces]) -> _Match | None:
     """Match the samples of two views by their places. Return None for crafted views that name a sample twice."""
     view_a, view_b = views
     match = _match(view_a.hashes, view_b.hashes)
@@ -248,7 +248,7 @@ def _same(views: tuple[_Named, _Named]) -> _Match | None:
 
 
 def _compare_names(
-    views: tuple[_Named, _Named], each: Callable[[Difference], None], ignore_order: bool
+    views: tuple[_ViewPlaces, _ViewPlaces], each: Callable[[Difference], None], ignore_order: bool
 ) -> DiffReport | None:
     """Compare two views by the places that they name. Return None if samples at different places have the same key, if
     too many samples are in only one view, or if a view gives samples new keys. Raises DataError if a base has
@@ -275,7 +275,9 @@ def _compare_names(
     return DiffReport(samples_a, samples_b, len(match.rows_a), only_a, only_b, 0, order, shards)
 
 
-def _at_other_places(plans: Sequence[ReorderPlan], match: _Match, views: tuple[_Named, _Named]) -> _Match:
+def _at_other_places(
+    plans: Sequence[ReorderPlan], match: _Match, views: tuple[_ViewPlaces, _ViewPlaces]
+) -> _Match:
     """Return the matched rows whose samples the two views take from different places."""
     rows = []
     for plan, view, matched in zip(plans, views, (match.rows_a, match.rows_b)):

@@ -112,7 +112,7 @@ class IndexTask(NamedTuple):
     """The names of the values that the index must have."""
 
 
-class Indexed(NamedTuple):
+class IndexedShard(NamedTuple):
     """The result of one task. ``data`` is the bytes of the index if the caller needs them. ``without`` has the names of
     values that no sample of the shard has. ``remarks`` are warnings about values that could not be computed."""
 
@@ -252,7 +252,7 @@ def _refuse_missing(without: set[str], infos: Iterable[ShardInfo]) -> None:
         )
 
 
-def _files_of(indexed: Indexed, shard: ShardPlace, makers: Iterable[Dialect]) -> Iterator[SideFile]:
+def _files_of(indexed: IndexedShard, shard: ShardPlace, makers: Iterable[Dialect]) -> Iterator[SideFile]:
     """Yield the files of other programs for one shard. They are made from the shard's index."""
     place = index_address(shard.address)
     loaded = parse_index(indexed.data if indexed.data is not None else read_all(place), place)
@@ -260,7 +260,7 @@ def _files_of(indexed: Indexed, shard: ShardPlace, makers: Iterable[Dialect]) ->
         yield from maker.add(shard, loaded)
 
 
-def index_shard(task: IndexTask) -> Indexed:
+def index_shard(task: IndexTask) -> IndexedShard:
     """Keep or make one shard's index, and collect the shard's facts. This is the task that processes run."""
     digest = new_digest(task.checksum) if _reads_once(task) else None
     update = None if digest is None else _counted(digest)
@@ -276,7 +276,7 @@ def index_shard(task: IndexTask) -> Indexed:
         if old is not None and names <= old.numbers.keys():
             if task.write:
                 _note_version(old, task.address, source)
-            return Indexed(
+            return IndexedShard(
                 Side(place, "kept", shard=task.address),
                 _facts(task, old, source),
                 None,
@@ -295,7 +295,7 @@ def index_shard(task: IndexTask) -> Indexed:
         reason = "forced" if task.force else _reason(proven)
         info = replace(_facts(task, index, source, digest), index=False)
         side = Side(place, "made", reason, task.address)
-        return Indexed(
+        return IndexedShard(
             side, info, data if task.want_index else None, _without(index.numbers), sample_numbers.remarks()
         )
 

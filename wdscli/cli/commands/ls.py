@@ -38,7 +38,7 @@ from wdscli.units import human_size
 
 if TYPE_CHECKING:
     from wdscli.look.summary import FieldSizes, Summary
-    from wdscli.look.table import Counted, CountRow
+    from wdscli.look.table import CountRow, FieldCounts
     from wdscli.look.unpack import ShownField
 
 Row = tuple[bytes | int, ...]
@@ -413,7 +413,7 @@ def _print_counts(out: Out, listing: Listing, fields: Sequence[str]) -> None:
             out.line(f"and {rows_left:,} more in {plural(samples_left, 'sample')} (a pipe gets all of them)")
 
 
-def _count_line(row: "CountRow", counted: "Counted") -> list[str]:
+def _count_line(row: "CountRow", counted: "FieldCounts") -> list[str]:
     """Return the cells for one row of counts."""
     share = f"{100 * (row.samples or 0) / counted.samples:.1f}%"
     return [_value_text(row.value), *[row.name or ""] * counted.has_names, str(row.samples), share]
