@@ -116,18 +116,21 @@ def _by_store(task: GatherTask) -> ShardInfo | None:
     rows, changes = task.samples, task.rekey is not None or task.selection.changes_members
     if changes or task.spilled is not None or len(task.inputs) != 1:
         return None
-    [one] = task.inputs.values()
-    if one.copy or one.stamp is None or not rows.total:
+    [source] = task.inputs.values()
+    if source.copy or source.stamp is None or not rows.total:
         return None
-    if rows.sum_of("out") + len(END_OF_ARCHIVE) != one.stamp.size_bytes:
+    if rows.sum_of("out") + len(END_OF_ARCHIVE) != source.stamp.size_bytes:
         return None
-    if task.beside is not None and any(other.sum_of("length") for other in task.beside.later_parts):
+    if task.beside is not None and any(part.sum_of("length") for part in task.beside.later_parts):
         return None
-    original = find_original(one.address, task.address, task.settings)
+    original = find_original(source.address, task.address, task.settings)
     # If the input is a view, the headers of its base must be unchanged.
     if original is None or (
-        original.address == one.address
-        and (not one.stamp.is_pinned or original.version != stored_version(one.address, one.stamp.version))
+        original.address == source.address
+        and (
+            not source.stamp.is_pinned
+            or original.version != stored_version(source.address, source.stamp.version)
+        )
     ):
         return None
     is_same = numpy.array_equal(rows.column("start", 0, rows.total), original.index.starts)
@@ -186,7 +189,7 @@ class Copier:
         self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
         self.tick = tick_of_task()
         self.are_views = task.spilled is None and all(
-            not one.copy and view_of(one.address) for one in task.inputs.values()
+            not source.copy and view_of(source.address) for source in task.inputs.values()
         )
 
     def run(self) -> None:
@@ -206,17 +209,17 @@ class Copier:
     def _copy_chunk(self, chunk: Chunk) -> None:
         """Copy the samples of a chunk, one buffer after the other."""
         self.chunk = chunk
-        self.announced = self.expected = at = 0
-        while at < len(chunk.marks):
-            end = bisect_right(chunk.ends, chunk.ends[at] + COPY_BUFFER_BYTES, at) - 1
-            if any(chunk.marks[at:end]):
-                end = next((some for some in range(at, end) if chunk.marks[some] & GLOBAL), end)
-            if end == at:
-                self._copy_alone(at)
-                end = at + 1
+        self.announced = self.expected = first = 0
+        while first < len(chunk.marks):
+            end = bisect_right(chunk.ends, chunk.ends[first] + COPY_BUFFER_BYTES, first) - 1
+            if any(chunk.marks[first:end]):
+                end = next((sample for sample in range(first, end) if chunk.marks[sample] & GLOBAL), end)
+            if end == first:
+                self._copy_alone(first)
+                end = first + 1
             else:
-                self._copy_together(range(at, end))
-            at = end
+                self._copy_together(range(first, end))
+            first = end
 
     def _copy_together(self, samples: range) -> None:
         """Read, check and write samples that fit in the buffer."""
@@ -270,8 +273,10 @@ class Copier:
         )
         rows = slice(first * self.width, self.expected * self.width)
         lengths = chunk.rows.lengths[rows]
-        some = lengths > 0
-        self.inputs.expect(chunk.places[0][rows][some], chunk.places[1][rows][some], lengths[some])
+        has_bytes = lengths > 0
+        self.inputs.expect(
+            chunk.places[0][rows][has_bytes], chunk.places[1][rows][has_bytes], lengths[has_bytes]
+        )
 
     def _read_rows(self, first: int, end: int) -> None:
         """Read the rows ``first`` to ``end - 1`` into the buffer. A shuffle reads each sample separately, so this loop
@@ -346,22 +351,22 @@ class Copier:
         check finds an unusual sample."""
         chunk, width = self.chunk, self.width
         rows = slice(self.samples.start * width, self.samples.stop * width, width)
-        found = packed(view, chunk.totals[rows] - chunk.totals[rows.start], self.task.settings.form)
-        if found is None:
+        usual = packed(view, chunk.totals[rows] - chunk.totals[rows.start], self.task.settings.form)
+        if usual is None:
             return False
-        keys = numpy.frombuffer(array("Q", map(hash_key, found.names)), dtype=numpy.uint64)
+        keys = numpy.frombuffer(array("Q", map(hash_key, usual.names)), dtype=numpy.uint64)
         # Only the plan shows that neighbours with equal keys are two samples.
         if not (keys == chunk.rows.keys[rows]).all() or (keys[1:] == keys[:-1]).any():
             return False
-        planned, arrays = chunk.rows.headers[self.runs], found.arrays
+        planned, arrays = chunk.rows.headers[self.runs], usual.arrays
         # If the fields of a run are unknown, a joined sample may have a field twice.
-        counts = arrays.counts if width == 1 else self._counts(found.heads)
+        counts = arrays.counts if width == 1 else self._counts(usual.heads)
         if counts is None or (width > 1 and not planned.all()):
             return False
         names, sizes = hashes_of(arrays.fields)[arrays.codes], arrays.sizes.view(numpy.uint64)
         if not have_planned_headers(headers_of(names, sizes, counts), planned).all():
             return False
-        self.shard.write_arrays(found.settle(view), arrays)
+        self.shard.write_arrays(usual.settle(view), arrays)
         return True
 
     def _counts(self, starts: I64) -> I64 | None:
@@ -395,8 +400,8 @@ class Copier:
         counts = self._counts(numpy.array(batch.starts) - base)
         if counts is None:
             raise self._first_changed()
-        found = headers_of(hashes_of(batch.fields), numpy.array(batch.sizes, dtype=numpy.uint64), counts)
-        same = have_planned_headers(found, chunk.rows.headers[self.runs])
+        headers = headers_of(hashes_of(batch.fields), numpy.array(batch.sizes, dtype=numpy.uint64), counts)
+        same = have_planned_headers(headers, chunk.rows.headers[self.runs])
         if not same.all():
             raise self._changed(int(self.runs[same.argmin()]))
         if self.width > 1:
@@ -426,9 +431,9 @@ class Copier:
             shapes = [tuple(fields[firsts[run] : firsts[run + 1]]) for run in range(low, high)]
             members = []
             for field, number, member in self._slots(runs[low:high], shapes):
-                at = firsts[low + number] + member
-                begin = offsets[at] - base
-                members.append((field, view[begin : begin + sizes[at]]))
+                place = firsts[low + number] + member
+                begin = offsets[place] - base
+                members.append((field, view[begin : begin + sizes[place]]))
             self.shard.write(self._key(sample, key), members)
             low = high
 
@@ -437,15 +442,15 @@ class Copier:
         number of its run, and its number in the run."""
         sets = [0] if self.task.beside is None else list(map(self._set_of, runs))
         parts = tuple(zip(sets, shapes, strict=True))
-        known = self.slots.get(parts)
-        if known is None:
+        slots = self.slots.get(parts)
+        if slots is None:
             if len(self.slots) >= SHAPES_REMEMBERED:
                 self.slots.clear()
             try:
-                known = self.slots[parts] = self._new_slots(sets, shapes)
+                slots = self.slots[parts] = self._new_slots(sets, shapes)
             except DataError:
                 raise self._changed(runs[-1]) from None
-        return known
+        return slots
 
     def _new_slots(self, sets: list[int], shapes: Sequence[Shape]) -> list[tuple[bytes, int, int]]:
         plans = list(map(self.task.selection.member_plan, shapes))
@@ -504,8 +509,8 @@ class Copier:
         file, start, length = self.chunk.files[row], self.chunk.begins[row], int(self.chunk.rows.lengths[row])
         source = self.inputs[file]
         try:
-            known = self.inputs.globals_before(file, start) if self.chunk.rows.marks[row] & GLOBAL else None
-            batch = group_columns(members_of_run(source, start, start + length, known), source.name)
+            records = self.inputs.globals_before(file, start) if self.chunk.rows.marks[row] & GLOBAL else None
+            batch = group_columns(members_of_run(source, start, start + length, records), source.name)
         except DataError:
             raise self._changed(row) from None
         if len(batch.keys) != 1 or not self._is_planned(sample, batch.keys[0]):
@@ -572,12 +577,12 @@ def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
     """Find samples in ``view`` by the compiled core. ``begins`` has the first bytes of the samples, which fill
     ``view``; the first is 0. Without ``begins``, find the complete samples at the start of ``view``. Return None if a
     sample is unusual, or without the core."""
-    found = None
+    packing = None
     if core.CORE is not None:
-        found = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")
-    if found is None:
+        packing = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")
+    if packing is None:
         return None
-    keys, fields, *columns, end = found
+    keys, fields, *columns, end = packing
     counts, starts, lengths, heads, codes, offsets, sizes = [
         numpy.frombuffer(column, dtype=numpy.int64) for column in columns
     ]

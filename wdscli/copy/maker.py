@@ -99,8 +99,8 @@ class Maker:
                 progress.advance,
                 release=None if spilled is None else spilled.release,
             )
-            for one in contents.inputs if is_spill else ():
-                one.confirm()
+            for shard in contents.inputs if is_spill else ():
+                shard.confirm()
 
     def _inputs_to_hold(self, shards: Sequence[PlannedShard]) -> list[str]:
         """Return the addresses that some shards of a kept plan read, if it is useful to copy them first. Other plans
@@ -108,7 +108,7 @@ class Maker:
         if not self.plan.brings:
             return []
         rows = (self.contents.ordered.slice(shard.first, shard.end) for shard in shards)
-        needed = {number for some in rows for number in some.shard_numbers()}
+        needed = {number for samples in rows for number in samples.shard_numbers()}
         return [self.contents.inputs[number].address for number in sorted(needed)]
 
     def gather_task(self, number: int, spilled: SpillLayout | None = None) -> GatherTask:
@@ -158,11 +158,11 @@ class Maker:
         if kind_of_name(shard.address):
             # For a compressed shard, a receipt does not have the size of the tar.
             size = shard.size_bytes if info.tar_bytes < 0 else info.tar_bytes
-        found = (info.samples, info.members, size)
+        written = (info.samples, info.members, size)
         wanted = (shard.samples, shard.members, shard.size_bytes)
-        if found != wanted:
+        if written != wanted:
             raise self._mistake(
-                f"{info.name} has {found[0]} samples, {found[1]} members, {found[2]} bytes; "
+                f"{info.name} has {written[0]} samples, {written[1]} members, {written[2]} bytes; "
                 f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",
             )
 
@@ -178,22 +178,22 @@ class Maker:
         if not (counts.dropped or self.request.selection.changes_members):
             pairs.append(("members", counts.members_in, sum(info.members for info in written)))
             pairs.append(("payload bytes", counts.payload_bytes_in, sum(map(payload_bytes_of, written))))
-        for what, wanted, found in pairs:
-            if found != wanted:
-                raise self._mistake(f"{found} {what} were written or counted, but {wanted} were read")
+        for what, wanted, counted in pairs:
+            if counted != wanted:
+                raise self._mistake(f"{counted} {what} were written or counted, but {wanted} were read")
 
     def _mistake(self, message: str) -> WdsError:
         """Return the error for shards that differ from the plan. The cause is a stale index, if the plan may have used
         one; otherwise it is a bug in wdscli."""
-        for one in self.contents.inputs:
-            if not one.copy and not is_stream(one.address):
-                with one.open() as source:
-                    reason = prove_index(one.address, source, check=Check.ALL).reason
+        for shard in self.contents.inputs:
+            if not shard.copy and not is_stream(shard.address):
+                with shard.open() as source:
+                    reason = prove_index(shard.address, source, check=Check.ALL).reason
                 if reason:
                     return DataError(
                         "its index is stale: it differs from the headers",
                         code="stale-index",
-                        shard=one.address,
+                        shard=shard.address,
                         hint="rebuild the index with `wds index`",
                     )
         return EngineError(message, hint="this is a mistake in wdscli; please report it")
@@ -216,8 +216,8 @@ class CarriedValues:
         self._types: dict[str, set[str]] = {}
         self._exact: dict[str, bool] = {}
         has_begun = False
-        for number, one in enumerate(inputs):
-            index = _index_of(one)
+        for number, shard in enumerate(inputs):
+            index = _index_of(shard)
             stored = {} if index is None else index.numbers
             if index is not None and index.samples and not has_begun:
                 self._begin((name for name in stored if _is_kept(name, rule)), number)
@@ -254,13 +254,13 @@ class CarriedValues:
         without an index have no values. Remote inputs have none either, because each index would cost one more
         request."""
         request, contents = plan.request, plan.contents
-        if not all(is_local(one.address) for one in contents.inputs):
+        if not all(is_local(shard.address) for shard in contents.inputs):
             return None
         is_plain = contents.joined is None and request.on_error == "stop" and request.use_index
         if not is_plain or not request.settings.with_index or not contents.inputs:
             return None
-        found = cls(contents.inputs, request.selection.field_rule)
-        return found if found._names else None
+        values = cls(contents.inputs, request.selection.field_rule)
+        return values if values._names else None
 
     def part(self, samples: Ordered) -> dict[str, Numbers]:
         """Return the values of some samples, in the given order."""
@@ -289,13 +289,13 @@ class CarriedValues:
         return Numbers(numpy.where(were_floats, raw.view("<f8"), numbers), exact)
 
 
-def _index_of(one: Input) -> Index | None:
+def _index_of(shard: Input) -> Index | None:
     """Return the index of an input, if commands may use it."""
-    if one.copy:
+    if shard.copy:
         return None
     try:
-        with one.open() as source:
-            return find_index(one.address, source)
+        with shard.open() as source:
+            return find_index(shard.address, source)
     except WdsError:
         return None  # the task that reads this input raises the error
 

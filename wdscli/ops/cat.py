@@ -118,7 +118,9 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         check_mixing(picker.set, output.address(0), force=request.settings.force, warn=progress.warn)
     with nullcontext() if dry_run else output.claimed(addresses):
         request = request._replace(settings=output.settings)
-        places = [None if dry_run else output.address(at) for at in range(len(addresses) if is_each else 1)]
+        places = [
+            None if dry_run else output.address(number) for number in range(len(addresses) if is_each else 1)
+        ]
         done = list(_written(picker, request, places, progress))
         manifest = None if dry_run else _finish(output, done, shaping_options(request), picker.set)
     return _report(done, manifest)
@@ -149,21 +151,21 @@ def _check_whole(request: Request) -> None:
 
 def _finish(output: OutputSet, done: list[_Copied], options: dict[str, Any], shards: ShardSet) -> Manifest:
     """Write the manifest of the new shards."""
-    infos = [one.info for one in done if one.info is not None]
+    infos = [copy.info for copy in done if copy.info is not None]
     inputs, classes = [fingerprint_of(shards)], classes_of(shards)
     return output.finish(infos, operation="cat", options=options, inputs=inputs, classes=classes)
 
 
 def _report(done: list[_Copied], manifest: Manifest | None) -> CatReport:
     """Return the sums over all output shards."""
-    infos = [one.info for one in done if one.info is not None]
+    infos = [copy.info for copy in done if copy.info is not None]
     return CatReport(
         samples=sum(info.samples for info in infos),
         members=sum(info.members for info in infos),
-        bytes_in=sum(one.bytes_in for one in done),
+        bytes_in=sum(copy.bytes_in for copy in done),
         bytes_out=sum(info.size_bytes for info in infos),
-        dropped=sum_counts([one.dropped for one in done]),
-        ignored=sum_counts([one.ignored for one in done]),
+        dropped=sum_counts([copy.dropped for copy in done]),
+        ignored=sum_counts([copy.ignored for copy in done]),
         manifest=manifest,
     )
 
@@ -221,7 +223,9 @@ def _copied(picker: SampleReader, request: Request, address: str | None) -> _Cop
             addresses = picker.set.addresses
             # An index saves nothing for a remote shard: reading the index is a request, and cat reads the whole shard
             # by one request.
-            is_cheap = all(is_local(one) and not is_read_once(one) and _has_index(one) for one in addresses)
+            is_cheap = all(
+                is_local(source) and not is_read_once(source) and _has_index(source) for source in addresses
+            )
             if picker.takes_all and request.use_index and is_cheap:
                 carried = CarriedValues(list(map(Input, addresses)), None)
                 if carried.total == shard.samples:
@@ -255,21 +259,23 @@ def _copy_each(
     """Copy each input to its own shard, by several processes if that is faster."""
     tasks, copy_one = list(zip(addresses, places, strict=True)), partial(copy_shard, request)
     # Other processes cannot read the standard input, the pipes or the memory of this process.
-    is_ours = any(is_ours_alone(one) or is_of_this_process(one) for one in [*addresses, request.output])
+    is_ours = any(
+        is_ours_alone(address) or is_of_this_process(address) for address in [*addresses, request.output]
+    )
     worth = copying_worth(*addresses, request.output)
     jobs = 1 if is_ours else useful_shard_jobs(request.jobs, addresses, worth)
     with make_executor(jobs) as executor:
-        made = run_shard_tasks(executor, copy_one, tasks, progress, "copying", addresses)
-        for place, one in zip(places, made, strict=True):
-            if one.info is not None and one.info.is_copy:
+        copies = run_shard_tasks(executor, copy_one, tasks, progress, "copying", addresses)
+        for place, copy in zip(places, copies, strict=True):
+            if copy.info is not None and copy.info.is_copy:
                 progress.note(f"{place}: {'linked' if request.settings.links else 'copied by the store'}")
             elif request.settings.links:
                 progress.note(
                     f"{place}: copied, because only an unchanged shard with an index, on the same disc, can be linked"
                 )
-            for text in one.warnings:
+            for text in copy.warnings:
                 progress.warn(text)
-            yield one
+            yield copy
 
 
 def copy_shard(request: Request, shard: tuple[str, str | None]) -> _Copied:
@@ -328,10 +334,10 @@ def _chosen(
             continue
         rows = page.rows
         while rows and left:
-            some = page._replace(rows=rows[:left])
-            chosen = keys.resolve(some)
-            rows, left = rows[len(some.rows) :], left - len(chosen)
-            yield some, chosen
+            part = page._replace(rows=rows[:left])
+            chosen = keys.resolve(part)
+            rows, left = rows[len(part.rows) :], left - len(chosen)
+            yield part, chosen
         if not left:
             picker.stop()
 
@@ -371,12 +377,12 @@ class _Keys:
         if repeated and self._policy == "skip":
             self._picker.drop("duplicate-key", len(repeated))
             gone = set(repeated)
-            return [pair for at, pair in enumerate(chosen) if at not in gone]
-        for at in repeated:
-            row = page.rows[at]
-            chosen[at] = row, self._new(page, row)
-            if self.seen.add([chosen[at][1]]):
-                raise self._error(page, *chosen[at])
+            return [pair for place, pair in enumerate(chosen) if place not in gone]
+        for place in repeated:
+            row = page.rows[place]
+            chosen[place] = row, self._new(page, row)
+            if self.seen.add([chosen[place][1]]):
+                raise self._error(page, *chosen[place])
         return chosen
 
     def _new(self, page: Page, row: int) -> bytes:
@@ -398,7 +404,7 @@ class _Keys:
         read again."""
         addresses = self._picker.set.addresses if self._picker.selection.is_trivial else []
         with suppress(WdsError):
-            for address in takewhile(lambda one: not is_read_once(one), addresses):
+            for address in takewhile(lambda source: not is_read_once(source), addresses):
                 with open_source(address) as source:
                     for batch in iter_batches(source, lenient=True):
                         if key in batch.keys:
@@ -417,26 +423,26 @@ class _Copier:
     def copy_usual(self, keys: _Keys, source: Source) -> tuple[int, int]:
         """Copy the usual samples at the beginning of a seekable input in one pass. Return the byte offset and the place
         of the first sample that was not copied."""
-        at = samples = held = 0
+        offset = samples = held = 0
         if source.seekable and source.size is not None:
             source.expect([(0, source.size)])
         while source.seekable and source.size is not None:
-            held += fill(self._buffer[held:], source, at + held)
-            found = packed(self._buffer[:held], None, self._shard.form)
+            held += fill(self._buffer[held:], source, offset + held)
+            usual = packed(self._buffer[:held], None, self._shard.form)
             if (
-                found is None
-                or is_suspect(found.names, found.arrays.fields)
-                or not keys.seen.add_new(found.names)
+                usual is None
+                or is_suspect(usual.names, usual.arrays.fields)
+                or not keys.seen.add_new(usual.names)
             ):
                 break
             if isinstance(source, ViewSource):
-                source.check_arrays(samples, found.arrays)
-            self._shard.write_arrays(found.settle(self._buffer), found.arrays)
+                source.check_arrays(samples, usual.arrays)
+            self._shard.write_arrays(usual.settle(self._buffer), usual.arrays)
             self._shard.flush()
-            rest = self._buffer[found.end : held]
-            at, held, samples = at + found.end, len(rest), samples + len(found.names)
-            self._buffer[:held] = rest
-        return at, samples
+            left_over = self._buffer[usual.end : held]
+            offset, held, samples = offset + usual.end, len(left_over), samples + len(usual.names)
+            self._buffer[:held] = left_over
+        return offset, samples
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write rows of a page under their keys. Adjacent usual samples are copied together, until the buffer is full.
@@ -478,14 +484,14 @@ class _Copier:
         members = slice(batch.firsts[first], batch.firsts[end])
         starts = list(map(batch.starts.__getitem__, batch.firsts[first:end]))
         begins = numpy.array(starts, dtype=numpy.int64) - begin
-        found = packed(view, begins, self._shard.form)
-        if found is None or found.names != batch.keys[first:end]:
+        samples = packed(view, begins, self._shard.form)
+        if samples is None or samples.names != batch.keys[first:end]:
             return False
-        arrays = found.arrays
+        arrays = samples.arrays
         fields = list(map(arrays.fields.__getitem__, arrays.codes.tolist()))
         if fields != batch.fields[members] or arrays.sizes.tolist() != batch.sizes[members]:
             return False
-        self._shard.write_arrays(found.settle(view), arrays)
+        self._shard.write_arrays(samples.settle(view), arrays)
         self._shard.flush()
         return True
 
@@ -496,10 +502,11 @@ class _Copier:
         plan = self._selection.plan_of(batch, row, source.name)
         if batch.end(row) - batch.start(row) > LARGE_SAMPLE_BYTES:
             self._shard.write_pieces(
-                key, [(field, batch.sizes[first + at], page.pieces(first + at)) for at, field in plan]
+                key,
+                [(field, batch.sizes[first + member], page.pieces(first + member)) for member, field in plan],
             )
         else:
-            self._shard.write(key, [(field, page.payload(first + at)) for at, field in plan])
+            self._shard.write(key, [(field, page.payload(first + member)) for member, field in plan])
 
 
 def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:

@@ -128,8 +128,8 @@ def unchanged_run(
     for output, manifest in finished if not dry_run else ():
         tidy_set(output, manifest)
     outputs, manifests = zip(*finished)
-    samples = sum(one.samples for one in manifests)
-    members = sum(one.members for one in manifests)
+    samples = sum(manifest.samples for manifest in manifests)
+    members = sum(manifest.members for manifest in manifests)
     counts = Counts(samples, samples, members, sum(map(_payload_bytes, manifests)), 0, {}, {}, 0)
     report = ReorderReport(
         **asdict(counts),
@@ -137,7 +137,7 @@ def unchanged_run(
         strategy="gather",
         parts=tuple(output.part for output in outputs),
         manifests=manifests,
-        kept=sum(len(one.shards) for one in manifests),
+        kept=sum(len(manifest.shards) for manifest in manifests),
         is_unchanged=True,
     )
     return request, report
@@ -156,8 +156,8 @@ def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progres
         missing = [task for task in range(len(plan.contents.shards)) if task not in kept.shards]
         if missing and plan.mark is None:
             keep_plan(plan)
-        made = dict(zip(missing, run_some(run, missing, kept), strict=True))
-        return finish_plan(run, {**kept.shards, **made}, kept)
+        new_shards = dict(zip(missing, run_some(run, missing, kept), strict=True))
+        return finish_plan(run, {**kept.shards, **new_shards}, kept)
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def run_some(run: Run, numbers: Sequence[int], kept: Existing) -> list[ShardInfo
     written, progress, planned = [], run.progress, [run.contents.shards[number] for number in numbers]
     addresses, size = [shard.address for shard in planned], sum(shard.size_bytes for shard in planned)
     with run.maker.tasks(numbers, progress) as work:
-        made = run_tasks(
+        results = run_tasks(
             work.executor,
             make_shard,
             (_shard_task(run, kept, number, *task) for number, task in zip(numbers, work.tasks)),
@@ -192,8 +192,8 @@ def run_some(run: Run, numbers: Sequence[int], kept: Existing) -> list[ShardInfo
             together=useful_together(work.executor, addresses, size),
         )
         try:
-            with closing(made):
-                for number, shard, info in zip(numbers, planned, made, strict=True):
+            with closing(results):
+                for number, shard, info in zip(numbers, planned, results, strict=True):
                     run.maker.check_shard(number, info)
                     written.append(info)
                     if work.release is not None:
@@ -220,7 +220,7 @@ def _finished_text(run: Run, finished: int) -> str:
 
 
 def _shard_task(
-    run: Run, kept: Existing, number: int, given: Any, make: Callable[[Any], PendingCommit[ShardInfo]]
+    run: Run, kept: Existing, number: int, maker_task: Any, make: Callable[[Any], PendingCommit[ShardInfo]]
 ) -> ShardTask:
     """Return the task that makes shard ``number`` of a plan and writes its receipt."""
     request, contents = run.plan.request, run.contents
@@ -232,7 +232,7 @@ def _shard_task(
         # On other machines, the lock's folder may have another inode number.
         ticket=output.settings.ticket if request.engine is None else None,
     )
-    return ShardTask(given._replace(settings=settings), make, run.mark, request.post)
+    return ShardTask(maker_task._replace(settings=settings), make, run.mark, request.post)
 
 
 def finish_plan(run: Run, shards: Mapping[int, ShardInfo], kept: Existing) -> ReorderReport:
@@ -294,11 +294,11 @@ def keep_plan(plan: ReorderPlan) -> None:
     contents = plan.contents
     manifest = contents.outputs[0].manifest_address
     is_far = not all(map(is_local, contents.addresses))
-    is_known = all(one.stamp is not None and one.stamp.version for one in contents.inputs)
+    is_known = all(source.stamp is not None and source.stamp.version for source in contents.inputs)
     is_small = plan.samples * ROW_BYTES * MAX_SHARE <= plan.counts.bytes_in
     if manifest is None or not (plan.is_repeatable and is_far and is_known and is_small):
         return
-    contents = replace(contents, inputs=[one._replace(copy="") for one in contents.inputs])
+    contents = replace(contents, inputs=[source._replace(copy="") for source in contents.inputs])
     with suppress(WdsError):
         write_plan(replace(plan, contents=contents), receipt_address(manifest), force=True)
 
@@ -321,7 +321,7 @@ def _kept_plan(request: Request, order: Order, scratch: Scratch, output: OutputS
     contents = replace(
         kept.contents,
         outputs=(output,),
-        shards=tuple(one._replace(address=output.address(one.number)) for one in kept.contents.shards),
+        shards=tuple(shard._replace(address=output.address(shard.number)) for shard in kept.contents.shards),
         inputs=inputs,
     )
     plan = replace(

@@ -127,20 +127,20 @@ def find_unchanged(output: OutputSet, digest: str | None) -> Manifest | None:
         return None
     if manifest.made.get("stamp") != digest or output.state.read() is not None:
         return None
-    there = _have_all(_addresses(output, manifest), manifest, output.settings.form)
-    return manifest if there else None
+    is_complete = _have_all(_addresses(output, manifest), manifest, output.settings.form)
+    return manifest if is_complete else None
 
 
 def _parts_of(outputs: Outputs, digest: str) -> list[str]:
     """Return the names of all parts, from the manifest of any part."""
     address = outputs.set_of(_ANY_PART).manifest_address or ""
     with suppress(WdsError):
-        for one in expand(address.replace(_ANY_PART, "*")):
+        for manifest_address in expand(address.replace(_ANY_PART, "*")):
             with suppress(WdsError):
-                made = read_manifest(one).made
-                parts = made.get("parts")
+                provenance = read_manifest(manifest_address).made
+                parts = provenance.get("parts")
                 is_list = isinstance(parts, list) and all(isinstance(name, str) for name in parts)
-                if made.get("stamp") == digest and is_list:
+                if provenance.get("stamp") == digest and is_list:
                     return list(parts or ())
     return []
 
@@ -160,7 +160,7 @@ def _have_all(addresses: Sequence[str], manifest: Manifest, form: Form) -> bool:
         address: CheckTask(address, shard, None, form, by_size=True)
         for address, shard in zip(addresses, manifest.shards)
     }
-    return all(state == "whole" for state in at_once(lambda one: check_shard(checks[one]), addresses))
+    return all(state == "whole" for state in at_once(lambda address: check_shard(checks[address]), addresses))
 
 
 def check_replaceable(output: OutputSet, operation: str) -> None:
@@ -170,15 +170,15 @@ def check_replaceable(output: OutputSet, operation: str) -> None:
     text = ""
     if exists(address):
         try:
-            made = read_manifest(address).made
+            provenance = read_manifest(address).made
         except WdsError:
-            made = {}
-        if made.get("operation") != operation:
+            provenance = {}
+        if provenance.get("operation") != operation:
             text = f"{address} exists, and `wds {operation}` did not write it"
-        elif made.get(APPENDED):
+        elif provenance.get(APPENDED):
             text = f"shards were added to the set of {address}, and would be lost"
-    elif (there := output.existing()) and output.state.read() is None:
-        text = f"{there[0]} exists, and no manifest says which command wrote it"
+    elif (existing := output.existing()) and output.state.read() is None:
+        text = f"{existing[0]} exists, and no manifest says which command wrote it"
     if text:
         raise OutputExistsError(text, hint="choose another name, or replace it with --force")
 
@@ -206,7 +206,7 @@ def find_existing(run: Run) -> Existing:
 
 
 def _own_files(contents: Contents) -> list[str]:
-    manifests = [one for output in contents.outputs if (one := output.manifest_address) is not None]
+    manifests = [address for output in contents.outputs if (address := output.manifest_address) is not None]
     return [shard.address for shard in contents.shards] + manifests + list(map(state_address, manifests))
 
 
@@ -216,7 +216,7 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
     plan, planned, outputs, mark = run.plan, run.contents.shards, run.contents.outputs, run.mark
     everything = len(tasks) == len(planned)
     parts = range(len(outputs)) if everything else sorted({planned[task].part for task in tasks})
-    manifests, others = _complete_parts(run, parts)
+    manifests, other_parts = _complete_parts(run, parts)
     states = {number: outputs[number].state.read() for number in parts if number not in manifests}
     # If an earlier attempt of this run has begun to replace a part, --force is not needed again.
     replaced = {
@@ -228,7 +228,7 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
     for number, state in states.items():
         if number not in replaced:
             _refuse_run(run, outputs[number], state)
-    for number in set(others) - replaced:
+    for number in set(other_parts) - replaced:
         if exists(address := outputs[number].manifest_address or ""):
             raise _in_the_way(plan, f"{address} exists and is the manifest of another set")
     if everything:
@@ -238,7 +238,7 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
     for number, state in states.items():
         if state is None or state.run != mark.text:
             outputs[number].declare(mark.text, shaping(plan))
-    for number in others:
+    for number in other_parts:
         remove(outputs[number].manifest_address or "")
     if reading and (outdated := run.maker.outdated(sorted(shards))):
         outputs[0].declare(mark.text, shaping(plan), replaces=True)
@@ -249,7 +249,7 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
     return Existing(shards, frozenset(again), manifests)
 
 
-class _Found(NamedTuple):
+class _Leftover(NamedTuple):
     """A task with an existing shard, and the shard's receipt."""
 
     task: int
@@ -259,14 +259,16 @@ class _Found(NamedTuple):
 
 def _checks(
     run: Run, tasks: Sequence[int], manifests: Mapping[int, Manifest], replaced: Collection[int]
-) -> list[tuple[_Found, CheckTask]]:
+) -> list[tuple[_Leftover, CheckTask]]:
     """Return the existing shards of this plan, with the tasks that check them. The checks use receipts, or
     ``manifests`` for complete parts. Raises OutputExistsError."""
     contents, form = run.contents, run.plan.request.settings.form
     checks = [
-        (found, found.receipt.check(found.shard.address, form))
-        for found in _look(contents, [task for task in tasks if contents.shards[task].part not in manifests])
-        if _is_ours(run, found, replaced) and found.receipt is not None
+        (leftover, leftover.receipt.check(leftover.shard.address, form))
+        for leftover in _look(
+            contents, [task for task in tasks if contents.shards[task].part not in manifests]
+        )
+        if _is_ours(run, leftover, replaced) and leftover.receipt is not None
     ]
     complete = [task for task in tasks if contents.shards[task].part in manifests]
     list_folders([contents.shards[task].address for task in complete])
@@ -274,12 +276,12 @@ def _checks(
         shard = contents.shards[task]
         info, address = manifests[shard.part].shards[shard.number], shard.address
         check = CheckTask(address, info, None, form, by_size=not is_local(address))
-        checks.append((_Found(task, shard, None), check))
+        checks.append((_Leftover(task, shard, None), check))
     return checks
 
 
 def _checked(
-    run: Run, checks: Sequence[tuple[_Found, CheckTask]], replaced: Collection[int], reading: bool
+    run: Run, checks: Sequence[tuple[_Leftover, CheckTask]], replaced: Collection[int], reading: bool
 ) -> tuple[dict[int, ShardInfo], set[int]]:
     """Return the intact shards by task, and the tasks of shards without an index or with a command that did not run.
     Raises OutputExistsError and DataError for other shards, unless their part is in ``replaced``."""
@@ -289,19 +291,19 @@ def _checked(
         for _, check in checks
     ]
     shards, again = dict[int, ShardInfo](), set[int]()
-    results = _states(run, [one for _, one in checks], reading)
-    for (found, check), result, version in zip(checks, results, versions):
-        posted = found.receipt is None or found.receipt.posted
+    results = _states(run, [check for _, check in checks], reading)
+    for (leftover, check), result, version in zip(checks, results, versions):
+        posted = leftover.receipt is None or leftover.receipt.posted
         if result == "other":
-            _refuse_other(run.plan, found, replaced)
+            _refuse_other(run.plan, leftover, replaced)
         elif result == "unindexed" or not posted:
-            again.add(found.task)
+            again.add(leftover.task)
         else:
-            shards[found.task] = replace(check.shard, version=version or check.shard.version)
+            shards[leftover.task] = replace(check.shard, version=version or check.shard.version)
     return shards, again
 
 
-def _look(contents: Contents, tasks: Sequence[int]) -> list[_Found]:
+def _look(contents: Contents, tasks: Sequence[int]) -> list[_Leftover]:
     """Return the existing shards of some tasks, from one listing of each folder."""
     planned = [(task, contents.shards[task]) for task in tasks]
     folders = {folder_of(shard.address) for _, shard in planned}
@@ -311,10 +313,10 @@ def _look(contents: Contents, tasks: Sequence[int]) -> list[_Found]:
     def is_in(listed: Mapping[str, Collection[str]], address: str, suffix: str = "") -> bool:
         return base_name(address) + suffix in listed[folder_of(address)]
 
-    there = [(task, shard) for task, shard in planned if is_in(names, shard.address)]
-    received = [shard.address for _, shard in there if is_in(receipts, shard.address, RECEIPT)]
+    existing = [(task, shard) for task, shard in planned if is_in(names, shard.address)]
+    received = [shard.address for _, shard in existing if is_in(receipts, shard.address, RECEIPT)]
     by_address = dict(zip(received, at_once(read_receipt, received)))
-    return [_Found(task, shard, by_address.get(shard.address)) for task, shard in there]
+    return [_Leftover(task, shard, by_address.get(shard.address)) for task, shard in existing]
 
 
 def done_tasks(run: Run) -> set[int]:
@@ -322,21 +324,24 @@ def done_tasks(run: Run) -> set[int]:
     contents = run.contents
     complete, _ = _complete_parts(run, range(len(contents.outputs)))
     done = set()
-    for one in _look(contents, range(len(contents.shards))):
-        ours = one.receipt is not None and run.mark.accepts(one.receipt.mark) and one.receipt.posted
-        if ours or one.shard.part in complete:
-            done.add(one.task)
+    for leftover in _look(contents, range(len(contents.shards))):
+        receipt = leftover.receipt
+        is_ours = receipt is not None and run.mark.accepts(receipt.mark) and receipt.posted
+        if is_ours or leftover.shard.part in complete:
+            done.add(leftover.task)
     return done
 
 
 def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest], list[int]]:
     """Return the manifests that agree with this plan, by part, and the parts with a manifest that does not agree."""
-    contents, found = run.contents, dict[int, Manifest]()
-    others = []
+    contents, manifests = run.contents, dict[int, Manifest]()
+    other_parts = []
     shards_of = contents.shards_of_outputs
     for number in parts:
         output, planned = contents.outputs[number], [contents.shards[task] for task in shards_of[number]]
-        wanted = [_counts_of(one.address, one.samples, one.members, one.size_bytes) for one in planned]
+        wanted = [
+            _counts_of(shard.address, shard.samples, shard.members, shard.size_bytes) for shard in planned
+        ]
         if output.standing is not None or output.has_manifest is False or output.manifest_address is None:
             continue
         with suppress(InputNotFoundError):
@@ -345,20 +350,21 @@ def _complete_parts(run: Run, parts: Iterable[int]) -> tuple[dict[int, Manifest]
             except InputNotFoundError:
                 raise
             except WdsError:
-                others.append(number)
+                other_parts.append(number)
                 continue
-            there = [
-                _counts_of(one.name, one.samples, one.members, one.size_bytes) for one in manifest.shards
+            listed = [
+                _counts_of(shard.name, shard.samples, shard.members, shard.size_bytes)
+                for shard in manifest.shards
             ]
-            is_alike = wanted == there if run.maker.has_planned_sizes else len(wanted) == len(there)
+            is_alike = wanted == listed if run.maker.has_planned_sizes else len(wanted) == len(listed)
             # A manifest may list more shards than -o has names.
             if is_alike and _says_the_same(
                 manifest, output.manifest_of(manifest.shards, run.plan.provenance)
             ):
-                found[number] = manifest
+                manifests[number] = manifest
             else:
-                others.append(number)
-    return found, others
+                other_parts.append(number)
+    return manifests, other_parts
 
 
 def _counts_of(address: str, samples: int, members: int, size: int) -> tuple[int, int, int]:
@@ -369,14 +375,14 @@ def _counts_of(address: str, samples: int, members: int, size: int) -> tuple[int
 def _says_the_same(manifest: Manifest, ours: Manifest) -> bool:
     """Return whether a set was made in the same way as this run would make it. Digests of ``--if-changed`` are compared
     only if both have one."""
-    made, found = json.loads(json.dumps(dict(ours.made))), dict(manifest.made)
-    if FAILURES not in (found.get("options") or {}):
-        made["options"].pop(FAILURES, None)
-    for one, other in ((made, found), (found, made)):
-        if "stamp" not in one:
-            other.pop("stamp", None)
-            other.pop("parts", None)
-    return (made, ours.name) == (found, manifest.name)
+    wanted, existing = json.loads(json.dumps(dict(ours.made))), dict(manifest.made)
+    if FAILURES not in (existing.get("options") or {}):
+        wanted["options"].pop(FAILURES, None)
+    for record, compared in ((wanted, existing), (existing, wanted)):
+        if "stamp" not in record:
+            compared.pop("stamp", None)
+            compared.pop("parts", None)
+    return (wanted, ours.name) == (existing, manifest.name)
 
 
 def _states(run: Run, checks: Sequence[CheckTask], reading: bool) -> Iterator[str]:
@@ -384,8 +390,8 @@ def _states(run: Run, checks: Sequence[CheckTask], reading: bool) -> Iterator[st
     if not checks:
         return
     if not reading:
-        by_address = {one.address: one._replace(by_size=True, index_seal=None) for one in checks}
-        yield from at_once(lambda one: check_shard(by_address[one]), list(by_address))
+        by_address = {check.address: check._replace(by_size=True, index_seal=None) for check in checks}
+        yield from at_once(lambda check: check_shard(by_address[check]), list(by_address))
         return
     total = sum(check.shard.size_bytes for check in checks)
     jobs, progress = useful_jobs(run.plan.request.jobs, len(checks), total), run.progress
@@ -406,41 +412,41 @@ def _refuse_run(run: Run, output: OutputSet, state: Unfinished | None) -> None:
     plan, mark = run.plan, run.mark
     if state is None or state.run in ("", mark.text):
         return
-    there = output.existing() if output.there is None else output.there
+    existing = output.existing() if output.there is None else output.there
     parts = state.run.split("-")
-    if there and len(parts) == len(mark.text.split("-")):
+    if existing and len(parts) == len(mark.text.split("-")):
         why = mark.difference(PlanMark(*parts), differing_options(shaping(plan), state.options))
-        raise _in_the_way(plan, f"{there[0]} was made by another run: {why}")
+        raise _in_the_way(plan, f"{existing[0]} was made by another run: {why}")
 
 
-def _is_ours(run: Run, found: _Found, replaced: Collection[int]) -> bool:
+def _is_ours(run: Run, leftover: _Leftover, replaced: Collection[int]) -> bool:
     """Return whether an existing shard has a receipt of this plan. Raises OutputExistsError for another receipt, unless
     the shard's part is in ``replaced``."""
     plan, mark = run.plan, run.mark
-    if found.receipt is not None and mark.accepts(found.receipt.mark):
+    if leftover.receipt is not None and mark.accepts(leftover.receipt.mark):
         return True
-    if found.shard.part in replaced:
+    if leftover.shard.part in replaced:
         return False
-    address = found.shard.address
-    if found.receipt is None:
+    address = leftover.shard.address
+    if leftover.receipt is None:
         raise _in_the_way(
             plan, f"{address} exists, but no receipt shows that this {plan.provenance.operation} made it"
         )
-    raise _in_the_way(plan, f"{address} was made by another run: {mark.difference(found.receipt.mark)}")
+    raise _in_the_way(plan, f"{address} was made by another run: {mark.difference(leftover.receipt.mark)}")
 
 
-def _refuse_other(plan: ReorderPlan, found: _Found, replaced: Collection[int]) -> None:
+def _refuse_other(plan: ReorderPlan, leftover: _Leftover, replaced: Collection[int]) -> None:
     """Raise an error for a shard with changed bytes, unless it may be replaced."""
-    if plan.request.settings.force or found.shard.part in replaced:
+    if plan.request.settings.force or leftover.shard.part in replaced:
         return
-    if found.receipt is None:
+    if leftover.receipt is None:
         raise DataError(
             "the shard differs from its manifest",
             code="manifest-mismatch",
-            shard=found.shard.address,
+            shard=leftover.shard.address,
             hint="make the set again with --force",
         )
-    raise _in_the_way(plan, f"{found.shard.address} exists, but its content differs from what was written")
+    raise _in_the_way(plan, f"{leftover.shard.address} exists, but its content differs from what was written")
 
 
 def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
@@ -450,8 +456,8 @@ def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:
         return
     own = {shard.address for shard in plan.contents.shards}
     for number, output in enumerate(plan.contents.outputs):
-        there = output.there
-        for address in (output.existing() if there is None else there) if number not in but else ():
+        existing = output.there
+        for address in (output.existing() if existing is None else existing) if number not in but else ():
             if address not in own:
                 raise _in_the_way(
                     plan,

@@ -28,7 +28,7 @@ from wdscli.storage.opening import at_once
 
 def list_folders(addresses: Sequence[str]) -> None:
     """List each remote folder once. The listing has the sizes and versions of all files in it."""
-    for folder in dict.fromkeys(folder_of(one) for one in addresses if not is_local(one)):
+    for folder in dict.fromkeys(folder_of(address) for address in addresses if not is_local(address)):
         names_in(folder)
 
 
@@ -55,11 +55,11 @@ def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequenc
 
 
 def run_digest(
-    operation: str, options: Any, seed: int | None, settings: ShardSettings, more: Any, inputs: Sequence[Any]
+    operation: str, options: Any, seed: int | None, settings: ShardSettings, rules: Any, inputs: Sequence[Any]
 ) -> str:
     """Return the digest of everything that decides the bytes of a set."""
     how = [settings.form, settings.checksum, settings.with_index, *settings.values]
-    return f"xxh3_128:{digest_of([operation, options, seed, how, more, list(inputs)])}"
+    return f"xxh3_128:{digest_of([operation, options, seed, how, rules, list(inputs)])}"
 
 
 def _versions_of(shards: ShardSet) -> Iterator[Any]:
@@ -96,27 +96,27 @@ def _fingerprint(shards: ShardSet, sizes: Sequence[int]) -> str | None:
     if shards.manifest is not None and shards.manifest_address is not None:
         address, manifest = shards.manifest_address, shards.manifest
     elif all(map(is_local, shards.addresses)) and (
-        found := manifest_beside(shards.addresses, shards.listings)
+        beside := manifest_beside(shards.addresses, shards.listings)
     ):
-        address, manifest = found
+        address, manifest = beside
     else:
         return None
     if not all(map(is_local, [address, *shards.addresses])):
         return None
-    listed = [(base_name(one.name), one.size_bytes) for one in manifest.shards]
+    listed = [(base_name(shard.name), shard.size_bytes) for shard in manifest.shards]
     if listed != list(zip(map(base_name, shards.addresses), sizes, strict=True)):
         return None
-    newest = max((os.stat(local_path(one)).st_mtime_ns for one in shards.addresses), default=0)
+    newest = max((os.stat(local_path(shard)).st_mtime_ns for shard in shards.addresses), default=0)
     return manifest.fingerprint if newest <= os.stat(local_path(address)).st_mtime_ns else None
 
 
 def same_inputs(inputs: Sequence[Input], addresses: Sequence[str]) -> tuple[Input, ...] | None:
     """Return the inputs of a kept plan under the current addresses. Return None if an input differs or has changed."""
-    if [one.address for one in inputs] != list(map(absolute, addresses)):
+    if [address.address for address in inputs] != list(map(absolute, addresses)):
         return None
     stamps = _stamps(addresses)
-    same = all(one.stamp and one.stamp[:2] == now[:2] for one, now in zip(inputs, stamps))
-    return tuple(Input(one, stamp=stamp) for one, stamp in zip(addresses, stamps)) if same else None
+    same = all(address.stamp and address.stamp[:2] == now[:2] for address, now in zip(inputs, stamps))
+    return tuple(Input(address, stamp=stamp) for address, stamp in zip(addresses, stamps)) if same else None
 
 
 def _stamps(addresses: Sequence[str]) -> list[Stamp]:

@@ -82,19 +82,19 @@ def run_post(command: str | None, address: str, shard: ShardInfo) -> ShardInfo:
 
     line = post_command(command, address)
     # Use a file, because a background process of the command could keep a pipe open.
-    with TemporaryFile() as said:
+    with TemporaryFile() as printed:
         folder = local_path(".")
         status = subprocess.run(
             ["/bin/sh", "-c", line],
             stdin=subprocess.DEVNULL,
             stdout=2,
-            stderr=said,
+            stderr=printed,
             cwd=folder if os.path.isdir(folder) else None,
         ).returncode
-        _pass_on(said)
+        _pass_on(printed)
         if status:
             how = f"failed with status {status}" if status > 0 else f"was ended by signal {-status}"
-            lines = f" ({output})" if (output := last_lines(said)) else ""
+            lines = f" ({output})" if (output := last_lines(printed)) else ""
             raise EngineError(
                 f"the command after {printable(address)} {how}: {printable(shown_command(line))}{lines}",
                 hint="finished shards remain, without a manifest; --resume continues the run",
@@ -102,10 +102,10 @@ def run_post(command: str | None, address: str, shard: ShardInfo) -> ShardInfo:
     return after_hook(shard, address)
 
 
-def _pass_on(said: IO[bytes]) -> None:
+def _pass_on(output: IO[bytes]) -> None:
     """Copy the command's output to standard error."""
-    said.seek(0)
-    while data := said.read(1 << 16):
+    output.seek(0)
+    while data := output.read(1 << 16):
         while data:
             data = data[os.write(2, data) :]
 
@@ -147,10 +147,11 @@ def leave_receipt(
 
 
 class ShardTask(NamedTuple):
-    """A worker's task for one shard of the plan with the fingerprint ``mark``. ``make`` makes the shard from ``given``,
-    which has the shard's ``address`` and ``settings``. The command ``post`` runs after the shard is published."""
+    """A worker's task for one shard of the plan with the fingerprint ``mark``. ``make`` makes the shard from
+    ``maker_task``, which has the shard's ``address`` and ``settings``. The command ``post`` runs after the shard is
+    published."""
 
-    given: Any
+    maker_task: Any
     make: Callable[[Any], PendingCommit[ShardInfo]]
     mark: PlanMark
     post: str | None
@@ -162,7 +163,7 @@ def make_shard(task: ShardTask) -> ShardInfo | PendingCommit[ShardInfo]:
     ``post`` command, the commit may be delayed while other shards are made. Raises the errors of ``make``, and
     EngineError if the command fails. The shard stays after a failed command."""
     try:
-        ending = task.make(task.given)
+        ending = task.make(task.maker_task)
     except OutputExistsError as error:
         return _made_before(task, error)
     if ending.waits and task.post is None:
@@ -179,10 +180,10 @@ def _end(task: ShardTask, ending: PendingCommit[ShardInfo]) -> ShardInfo:
 
 
 def _post(task: ShardTask, ending: PendingCommit[ShardInfo]) -> ShardInfo:
-    address = task.given.address
+    address = task.maker_task.address
     info = run_post(task.post, address, ending.result())
     if task.post is not None:
-        task.given.settings.check_folder(address)
+        task.maker_task.settings.check_folder(address)
         receipt = read_receipt(address)
         if receipt is not None and not receipt.posted:
             _write(address, receipt._replace(posted=True))
@@ -191,7 +192,7 @@ def _post(task: ShardTask, ending: PendingCommit[ShardInfo]) -> ShardInfo:
 
 def _made_before(task: ShardTask, error: OutputExistsError) -> ShardInfo:
     """Return the existing shard, if an earlier attempt made it. Otherwise raise ``error``."""
-    address, settings = task.given.address, task.given.settings
+    address, settings = task.maker_task.address, task.maker_task.settings
     receipt = read_receipt(address)
     if receipt is None or not task.mark.accepts(receipt.mark):
         raise error
@@ -200,7 +201,7 @@ def _made_before(task: ShardTask, error: OutputExistsError) -> ShardInfo:
         raise error
     if state == "whole" and receipt.posted:
         return receipt.shard
-    return _post(task, task.make(task.given._replace(settings=settings._replace(force=True))))
+    return _post(task, task.make(task.maker_task._replace(settings=settings._replace(force=True))))
 
 
 def _write(address: str, receipt: Receipt) -> None:
@@ -240,19 +241,19 @@ def check_shard(task: CheckTask) -> str:
     if task.index_seal is None or not task.shard.index:
         return "whole"
     try:
-        found = xxh3_64_hexdigest(read_all(index_address(task.address)))
+        index_seal = xxh3_64_hexdigest(read_all(index_address(task.address)))
     except WdsError:
-        found = ""
-    return "whole" if found == task.index_seal else "unindexed"
+        index_seal = ""
+    return "whole" if index_seal == task.index_seal else "unindexed"
 
 
 def _is_there(task: CheckTask) -> bool:
     """Return whether the shard at the address is the expected shard. Compare its version in the store if known,
     otherwise its bytes or size."""
     if task.shard.version and not is_local(task.address):
-        found = next(iter(current_versions([task.address])))
-        if found in (task.shard.version, GONE):
-            return found != GONE
+        version = next(iter(current_versions([task.address])))
+        if version in (task.shard.version, GONE):
+            return version != GONE
     if task.by_size:
         with suppress(InputNotFoundError), open_source(task.address, decompress=False) as source:
             return source.size == task.shard.size_bytes
