@@ -168,9 +168,13 @@ def dotted_names(samples: Samples) -> str:
             int(digits) if (digits := middle.rpartition(b".")[2]).isdigit() else -1 for middle in middles
         ]
         is_counter = sorted(digits) in (list(range(len(digits))), list(range(1, len(digits) + 1)))
-        near = range(max(0, largest - _NEAR_SAMPLES), min(samples.total, largest + _NEAR_SAMPLES))
-        shared = {field for sample in near if sample != largest for field in samples.fields(sample)}
-        if len(middles) > 1 and not is_counter and shared.isdisjoint(b"%b.%b" % (m, suffix) for m in middles):
+        neighbours = range(max(0, largest - _NEAR_SAMPLES), min(samples.total, largest + _NEAR_SAMPLES))
+        shared = {field for sample in neighbours if sample != largest for field in samples.fields(sample)}
+        if (
+            len(middles) > 1
+            and not is_counter
+            and shared.isdisjoint(b"%b.%b" % (middle, suffix) for middle in middles)
+        ):
             key, name = to_text(samples.key(largest)), to_text(suffix)
             return f'sample "{key}" has {len(middles)} {name} files, because the key ends at the first dot'
     return ""
@@ -372,16 +376,16 @@ def separated(
     rows: dict[int, bytes] = {}
     sizes: dict[bytes, int] = {}
     for added_samples, (sample, members) in enumerate(later, 1):
-        new = rekey.key(samples.key(sample), "", first_index + sample + added_samples)
-        if new in sizes:
-            raise taken(new)
-        sizes[new] = len(members)
-        rows.update((file, new + SEPARATOR + _field(files, file)) for file in members)
-    again: list[int] = []
+        new_key = rekey.key(samples.key(sample), "", first_index + sample + added_samples)
+        if new_key in sizes:
+            raise taken(new_key)
+        sizes[new_key] = len(members)
+        rows.update((file, new_key + SEPARATOR + _field(files, file)) for file in members)
+    repeated: list[int] = []
     all_rows = (rows.get(file) or files.row(file) for file in range(len(files)))
-    samples = group(files.part(range(len(files)), all_rows), twice=again)
-    if again:
-        raise taken(samples.key(again[0]))
+    samples = group(files.part(range(len(files)), all_rows), twice=repeated)
+    if repeated:
+        raise taken(samples.key(repeated[0]))
     for sample in range(samples.total):
         count = len(samples.members(sample))
         if sizes.get(key := samples.key(sample), count) != count:
@@ -473,8 +477,8 @@ def settled(
         gone = frozenset(existing)
         return take(samples, (sample for sample in range(samples.total) if sample not in gone)), len(existing)
     samples = rekeyed(samples, rekey or Rekey(DEFAULT_REKEY), first_index, frozenset(existing))
-    if again := found_among(samples, keys()):
-        raise taken(samples.key(again[0]))
+    if repeated := found_among(samples, keys()):
+        raise taken(samples.key(repeated[0]))
     return samples, 0
 
 
@@ -485,16 +489,16 @@ def found_among(samples: Samples, keys: Iterable[Sequence[bytes]]) -> list[int]:
     def hashes(key_batch: Iterable[bytes]) -> NDArray[numpy.int64]:
         return numpy.fromiter(map(hash, key_batch), numpy.int64)
 
-    own = hashes(map(samples.key, range(samples.total)))
-    order = own.argsort()
-    own = own[order]
+    own_hashes = hashes(map(samples.key, range(samples.total)))
+    order = own_hashes.argsort()
+    own_hashes = own_hashes[order]
     matching: set[int] = set()
     for batch in keys if samples.total else ():
-        begins = own.searchsorted(batch_hashes := hashes(batch))
-        ends = own.searchsorted(batch_hashes, side="right")
+        begins = own_hashes.searchsorted(batch_hashes := hashes(batch))
+        ends = own_hashes.searchsorted(batch_hashes, side="right")
         for position in numpy.flatnonzero(begins < ends).tolist():
-            same = order[int(begins[position]) : int(ends[position])].tolist()
-            matching.update(sample for sample in same if samples.key(sample) == batch[position])
+            candidates = order[int(begins[position]) : int(ends[position])].tolist()
+            matching.update(sample for sample in candidates if samples.key(sample) == batch[position])
     return sorted(matching)
 
 

@@ -140,10 +140,10 @@ class _Objects:
     def merge(self, row: int, payload: bytes, of_set: int) -> None:
         """Merge a row's JSON into a sample's JSON. Raises DataError."""
         columns = self._source.read_at(self._starts[row], self._sizes[row])
-        whole = merged_json(payload, columns)
+        merged = merged_json(payload, columns)
         self._sets[row] = of_set
-        self._merged[2 * row], self._merged[2 * row + 1] = self._scratch.seek(0, os.SEEK_END), len(whole)
-        self._scratch.write(whole)
+        self._merged[2 * row], self._merged[2 * row + 1] = self._scratch.seek(0, os.SEEK_END), len(merged)
+        self._scratch.write(merged)
 
     def fields(self, batch: SampleBatch, row: int) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
         """Return the fields of the next row, with its merged JSON."""
@@ -152,8 +152,8 @@ class _Objects:
             field, size = batch.fields[member], batch.sizes[member]
             if field == JSON and self._sets[number] >= 0:
                 self._scratch.seek(self._merged[2 * number])
-                whole = self._scratch.read(self._merged[2 * number + 1])
-                yield field, len(whole), [whole]
+                merged = self._scratch.read(self._merged[2 * number + 1])
+                yield field, len(merged), [merged]
             else:
                 yield field, size, pieces_of(self._source, batch.offsets[member], size)
 
@@ -227,9 +227,9 @@ def _repeated(row: Row, key: bytes) -> DataError:
 def _write(shard: ShardFile, row: Row, values: Sequence[Value], payloads: Payloads) -> None:
     """Write the sample of a row. Raises InputError and DataError for a source that fails while it is read."""
     key = values[0].key
-    whole = [(field, value) for _, field, value, _ in values if isinstance(value, bytes)]
-    if len(whole) == len(values):
-        shard.write(key, whole)
+    fields_to_write = [(field, value) for _, field, value, _ in values if isinstance(value, bytes)]
+    if len(fields_to_write) == len(values):
+        shard.write(key, fields_to_write)
         return
     with ExitStack() as stack:
         try:

@@ -312,8 +312,8 @@ def _arrow_rows(
     try:
         if kind == "parquet":
             # For a remote file, one request per column and row group would be too many.
-            far = not is_local(address)
-            table = stack.enter_context(parquet.ParquetFile(_seekable(stream, stack), pre_buffer=far))
+            is_remote = not is_local(address)
+            table = stack.enter_context(parquet.ParquetFile(_seekable(stream, stack), pre_buffer=is_remote))
             names = _needed(table.schema_arrow, columns, whole)
             batches: Iterable[Any] = _of_groups(table, names)
         else:
@@ -442,12 +442,12 @@ def _times(column: Any, pyarrow: Any) -> list[Any]:
     import numpy
 
     counts = column.fill_null(0).cast(pyarrow.int64()).to_numpy()
-    whole = pyarrow.array(
+    microseconds = pyarrow.array(
         counts // 1000,
         pyarrow.timestamp("us", column.type.tz),
         mask=column.is_null().to_numpy(zero_copy_only=False),
     )
-    times: list[Any] = whole.to_pylist()
+    times: list[Any] = microseconds.to_pylist()
     for row in numpy.flatnonzero(counts % 1000).tolist():
         text = times[row].isoformat(timespec="microseconds")
         times[row] = f"{text[:26]}{counts[row] % 1000:03d}{text[26:]}"

@@ -504,11 +504,11 @@ def samples_of(
         except WdsError as error:
             left_out.refuse(row.place, error)
             continue
-        whole = [value for value in values if value[2] is not None]
-        if len(whole) < len(values):
+        complete = [value for value in values if value[2] is not None]
+        if len(complete) < len(values):
             _note_empty(left_out, row, key, values)
-        if whole:
-            yield row, whole
+        if complete:
+            yield row, complete
 
 
 def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[Value]) -> None:

@@ -493,7 +493,9 @@ class _Creating:
             left_out=left_out.summary(),
             dropped=dropped,
             matched={
-                f"{globs.option} {glob}": n for globs in self.globs for glob, n in globs.matched.items()
+                f"{globs.option} {glob}": count
+                for globs in self.globs
+                for glob, count in globs.matched.items()
             },
         )
         self._say(report)

@@ -405,7 +405,7 @@ class FieldRule:
     def parse(cls, keep: tuple[str, ...] | None, drop: tuple[str, ...], renames: Sequence[str]) -> FieldRule:
         """Make a rule from the options' words. Raises UsageError."""
         parsed = tuple(map(parse_rename, renames))
-        for names in ([r.new for r in parsed], [old for r in parsed for old in r.olds]):
+        for names in ([rename.new for rename in parsed], [old for rename in parsed for old in rename.olds]):
             twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
             if twice is not None:
                 raise UsageError(
