@@ -18,9 +18,9 @@ from wdscli.errors import UsageError
 from wdscli.plan.cut import END_BYTES, Cuts, Sizes, cut
 from wdscli.plan.orders import shuffled
 from wdscli.plan.request import Request
-from wdscli.plan.survey import Collected, Survey
+from wdscli.plan.survey import Survey, SurveyedRows
 from wdscli.plan.table import Ordered, PlanTable, row_type
-from wdscli.plan.values import Packed, RowBlock
+from wdscli.plan.values import PackedValues, RowBlock
 from wdscli.selection import Selection
 from wdscli.shards.writing import OutputSet, ShardSettings
 
@@ -34,12 +34,12 @@ def survey_of(places: list[int], length: int = 1024) -> Survey:
     rows["key"] = range(len(places))
     rows["members"] = 2
     survey = Survey()
-    survey.blocks, survey.total = [RowBlock(rows, Packed.of([]))], len(rows)
+    survey.blocks, survey.total = [RowBlock(rows, PackedValues.of([]))], len(rows)
     return survey
 
 
 def samples_of(*shards: list[int]) -> PlanTable:
-    collected = Collected()
+    collected = SurveyedRows()
     for places in shards:
         collected.take(survey_of(places))
     return collected.table()

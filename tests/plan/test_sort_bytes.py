@@ -22,7 +22,7 @@ from wdscli.plan.sort import (
     reversed_code,
     text_code,
 )
-from wdscli.plan.values import GrowingValues, Packed
+from wdscli.plan.values import GrowingValues, PackedValues
 
 texts = st.binary(max_size=20) | st.lists(st.sampled_from([b"\0", b"\xff", b"a", b"\1"])).map(b"".join)
 natural_texts = st.lists(
@@ -166,7 +166,7 @@ def test_numbers_in_words() -> None:
 def order_by_values(values: list[bytes]) -> Any:
     found = GrowingValues()
     for first in range(0, len(values), 7):
-        found.append(Packed.of(values[first : first + 7]))
+        found.append(PackedValues.of(values[first : first + 7]))
     return order_of_values(found.values())
 
 

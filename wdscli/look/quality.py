@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from xxhash import xxh3_128_digest
 
 from wdscli.arrays import I64, numpy
-from wdscli.plan.orders import Arranged, Order, ShuffledOrder, Surveyed
+from wdscli.plan.orders import Arrangement, Order, ShuffledOrder, SurveyedSamples
 from wdscli.plan.values import Extract
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.values import FieldValue
@@ -83,7 +83,7 @@ class MeasuredShuffle(Order):
         self._window = window
         self.quality: Quality | None = None
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         arranged = ShuffledOrder(self.seed).arrange(surveyed)
         values = None if surveyed.values is None else list(surveyed.values)
         self.quality = measure(surveyed.samples.shards, arranged.order, values, self._window)

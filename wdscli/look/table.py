@@ -41,7 +41,7 @@ from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
 from wdscli.plan.sort import decoded, json_code, order_of_values
 from wdscli.plan.table import Growing, blocks_of
-from wdscli.plan.values import GrowingValues, Packed, Values
+from wdscli.plan.values import GrowingValues, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named, SeenNames, class_name
 from wdscli.selection.values import FieldValue, stored_name
@@ -311,7 +311,7 @@ class _Counts:
         for text in self._counts:
             code = json_code(decoded(text.encode()))
             lines.append(code + text.encode() + len(code).to_bytes(4, "big"))
-        self._values.append(Packed.of(lines))
+        self._values.append(PackedValues.of(lines))
         self._totals.append(array("q", self._counts.values()))
         self._counts.clear()
         self._bytes = 0

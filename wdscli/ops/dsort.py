@@ -23,14 +23,22 @@ from wdscli.model import to_bytes, to_text
 from wdscli.ops.dsort_job import Algorithm, Job, refuse
 from wdscli.ops.sort import sort_order
 from wdscli.plan.cut import FIELD, Cuts
-from wdscli.plan.orders import VALUED_BYTES, Arranged, InputOrder, Order, ShuffledOrder, Surveyed, shuffled
+from wdscli.plan.orders import (
+    VALUED_BYTES,
+    Arrangement,
+    InputOrder,
+    Order,
+    ShuffledOrder,
+    SurveyedSamples,
+    shuffled,
+)
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
 from wdscli.plan.sort import SortKey, md5_code, order_of_values
 from wdscli.plan.split import KeyMap, PartsOrder, SplitOptions, arranged, named_parts, numbered, pairs_of_json
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable
-from wdscli.plan.values import Extract, GrowingValues, Packed, Values
+from wdscli.plan.values import Extract, GrowingValues, PackedValues, Values
 from wdscli.samples import split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.expressions import Expression
@@ -223,7 +231,7 @@ class MapKeys(Extract):
             )
         return (parts.pop() + 1 if parts else 0).to_bytes(_MARKED_BYTES, "big") + sample.key
 
-    def values_of_index(self, index: Index) -> Packed | None:
+    def values_of_index(self, index: Index) -> PackedValues | None:
         return None if self.patterns else packed_keys(index)
 
 
@@ -247,7 +255,7 @@ class ExternalMapOrder(PartsOrder):
         missing = {"missing": "drop"} if self.drops else {}
         return {"by_map": f"xxh3_128:{self.key_map.digest}", "algorithm": shaping, **missing}
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         assert surveyed.values is not None
         prefix, parts, part_of = self.extract.prefix_bytes, self.key_map.parts, self.key_map.part_of
         base = self._base(surveyed.samples, surveyed.values.behind(prefix))
@@ -273,7 +281,7 @@ class ExternalMapOrder(PartsOrder):
         if kind == "md5":
             digests = GrowingValues()
             for block in keys.blocks():
-                digests.append(Packed.of(list(map(md5_code, block))))
+                digests.append(PackedValues.of(list(map(md5_code, block))))
             keys = digests.values()
         order = order_of_values(keys)
         return order[::-1] if self.algorithm.decreasing else order

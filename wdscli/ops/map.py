@@ -17,7 +17,7 @@ from typing import Any
 from wdscli.arrays import numpy
 from wdscli.errors import UsageError
 from wdscli.plan.cut import Cuts
-from wdscli.plan.orders import Arranged, InputOrder, Surveyed
+from wdscli.plan.orders import Arrangement, InputOrder, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
@@ -71,11 +71,11 @@ class MappedOrder(InputOrder):
     def options(self) -> dict[str, Any]:
         return dict(self.shaping)
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         if not self.keeps_shards:
-            return Arranged()
+            return Arrangement()
         ends = surveyed.samples.shards.searchsorted(numpy.arange(len(surveyed.sets)), side="right")
-        return Arranged(ends=ends.tolist())
+        return Arrangement(ends=ends.tolist())
 
 
 def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -> ReorderReport:

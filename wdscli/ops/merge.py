@@ -14,7 +14,7 @@ from typing import Any
 from wdscli.errors import UsageError
 from wdscli.ordering import Shares, Stop, interleaved
 from wdscli.plan.join import Join
-from wdscli.plan.orders import Arranged, InputOrder, Order, Surveyed
+from wdscli.plan.orders import Arrangement, InputOrder, Order, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
@@ -36,10 +36,10 @@ class MergeOrder(Order):
         options: dict[str, Any] = {"interleave": True} if is_equal else {"weights": list(self.shares.numbers)}
         return options if self.stop == "all" else {**options, "stop": self.stop}
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         # The rows are in input order, so the samples of a set are adjacent.
         order, left = interleaved(surveyed.counts_of_sets(), self.shares, self.stop)
-        return Arranged(order, dropped={SET_ENDED: left} if left else {})
+        return Arrangement(order, dropped={SET_ENDED: left} if left else {})
 
 
 def merge_order(

@@ -17,7 +17,7 @@ from xxhash import xxh3_128_hexdigest
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
-from wdscli.plan.orders import VALUED_BYTES, Arranged, Order, Surveyed
+from wdscli.plan.orders import VALUED_BYTES, Arrangement, Order, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.sort import (
     KEY,
@@ -53,10 +53,10 @@ class SortOrder(Order):
         by: dict[str, Any] = {"by": [str(key) for key in self.extract.keys]}
         return by if self.missing is None else {**by, "missing": self.missing}
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         assert surveyed.values is not None
         self.check(surveyed.values)
-        return Arranged(order_of_values(surveyed.values))
+        return Arrangement(order_of_values(surveyed.values))
 
     def check(self, values: Iterable[bytes]) -> None:
         """Raise DataError if no sample has a value to sort by. ``values`` yields the values of all samples, and is read
@@ -85,7 +85,7 @@ class ListedOrder(Order):
         by = {"order_from": f"xxh3_128:{digest}"}
         return by if self.missing == "error" else {**by, "missing": self.missing}
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         assert surveyed.values is not None
         places = self.places
         nowhere = -1 if self.missing == "first" else len(places)
@@ -93,7 +93,7 @@ class ListedOrder(Order):
         self._check(surveyed.values, key_places)
         lacking = len(places) - len(numpy.unique(key_places[(key_places >= 0) & (key_places < len(places))]))
         absent = self._absent(lacking, key_places) if lacking else None
-        return Arranged(numpy.argsort(key_places, kind="stable"), absent=absent)
+        return Arrangement(numpy.argsort(key_places, kind="stable"), absent=absent)
 
     def _check(self, keys: Values, key_places: I64) -> None:
         """Raise DataError for samples that are not in the list, unless the order allows them."""

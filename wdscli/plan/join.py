@@ -2,7 +2,7 @@
 
 :class:`Join` is an order. Its samples have a row in each of several sets, which follow each other in the plan's table.
 Each set has its own column of row numbers. :func:`match` finds partners by the XXH3-64 of keys. :class:`Shapes` is the
-extract of a join. :class:`Measured` computes the bytes and members of all joined samples before anything is copied.
+extract of a join. :class:`JoinedSizes` computes the bytes and members of all joined samples before anything is copied.
 
 Different keys may have equal XXH3-64. A second hash, with a secret random seed, distinguishes them.
 
@@ -31,7 +31,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.duplicates import Pairs, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, TableShard
-from wdscli.plan.orders import VALUED_BYTES, Arranged, Look, Order, Surveyed
+from wdscli.plan.orders import VALUED_BYTES, Arrangement, Look, Order, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask, blocks_of_keys, out_length
@@ -45,7 +45,7 @@ from wdscli.plan.table import (
     order_of_hashes,
     row_type,
 )
-from wdscli.plan.values import Extract, Packed
+from wdscli.plan.values import Extract, PackedValues
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
@@ -208,7 +208,7 @@ class Join(Order):
         shard = table.write_shard(place, request, progress, look)
         return Input(address, place, stamp=shard.stamp), shard
 
-    def repeated(self, surveyed: Surveyed, request: Request) -> Pairs:
+    def repeated(self, surveyed: SurveyedSamples, request: Request) -> Pairs:
         """Return the rows that repeat a key in their set. Raises DataError if repeated keys are an error."""
         table, reader = surveyed.samples, surveyed.reader
         is_error = request.on_duplicate == "error"
@@ -223,7 +223,7 @@ class Join(Order):
             firsts.append(pairs.firsts + first)
         return Pairs(numpy.concatenate(rows), numpy.concatenate(firsts))
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         """Return the rows of first parts in output order, and the rows of each later set. The rows of first parts then
         have the sizes of the joined samples. Raises DataError."""
         table = surveyed.samples
@@ -238,7 +238,7 @@ class Join(Order):
             for place, (first, end) in enumerate(_bounds(surveyed))
         ]
         rows = match_exactly(sets, self.kind)
-        measured = Measured(policies, sets, rows)
+        measured = JoinedSizes(policies, sets, rows)
         if measured.trouble is not None:
             sample, error = measured.trouble
             raise self._conflict(surveyed, sets, [int(column[sample]) for column in rows], error)
@@ -260,14 +260,14 @@ class Join(Order):
             measured.conflicts,
         )
         left, partners = sum(totals) - used, used - len(own)
-        return Arranged(
+        return Arrangement(
             own,
             dropped={NO_PARTNER: left} if left else {},
             joined=Joined(later_parts, tuple(surveyed.sets), policies, counts),
             absent=self._absent(surveyed) if any(totals) and self.kind != "outer" and not partners else None,
         )
 
-    def _absent(self, surveyed: Surveyed) -> MissingName:
+    def _absent(self, surveyed: SurveyedSamples) -> MissingName:
         """Return the description of a join that matches no key. For a table, it is an error."""
         if self.table is None:
             return MissingName(
@@ -284,7 +284,7 @@ class Join(Order):
         )
 
     def _conflict(
-        self, surveyed: Surveyed, sets: Sequence[SetRows], rows: Sequence[int], error: DataError
+        self, surveyed: SurveyedSamples, sets: Sequence[SetRows], rows: Sequence[int], error: DataError
     ) -> DataError:
         """Return the error for a sample with conflicting fields. It names the key and the places of the parts."""
         parts = [of_set.samples.part(row, row + 1) for of_set, row in zip(sets, rows) if row >= 0]
@@ -318,7 +318,7 @@ def _own_and_later_parts(
     return own, tuple(later_parts)
 
 
-def _bounds(surveyed: Surveyed) -> list[tuple[int, int]]:
+def _bounds(surveyed: SurveyedSamples) -> list[tuple[int, int]]:
     """Return the first row and the end of each set in the table."""
     return list(pairwise(accumulate(surveyed.counts_of_sets(), initial=0)))
 
@@ -432,7 +432,7 @@ class Shapes(Extract):
         hashes = array("Q", [second_hash(key, self._seed) for key in keys])
         return numpy.frombuffer(hashes, "u4").reshape(-1, HASH_WORDS)
 
-    def values_of_index(self, index: Index) -> Packed | None:
+    def values_of_index(self, index: Index) -> PackedValues | None:
         """Return the values of all samples of an index, if all samples have equal fields in equal order; otherwise
         None."""
         count, total = index.samples, index.members
@@ -451,7 +451,7 @@ class Shapes(Extract):
         for first, keys in blocks_of_keys(index):
             words[first : first + len(keys), 1 : 1 + HASH_WORDS] = self._hashes(keys)
         lengths: U32 = numpy.full(count, words.shape[1] * words.itemsize, dtype=numpy.uint32)
-        return Packed(lengths, words.reshape(-1).view(numpy.uint8))
+        return PackedValues(lengths, words.reshape(-1).view(numpy.uint8))
 
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
@@ -509,7 +509,7 @@ class Shapes(Extract):
 class SetRows:
     """The samples of one set: the rows ``first`` to ``end - 1`` of the table, and the numbers of the inputs."""
 
-    def __init__(self, surveyed: Surveyed, first: int, end: int, inputs: Sequence[int]) -> None:
+    def __init__(self, surveyed: SurveyedSamples, first: int, end: int, inputs: Sequence[int]) -> None:
         assert surveyed.values is not None
         self.first = first
         self.samples = surveyed.samples.part(first, end)
@@ -550,7 +550,7 @@ _DONE: dict[OnConflict, str] = {"left": "left out", "right": "replaced", "suffix
 """For each policy, the word that reports what happened to a field that an earlier set has."""
 
 
-class Measured:
+class JoinedSizes:
     """Computes the bytes and members of all output samples, and counts dropped and renamed fields. It handles one
     combination of shapes at a time.
 

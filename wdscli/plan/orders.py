@@ -1,9 +1,10 @@
 """This module has the base :class:`Order` of all orders, and the orders that need only places.
 
 An order decides the columns to sort by, and the parts to make. It says which value of each sample it needs
-(:class:`~wdscli.plan.values.Extract`). It then arranges the samples of all inputs (:class:`Surveyed`) into rows in
-output order, and into parts, which become sets. It may leave samples out, and counts them. Input order and the shuffled
-order (:func:`shuffled`) are here. :mod:`wdscli.plan.split`, :mod:`wdscli.plan.join` and the commands have other orders.
+(:class:`~wdscli.plan.values.Extract`). It then arranges the samples of all inputs (:class:`SurveyedSamples`) into rows
+in output order, and into parts, which become sets. It may leave samples out, and counts them. Input order and the
+shuffled order (:func:`shuffled`) are here. :mod:`wdscli.plan.split`, :mod:`wdscli.plan.join` and the commands have
+other orders.
 If samples are read in output order, ``--limit`` ends the reading early (:func:`reading_selection`). Otherwise
 ``--limit`` cuts the arranged samples (:func:`first_to_arrange`, :func:`first_arranged`). This module does not know
 where samples are written.
@@ -43,7 +44,7 @@ Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
 from the set's number and selection."""
 
 
-class Surveyed(NamedTuple):
+class SurveyedSamples(NamedTuple):
     """The selected samples of all inputs, in input order.
 
     ``values`` has the values from the order's ``extract``, or None. ``sets`` has the number of each input shard's set.
@@ -70,19 +71,19 @@ class Surveyed(NamedTuple):
         sample_counts: list[int] = counts.tolist()
         return sample_counts
 
-    def first(self, count: int) -> Surveyed:
+    def first(self, count: int) -> SurveyedSamples:
         """Return the first ``count`` samples, or all samples if there are fewer."""
         values = None if self.values is None else self.values.first(count)
         return self._replace(samples=self.samples.part(0, count), values=values)
 
-    def without(self, gone: Sequence[int] | I64) -> Surveyed:
+    def without(self, gone: Sequence[int] | I64) -> SurveyedSamples:
         """Return all samples except the rows ``gone``, which are in ascending order. This object must not be used
         again."""
         values = None if self.values is None else self.values.without(gone)
         return self._replace(samples=self.samples.without(gone), values=values)
 
 
-class Arranged(NamedTuple):
+class Arrangement(NamedTuple):
     """Samples in output order. ``order`` has row numbers of the table; None means all rows in their order. ``parts``
     divides ``order``; None means that there is one set. ``dropped`` counts omitted samples by reason. ``joined`` has
     the further rows of joined samples, and ``absent`` the names of the order that no sample has. If the order keeps the
@@ -162,7 +163,7 @@ class Order:
         sets."""
         return [template._replace(selection=reading_selection(request, self))]
 
-    def repeated(self, surveyed: Surveyed, request: Request) -> Pairs | None:
+    def repeated(self, surveyed: SurveyedSamples, request: Request) -> Pairs | None:
         """Return the rows to leave out because they repeat a key of their set. None means that all sets are compared
         together. Raises DataError if repeats are an error."""
         return None
@@ -179,9 +180,9 @@ class Order:
         """Return this order's options for the manifest: those that change the result and are not at their default."""
         return {}
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         """Arrange all samples. Raises DataError, UsageError."""
-        return Arranged()
+        return Arrangement()
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,8 @@ class ShuffledOrder(Order):
     operation = "shuffle"
     is_repeatable = True
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
-        return Arranged(shuffled(surveyed.samples, self.seed))
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
+        return Arrangement(shuffled(surveyed.samples, self.seed))
 
 
 def shuffled(samples: PlanTable, seed: int) -> I64:
@@ -235,7 +236,7 @@ def reading_selection(request: Request, order: Order) -> Selection:
     return selection._replace(limit=None)
 
 
-def first_to_arrange(order: Order, surveyed: Surveyed, limit: int | None) -> Surveyed:
+def first_to_arrange(order: Order, surveyed: SurveyedSamples, limit: int | None) -> SurveyedSamples:
     """For an order that makes parts, return the samples up to the last sample within the limit."""
     if limit is None or not order.makes_parts:
         return surveyed
@@ -246,7 +247,7 @@ def first_to_arrange(order: Order, surveyed: Surveyed, limit: int | None) -> Sur
     return surveyed.first(end)
 
 
-def first_arranged(arranged: Arranged, samples: int, limit: int | None) -> Arranged:
+def first_arranged(arranged: Arrangement, samples: int, limit: int | None) -> Arrangement:
     """Keep the first ``limit`` samples of an order over ``samples``. The other samples count as left out, with all
     their parts of a join."""
     total = samples if arranged.order is None else len(arranged.order)

@@ -43,7 +43,7 @@ from wdscli.plan.orders import (
     LIMIT,
     VALUED_BYTES,
     Order,
-    Surveyed,
+    SurveyedSamples,
     first_arranged,
     first_to_arrange,
     is_in_input_order,
@@ -51,7 +51,7 @@ from wdscli.plan.orders import (
 from wdscli.plan.request import PlanMark, Request, check_view
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
 from wdscli.plan.strategy import AS_PLANNED, Choice, check_fits, check_reach, choose, is_away, limits_for
-from wdscli.plan.survey import Collected, SurveyTask, hash_key, survey, survey_shards, survey_task
+from wdscli.plan.survey import SurveyedRows, SurveyTask, hash_key, survey, survey_shards, survey_task
 from wdscli.plan.table import Joined, Ordered, PlanTable, no_rows
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
@@ -207,7 +207,7 @@ class _Planning:
     """The survey tasks: one for all shards, or for a join one for each set."""
     states: list[SelectionState]
     """The state of the selection, for each survey task."""
-    surveyed: Surveyed
+    surveyed: SurveyedSamples
     """The samples that remain."""
     ordered: Ordered
     """The samples in output order."""
@@ -297,7 +297,7 @@ class _Planning:
             self.left_out = LeftOutSamples(rows=table_shard.report)
         self.templates = self._templates()
         self.states = [template.selection.new_state(request.on_error) for template in self.templates]
-        self.collected = Collected(
+        self.collected = SurveyedRows(
             folder_of_scratch(self.scratch), has_values=self.templates[0].extract is not None
         )
         tasks = self._tasks(inputs, self.templates)
@@ -436,7 +436,7 @@ class _Planning:
         total = sum(self.collected.totals)
         self.samples_in = total + sum(self.dropped.values())
         check_fits(total, bytes_per_sample, self.limits)
-        self.surveyed = Surveyed(
+        self.surveyed = SurveyedSamples(
             self.collected.table(self.order.placeholder),
             self.collected.values(),
             self.sets,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from wdscli.arrays import numpy
 from wdscli.errors import DataError, OutputError, StorageError, UsageError, WdsError, failing
 from wdscli.executors import tick_of_task
-from wdscli.plan.values import Packed, RowBlock
+from wdscli.plan.values import PackedValues, RowBlock
 from wdscli.progress import Progress
 from wdscli.shards.inputs import ShardStage
 from wdscli.storage import (
@@ -288,7 +288,7 @@ class StoredRows:
         try:
             with open(self.path, "rb") as file:
                 for _ in range(self.blocks):
-                    yield RowBlock(numpy.load(file), Packed(numpy.load(file), numpy.load(file)))
+                    yield RowBlock(numpy.load(file), PackedValues(numpy.load(file), numpy.load(file)))
             os.unlink(self.path)
         except OSError as error:
             raise OutputError(f"cannot read {self.path}: {reason(error)}", hint=HINT) from error

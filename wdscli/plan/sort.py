@@ -31,7 +31,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.survey import blocks_of_keys, packed_keys
 from wdscli.plan.table import ROWS_PER_BLOCK, blocks_of
-from wdscli.plan.values import WORD_BYTES, Extract, Packed, Values
+from wdscli.plan.values import WORD_BYTES, Extract, PackedValues, Values
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named, Path
@@ -234,7 +234,7 @@ class SortValues(Extract):
             raise sample.error(f"the sample has no {key.text} to sort by", "missing-value", hint=self.hint)
         return None
 
-    def values_of_index(self, index: Index) -> Packed | None:
+    def values_of_index(self, index: Index) -> PackedValues | None:
         """Return the values of all samples of an index, if the only sort key is a property of the sample; otherwise
         None."""
         if self._is_by_key:
@@ -244,7 +244,7 @@ class SortValues(Extract):
             return None
         if key.what == SIZE:
             return _packed_sizes(index)
-        return Packed.of([md5_code(key) for _, keys in blocks_of_keys(index) for key in keys])
+        return PackedValues.of([md5_code(key) for _, keys in blocks_of_keys(index) for key in keys])
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
         """Return the sort keys that are missing in all ``values``. Return an empty list if there are no values."""
@@ -321,11 +321,11 @@ def size_code(size_bytes: int) -> bytes:
     return size_bytes.to_bytes(SIZE_BYTES, "big")
 
 
-def _packed_sizes(index: Index) -> Packed:
+def _packed_sizes(index: Index) -> PackedValues:
     ends: Any = index.member_ends.astype(numpy.int64)
     totals: Any = numpy.append(0, numpy.cumsum(index.member_sizes, dtype=numpy.uint64))
     sizes = (totals[ends] - totals[numpy.append(0, ends)[:-1]]).astype(">u8")
-    return Packed(numpy.full(len(sizes), SIZE_BYTES, dtype=numpy.uint32), sizes.view(numpy.uint8))
+    return PackedValues(numpy.full(len(sizes), SIZE_BYTES, dtype=numpy.uint32), sizes.view(numpy.uint8))
 
 
 def payload_code(payload: bytes, how: How) -> bytes:

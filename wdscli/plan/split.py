@@ -28,10 +28,10 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.ordering import mix, mix_array
 from wdscli.plan.cut import Part, checked_part
-from wdscli.plan.orders import Arranged, Order, Surveyed
+from wdscli.plan.orders import Arrangement, Order, SurveyedSamples
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable, blocks_of
-from wdscli.plan.values import Extract, Packed, Values
+from wdscli.plan.values import Extract, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named, class_number, field_hint, is_there
 from wdscli.selection.values import Value, WholeKey
@@ -151,7 +151,7 @@ class Keys(Extract):
     def value(self, sample: SampleAt) -> bytes:
         return sample.key
 
-    def values_of_index(self, index: Index) -> Packed | None:
+    def values_of_index(self, index: Index) -> PackedValues | None:
         return packed_keys(index)
 
 
@@ -214,7 +214,7 @@ class RatioOrder(PartsOrder):
             **_not_default(self.split_options, "group_by", "stratify", "missing"),
         }
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         if surveyed.values is None:
             numbers = self._numbers_of_keys(surveyed.samples)
         else:
@@ -268,7 +268,7 @@ class FamilyOrder(PartsOrder):
     def options(self) -> dict[str, Any]:
         return _not_default(self.split_options, "by", "missing")
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         assert surveyed.values is not None
         values: set[bytes] = set().union(*surveyed.values.blocks())
         names = sorted((to_text(value) for value in values.difference(_LEFT_OUT)), key=natural)
@@ -297,7 +297,7 @@ class MapOrder(PartsOrder):
     def options(self) -> dict[str, Any]:
         return {"by_map": f"xxh3_128:{self.key_map.digest}", **_not_default(self.split_options, "missing")}
 
-    def arrange(self, surveyed: Surveyed) -> Arranged:
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         assert surveyed.values is not None
         missing, part_of = self.split_options.missing, self.key_map.part_of
         self._check(surveyed.values)
@@ -359,7 +359,7 @@ def numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
     return numbers
 
 
-def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) -> Arranged:
+def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) -> Arrangement:
     """Arrange all samples by the number of their part. Each part stays in input order. Numbers after the last part mark
     samples that are left out (in the order of :data:`_LEFT_OUT`). Parts without samples are made only with
     ``keeps_empty``."""
@@ -371,7 +371,7 @@ def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) ->
     parts = [Part(name, count) for name, count in zip(names, counts) if count or keeps_empty]
     left = dict(zip(_LEFT_OUT.values(), counts[len(names) :], strict=True))
     order = order[: len(order) - sum(left.values())]
-    return Arranged(order, parts, {why: count for why, count in left.items() if count})
+    return Arrangement(order, parts, {why: count for why, count in left.items() if count})
 
 
 class Share(NamedTuple):

@@ -30,7 +30,7 @@ from wdscli.plan.request import Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, StoredRows, spool
 from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
 from wdscli.plan.table import RENAMED, GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, row_type
-from wdscli.plan.values import Extract, GrowingValues, Packed, RowBlock, Values
+from wdscli.plan.values import Extract, GrowingValues, PackedValues, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import Ignored, SampleBatch, may_be_unsafe
 from wdscli.selection import Selection, SelectionState
@@ -172,7 +172,7 @@ class Survey:
         yield from blocks
 
 
-class Collected:
+class SurveyedRows:
     """The rows of all input shards in one table, added shard by shard. With ``has_values``, also their values.
     ``folder`` is for scratch files; None means TMPDIR."""
 
@@ -230,7 +230,7 @@ def survey_shards(
     states: Sequence[SelectionState],
     request: Request,
     limits: Limits,
-    collected: Collected,
+    collected: SurveyedRows,
     progress: Progress,
 ) -> list[Survey]:
     """Survey each shard. ``collected`` gets all rows, in order. Shards after the last sample of ``--limit`` are not
@@ -299,43 +299,43 @@ def survey(
 ) -> Survey:
     """Read one shard's headers or index. Rows are passed to ``take`` as soon as they are found. Without ``take``, they
     stay in the survey. Raises InputError, DataError."""
-    shard_survey, ignored = Survey(), Ignored()
+    result, ignored = Survey(), Ignored()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes, state.end = state.members, state.payload_bytes, 0
     chosen_of: list[ChosenOf] = []
     values: list[bytes] = []
     tick, position = tick_of_task(), 0
     with checking(task.check):
-        task, source, index = _at_any_place(task, shard_survey)
+        task, source, index = _at_any_place(task, result)
     extract = task.extract
     with source:
-        shard_survey.is_packed = source.stored is not source
+        result.is_packed = source.stored is not source
         payloads = Payloads(source, task.payload_fields, by_index=index is not None)
-        if index is not None and _is_plain(task, index, shard_survey, take):
-            return shard_survey
+        if index is not None and _is_plain(task, index, result, take):
+            return result
         indexed = None if index is None else index_batches(index, ignored)
-        walk = _walk(task, payloads, state, shard_survey, ignored)
+        walk = _walk(task, payloads, state, result, ignored)
         for batch, chosen in walk.chosen(indexed, requested=payloads.fields):
-            if batch.keys and not shard_survey.is_packed and not task.input.copy:
+            if batch.keys and not result.is_packed and not task.input.copy:
                 tick(batch.start(len(batch.keys) - 1) - position)
                 position = batch.start(len(batch.keys) - 1)
             chosen_of.append((batch, chosen))
             if extract is not None:
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
-                    _look(extract.named, shard_survey.seen_names, batch, chosen, payloads)
+                    _look(extract.named, result.seen_names, batch, chosen, payloads)
             if len(chosen_of) >= BATCHES_AT_ONCE:
-                _keep(task, shard_survey, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
+                _keep(task, result, RowBlock(rows_of_batches(task, chosen_of), PackedValues.of(values)), take)
                 chosen_of, values = [], []
         if chosen_of:
-            _keep(task, shard_survey, RowBlock(rows_of_batches(task, chosen_of), Packed.of(values)), take)
+            _keep(task, result, RowBlock(rows_of_batches(task, chosen_of), PackedValues.of(values)), take)
         source.confirm()
-    shard_survey.members, shard_survey.payload_bytes = (
+    result.members, result.payload_bytes = (
         state.members - members,
         state.payload_bytes - payload_bytes,
     )
-    shard_survey.ignored, shard_survey.end, shard_survey.copy = ignored.counts, state.end, task.input.copy
-    return shard_survey
+    result.ignored, result.end, result.copy = ignored.counts, state.end, task.input.copy
+    return result
 
 
 def _look(
@@ -352,42 +352,37 @@ def _look(
     seen_names.look(in_payloads, batch, rows, payloads)
 
 
-def _keep(
-    task: SurveyTask, shard_survey: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None
-) -> None:
+def _keep(task: SurveyTask, survey: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None) -> None:
     """Pass rows to ``take``, keep them, or store them in a file if they are too many."""
-    shard_survey.total += len(block.rows)
-    shard_survey.shapes = [] if task.extract is None else task.extract.shapes
+    survey.total += len(block.rows)
+    survey.shapes = [] if task.extract is None else task.extract.shapes
     if take is not None:
         take(block)
         return
-    shard_survey.blocks.append(block)
-    if (
-        task.overflow is not None
-        and sum(len(stored_block.rows) for stored_block in shard_survey.blocks) > HELD_ROWS
-    ):
-        shard_survey.stored = shard_survey.stored or StoredRows(task.overflow)
-        for stored_block in shard_survey.blocks:
-            shard_survey.stored.append(stored_block)
-        shard_survey.blocks = []
+    survey.blocks.append(block)
+    if task.overflow is not None and sum(len(held.rows) for held in survey.blocks) > HELD_ROWS:
+        survey.stored = survey.stored or StoredRows(task.overflow)
+        for held in survey.blocks:
+            survey.stored.append(held)
+        survey.blocks = []
 
 
 def _is_plain(
-    task: SurveyTask, index: Index, shard_survey: Survey, take: Callable[[RowBlock], None] | None
+    task: SurveyTask, index: Index, survey: Survey, take: Callable[[RowBlock], None] | None
 ) -> bool:
     """Try to make all rows and values from the index alone. Return whether this was possible."""
     if task.payload_fields or (rows := plain_rows(task, index)) is None:
         return False
-    values = Packed.of([]) if task.extract is None else task.extract.values_of_index(index)
+    values = PackedValues.of([]) if task.extract is None else task.extract.values_of_index(index)
     if values is None:
         return False
-    shard_survey.ignored, shard_survey.end, shard_survey.members = index.ignored, index.samples, index.members
-    shard_survey.payload_bytes = int(index.member_sizes.sum())
-    _keep(task, shard_survey, RowBlock(rows, values), take)
+    survey.ignored, survey.end, survey.members = index.ignored, index.samples, index.members
+    survey.payload_bytes = int(index.member_sizes.sum())
+    _keep(task, survey, RowBlock(rows, values), take)
     return True
 
 
-def _at_any_place(task: SurveyTask, shard_survey: Survey) -> tuple[SurveyTask, Source, Index | None]:
+def _at_any_place(task: SurveyTask, survey: Survey) -> tuple[SurveyTask, Source, Index | None]:
     """Open the input, or a copy of it, so that any place can be read. Return the task with the opened input, the
     source, and the index to use. A remote input is also copied if this survey reads all of it, and a later step reads
     samples again."""
@@ -399,10 +394,10 @@ def _at_any_place(task: SurveyTask, shard_survey: Survey) -> tuple[SurveyTask, S
     if source is None:
         source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
     try:
-        shard_survey.stamp = Stamp(source.size or 0, source.version, source.is_pinned)
+        survey.stamp = Stamp(source.size or 0, source.version, source.is_pinned)
         if not is_known and source.fd is None and room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
-        index = _index_for(task, source, shard_survey.warnings.append, stored)
+        index = _index_for(task, source, survey.warnings.append, stored)
         with_values = task.using(index)
         asks_far = source.fd is None and bool(with_values.payload_fields) and not task.names_keys
         task, index = (task, None) if asks_far else (with_values, index)
@@ -418,17 +413,17 @@ def _at_any_place(task: SurveyTask, shard_survey: Survey) -> tuple[SurveyTask, S
     with source:
         if not task.spool:
             raise refused(task.address)
-        spool(source, task.spool, cut=_warner(shard_survey) if task.on_error == "skip" else None)
+        spool(source, task.spool, cut=_warner(survey) if task.on_error == "skip" else None)
         source.confirm()
         version, is_pinned = source.version, source.is_pinned
     task = task._replace(input=Input(task.address, task.spool, first=task.input.first))
     source = task.input.open()
-    shard_survey.stamp = Stamp(source.size or 0, version, is_pinned)
+    survey.stamp = Stamp(source.size or 0, version, is_pinned)
     return task, source, None
 
 
-def _warner(shard_survey: Survey) -> Callable[[DataError], None]:
-    return lambda error: shard_survey.damage.append(str(error))
+def _warner(survey: Survey) -> Callable[[DataError], None]:
+    return lambda error: survey.damage.append(str(error))
 
 
 def _index_for(
@@ -543,10 +538,10 @@ def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
         yield part.start, index.keys_of(part.start, part.stop)
 
 
-def packed_keys(index: Index) -> Packed:
+def packed_keys(index: Index) -> PackedValues:
     """Return the keys of all samples of an index, in the form of an extract's values."""
     lengths: U32 = numpy.diff(index.key_ends, prepend=numpy.uint64(0)).astype(numpy.uint32)
-    return Packed(lengths, numpy.frombuffer(index.keys, numpy.uint8))
+    return PackedValues(lengths, numpy.frombuffer(index.keys, numpy.uint8))
 
 
 def _may_be_unsafe(index: Index) -> bool:

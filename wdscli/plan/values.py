@@ -58,20 +58,20 @@ class Extract:
         """Return the value of one sample."""
         raise NotImplementedError
 
-    def values_of_index(self, index: Index) -> Packed | None:
+    def values_of_index(self, index: Index) -> PackedValues | None:
         """Return the values of all samples of an index if no sample is special. Return None if :meth:`values` must be
         called instead."""
         return None
 
 
-class Packed(NamedTuple):
+class PackedValues(NamedTuple):
     """Values in a compact form for transport: their lengths, and their joined bytes."""
 
     lengths: U32
     data: U8
 
     @classmethod
-    def of(cls, values: Sequence[bytes]) -> Packed:
+    def of(cls, values: Sequence[bytes]) -> PackedValues:
         """Pack values."""
         lengths: U32 = numpy.fromiter(map(len, values), numpy.uint32, len(values))
         return cls(lengths, numpy.frombuffer(b"".join(values), numpy.uint8))
@@ -81,7 +81,7 @@ class RowBlock(NamedTuple):
     """Some rows of a survey, with the values of their samples if an order needs values."""
 
     rows: Rows
-    values: Packed
+    values: PackedValues
 
 
 class GrowingValues:
@@ -93,7 +93,7 @@ class GrowingValues:
         self._data = Growing(folder)
         self._size = 0
 
-    def append(self, packed: Packed) -> None:
+    def append(self, packed: PackedValues) -> None:
         """Add values. Raises OutputError."""
         ends = numpy.cumsum(packed.lengths, dtype=numpy.int64) + self._size
         self._lengths.append(packed.lengths)
