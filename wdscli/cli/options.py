@@ -417,18 +417,13 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(**values: Any) -> Any:
         network = NetworkOptions(*map(values.get, NetworkOptions._fields))
         with network.in_force():
-            return function(
-                **{
-                    argument.name: _gather(argument.name, argument.annotation, values)
-                    for argument in arguments
-                }
-            )
+            return function(**{arg.name: _gather(arg.name, arg.annotation, values) for arg in arguments})
 
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__
     command.__module__ = function.__module__
     command.__annotations__ = {}
-    parameters = [option for argument in arguments for option in _spread(argument)]
+    parameters = [option for arg in arguments for option in _spread(arg)]
     seeds = [option for option in parameters if option.name == SEED]
     parameters = [option for option in parameters if option not in seeds[1:]]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -292,15 +292,13 @@ class ExternalMapOrder(PartsOrder):
         if len(lacking) and (not self.drops or len(lacking) == values.total):
             row = int(lacking[0])
             key = to_text(values.part(row, row + 1)[0][self.extract.prefix_bytes :])
-            further_keys = f" and for {len(lacking) - 1} more keys" if len(lacking) > 1 else ""
+            extra = f" and for {len(lacking) - 1} more keys" if len(lacking) > 1 else ""
             hint = (
                 "no sample is in the map"
                 if self.drops
                 else '"ekm_missing_key": "ignore" leaves such samples out'
             )
-            raise DataError(
-                f'{self.key_map.name} has no shard for "{key}"{further_keys}', code="missing", hint=hint
-            )
+            raise DataError(f'{self.key_map.name} has no shard for "{key}"{extra}', code="missing", hint=hint)
 
 
 def _mapped(job: Job, request: Request) -> Meant:

@@ -297,11 +297,9 @@ def _suffix(fields: Mapping[str, Any], name: str, default: str) -> str:
     suffix = str(fields.get(name, default))
     suffix = suffix if suffix.startswith(".") else f".{suffix}"
     if suffix not in SUFFIXES:
-        formats = f"shards are {', '.join(SUFFIXES)}"
+        forms = f"shards are {', '.join(SUFFIXES)}"
         hint = (
-            f"{formats}; unpack a zip and make shards of its files: wds create"
-            if suffix == ".zip"
-            else formats
+            f"{forms}; unpack a zip and make shards of its files: wds create" if suffix == ".zip" else forms
         )
         raise UsageError(f"the job's {name} is {suffix}, but dsort reads and writes only tar", hint=hint)
     return suffix

@@ -234,12 +234,10 @@ def _look(
     whole, classes = new_payload_facts(), []
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         looked_at = [task.address for task in tasks]
-        for shard_facts in run_shard_tasks(
-            executor, look_into, tasks, progress, "reading samples", looked_at
-        ):
-            whole.add(shard_facts)
-            number = numbers[shard_facts.address]
-            classes += [((number, place), key, values) for place, key, values in shard_facts.classes]
+        for facts in run_shard_tasks(executor, look_into, tasks, progress, "reading samples", looked_at):
+            whole.add(facts)
+            number = numbers[facts.address]
+            classes += [((number, place), key, values) for place, key, values in facts.classes]
     return whole, classes
 
 

@@ -144,11 +144,9 @@ class SourceOptions(NamedTuple):
         images = next(iter(folders), None)
         if row_sources:
             [(kind, addresses)] = row_sources
-            fields, flags = tuple(self.field or ()), (self.json_rest, self.json_merge)
+            fields, json = tuple(self.field or ()), (self.json_rest, self.json_merge)
             reading = self.cells.parse(kind)
-            return TableOptions(
-                addresses, self.key, self.rekey_of_rows, fields, *flags, kind, images, reading
-            )
+            return TableOptions(addresses, self.key, self.rekey_of_rows, fields, *json, kind, images, reading)
         self.cells.parse(None)
         options = {
             "key": "--key-column",
