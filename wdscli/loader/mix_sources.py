@@ -56,7 +56,7 @@ class Tagged(NamedTuple):
     """A sample or a batch, with the number of its set in the mix."""
 
     set: int
-    item: Any
+    value: Any
 
 
 class Amount(NamedTuple):
@@ -109,10 +109,10 @@ class Rules(NamedTuple):
     def facts(self) -> str:
         """A description of the mix, for repr()."""
         sets = ", ".join(f"{shown(name)}: {quota}" for quota, name in zip(self.quotas[:NAMED], self.names))
-        more = ", ..." if len(self.quotas) > NAMED else ""
+        ellipsis = ", ..." if len(self.quotas) > NAMED else ""
         if self.points:
-            more += f"; weights change up to step {self.points[-1][0]:,}"
-        return f"several sets ({sets}{more}), per={self.per!r}, stop={self.stop!r}, seed={self.seed!r}"
+            ellipsis += f"; weights change up to step {self.points[-1][0]:,}"
+        return f"several sets ({sets}{ellipsis}), per={self.per!r}, stop={self.stop!r}, seed={self.seed!r}"
 
     def check(self) -> None:
         """Raise UsageError for impossible rules."""
@@ -123,13 +123,13 @@ class Rules(NamedTuple):
         if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
             raise UsageError(f"label={label!r} cannot be the name of a new field", hint='label="set"')
 
-    def tagged(self, number: int, item: Any) -> Tagged:
+    def tagged(self, number: int, value: Any) -> Tagged:
         """Return ``item`` with the number of its set. With ``label``, also write the set's name into that field. If an
         inner mix has already written this field, the name is ``outer/inner``."""
-        sample, label = item, self.label
+        sample, label = value, self.label
         if label is not None:
             while isinstance(sample, Tagged):
-                sample = sample.item
+                sample = sample.value
             if not isinstance(sample, dict):
                 raise UsageError(
                     f'label="{label}" needs samples that are dicts, and set {self.names[number]} has '
@@ -143,21 +143,21 @@ class Rules(NamedTuple):
                 )
             name = self.names[number]
             sample[label] = Label(f"{name}/{sample[label]}" if label in sample else name)
-        return Tagged(number, item)
+        return Tagged(number, value)
 
     def identity(self, sets: Sequence[Any]) -> dict[str, Any]:
         """Return the identity of a mix of ``sets``: the identities of all sets, or, if these are too large, the number
         of sets and a digest."""
         from json import dumps
 
-        found: list[Any] = [[quota, one] for quota, one in zip(self.quotas, sets)]
-        text = dumps(found, sort_keys=True)
+        mixed_sets: list[Any] = [[quota, set_identity] for quota, set_identity in zip(self.quotas, sets)]
+        text = dumps(mixed_sets, sort_keys=True)
         if len(text) > SETS_BYTES:
             from xxhash import xxh3_128_hexdigest
 
-            found = [len(found), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"]
+            mixed_sets = [len(mixed_sets), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"]
         steps = {"schedule": [[step, *shares] for step, shares in self.points]} if self.points else {}
-        return {"mix": found, "stop": self.stop, "seed": self.seed, **steps}
+        return {"mix": mixed_sets, "stop": self.stop, "seed": self.seed, **steps}
 
 
 class MixedSet(NamedTuple):
@@ -170,13 +170,13 @@ class MixedSet(NamedTuple):
 
     def identity(self, rules: Rules) -> dict[str, Any]:
         """Return the set's identity, and the other facts of the set that the order of the mix depends on."""
-        found = self.source.identity()
+        set_facts = self.source.identity()
         source = self.source
         if isinstance(source, Passes) and not source.is_drawn and source.positions is not None:
-            found = {**found, "length": source.positions}
+            set_facts = {**set_facts, "length": source.positions}
         if (rules.per, rules.stop, self.tail) == ("batch", "all", "drop"):
-            found = {**found, "tail": "drop"}
-        return found
+            set_facts = {**set_facts, "tail": "drop"}
+        return set_facts
 
 
 @lru_cache(maxsize=32)
@@ -194,23 +194,33 @@ class MixSource(PositionSource):
     def __init__(
         self, sets: Sequence[MixedSet], rules: Rules, batch: int = 1, world: int = 1, step: int = 1
     ) -> None:
-        self.is_shuffled = all(one.source.is_shuffled for one in sets)
+        self.is_shuffled = all(mixed_set.source.is_shuffled for mixed_set in sets)
         if rules.amounts:
             named = zip(sets, rules.amounts, rules.names)
-            sets = [one._replace(source=amount.of(one.source, name)) for one, amount, name in named]
-            rules = rules._replace(quotas=quotas_of([max(1, one.source.length(0)) for one in sets]))
+            sets = [
+                mixed_set._replace(source=amount.of(mixed_set.source, name))
+                for mixed_set, amount, name in named
+            ]
+            rules = rules._replace(
+                quotas=quotas_of([max(1, mixed_set.source.length(0)) for mixed_set in sets])
+            )
         self.sets, self.rules = tuple(sets), rules
-        self.has_same_samples = rules.stop == "all" and all(one.source.has_same_samples for one in sets)
+        self.has_same_samples = rules.stop == "all" and all(
+            mixed_set.source.has_same_samples for mixed_set in sets
+        )
         self.seed, self.facts = rules.seed or 0, rules.facts
         self.run, self._step = batch * world, step
         self._batch, self._share = batch, Share(world=world)
 
     def identity(self) -> dict[str, Any]:
-        return {**self.rules.identity([one.identity(self.rules) for one in self.sets]), "per": self.rules.per}
+        return {
+            **self.rules.identity([mixed_set.identity(self.rules) for mixed_set in self.sets]),
+            "per": self.rules.per,
+        }
 
     def prepare(self, fact: Fact) -> None:
-        for name, one in zip(self.rules.names, self.sets):
-            one.source.prepare(fact.of_set(name))
+        for name, mixed_set in zip(self.rules.names, self.sets):
+            mixed_set.source.prepare(fact.of_set(name))
 
     def batches(self) -> list[Batches]:
         """Return the batches in an epoch of each set, where a batch is a run. With ``stop="all"`` a set ends; otherwise
@@ -224,24 +234,27 @@ class MixSource(PositionSource):
     @property
     def has_gaps(self) -> bool:
         """Whether some runs have no samples for some ranks."""
-        if any(0 < one.end % self.run < self._share.world for one in self.batches()):
+        if any(0 < set_batches.end % self.run < self._share.world for set_batches in self.batches()):
             return True
-        inner = [one.source.base() for one in self.sets]
-        return any(isinstance(one, MixSource) and one.has_gaps for one in inner)
+        sources = [mixed_set.source.base() for mixed_set in self.sets]
+        return any(isinstance(source, MixSource) and source.has_gaps for source in sources)
 
     def schedule(self) -> Schedule | Changing:
         """Return the schedule, which says from which set each run of an epoch comes. Every epoch has the same
         schedule."""
         rules, batches = self.rules, self.batches()
-        for name, one in zip(rules.names, batches):
-            if rules.stop != "all" and not one.total:
-                few = f"{one.length} samples, fewer than a global batch of {self.run}"
+        for name, set_batches in zip(rules.names, batches):
+            if rules.stop != "all" and not set_batches.total:
+                few = f"{set_batches.length} samples, fewer than a global batch of {self.run}"
                 raise UsageError(
-                    f"set {name} of the mix has {few if one.length else 'no samples'}", hint="leave it out"
+                    f"set {name} of the mix has {few if set_batches.length else 'no samples'}",
+                    hint="leave it out",
                 )
         if rules.points:
             return _changing(tuple(rules.points), self._step, rules.seed)
-        return _scheduled(tuple(rules.quotas), tuple(one.total for one in batches), rules.stop, rules.seed)
+        return _scheduled(
+            tuple(rules.quotas), tuple(set_batches.total for set_batches in batches), rules.stop, rules.seed
+        )
 
     def length(self, epoch: int) -> int:
         return min(ENDLESS, self.schedule().length * self.run)
@@ -254,16 +267,16 @@ class _MixReader(EpochReader):
     """Reads an epoch of a mix: of each set one epoch, or the next part of its passes without end."""
 
     def __init__(self, source: MixSource, epoch: int) -> None:
-        self._rules, self._policies = source.rules, [one.policy for one in source.sets]
+        self._rules, self._policies = source.rules, [mixed_set.policy for mixed_set in source.sets]
         self._schedule, self._run = source.schedule(), source.run
-        self._lengths = [one.length for one in source.batches()]
+        self._lengths = [set_batches.length for set_batches in source.batches()]
         # With stop="all" no run has samples of two epochs of a set: the set's tail decides how its last run ends.
         self._apart = source.rules.stop == "all"
-        self._ends = [one.end if self._apart else ENDLESS for one in source.batches()]
+        self._ends = [set_batches.end if self._apart else ENDLESS for set_batches in source.batches()]
         taken = self._schedule.taken
         self._readers = [
-            (one.source if self._apart else _continued(one.source, taken, number, self._run)).reader(epoch)
-            for number, one in enumerate(source.sets)
+            (inner if self._apart else _continued(inner, taken, number, self._run)).reader(epoch)
+            for number, (inner, _, _) in enumerate(source.sets)
         ]
         self.waits = any(reader.waits for reader in self._readers)
         self.jumps = any(reader.jumps for reader in self._readers)
@@ -297,16 +310,16 @@ class _MixReader(EpochReader):
         sets, places = self._schedule.locate(runs)
         return sets, places * self._run + within
 
-    def _tagged(self, number: int, item: Any) -> Any:
+    def _tagged(self, number: int, sample: Any) -> Any:
         """Return a sample with the number of its set. DROPPED and Failed are returned unchanged."""
-        return item if item is DROPPED or type(item) is Failed else self._rules.tagged(number, item)
+        return sample if sample is DROPPED or type(sample) is Failed else self._rules.tagged(number, sample)
 
     def instead(self, position: int, step: int, length: int) -> Any:
         """Return a substitute from the same epoch of the same set."""
         [number], [place] = self._located(numpy.array([position], dtype=numpy.int64))
         place = self._wrapped(int(number), place)
-        other = self._readers[number].instead(int(place), step, self._lengths[number])
-        return self._tagged(int(number), other)
+        substitute = self._readers[number].instead(int(place), step, self._lengths[number])
+        return self._tagged(int(number), substitute)
 
     def _wrapped(self, number: int, places: I64) -> I64:
         """Return ``places`` in a set. If sets end, places after a set's end are wrapped around to its first places."""
@@ -314,18 +327,18 @@ class _MixReader(EpochReader):
 
     def _of_set(self, number: int, places: I64) -> list[Any]:
         """Return samples of one set. The set's policy decides about unreadable samples."""
-        found: list[Any] = [DROPPED] * len(places)
+        tagged: list[Any] = [DROPPED] * len(places)
         rows = (places < self._ends[number]).nonzero()[0]
         places = self._wrapped(number, places)
         policy = self._policies[number]
-        items: list[Any] = self._readers[number].read(places[rows])
-        for row, item in zip(rows.tolist(), items):
-            if type(item) is Failed and not policy.raises:
-                other = self._readers[number].instead
-                made = Replacing(policy, as_it_is, other, self._lengths[number]).made
-                item = next(iter(made(int(places[row]), item)), DROPPED)
-            found[row] = self._tagged(number, item)
-        return found
+        samples: list[Any] = self._readers[number].read(places[rows])
+        for row, sample in zip(rows.tolist(), samples):
+            if type(sample) is Failed and not policy.raises:
+                instead = self._readers[number].instead
+                replacing = Replacing(policy, as_it_is, instead, self._lengths[number])
+                sample = next(iter(replacing.made(int(places[row]), sample)), DROPPED)
+            tagged[row] = self._tagged(number, sample)
+        return tagged
 
     def close(self) -> None:
         for reader in self._readers:
@@ -348,7 +361,10 @@ class MixStream(Stream):
         super().__init__(rules.seed or 0, all(part.is_shuffled for part in self._parts))
 
     def identity(self) -> dict[str, Any]:
-        return {**self.rules.identity([one.identity() for one in self._parts]), "stream": list(self._buffer)}
+        return {
+            **self.rules.identity([part.identity() for part in self._parts]),
+            "stream": list(self._buffer),
+        }
 
     def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[Tagged]:
         """Yield the items of worker ``share`` in ``passes`` epochs. With ``passes`` None, the items never end. Each set
@@ -377,16 +393,16 @@ class MixStream(Stream):
         """Yield the samples of a phase. Return the set that ended the phase, or None if all sets have ended."""
         ended: set[int] = set()
         for which in pattern.labels():
-            item = next(sets_passes[sets[which]].items, END)
-            if item is END and self.rules.stop != "repeat":
+            sample = next(sets_passes[sets[which]].items, END)
+            if sample is END and self.rules.stop != "repeat":
                 return which
-            if item is END:
+            if sample is END:
                 ended.add(which)
                 if len(ended) == len(sets):
                     return None
-                item = sets_passes[sets[which]].again()
-            if item is not DROPPED:
-                yield self.rules.tagged(sets[which], item)
+                sample = sets_passes[sets[which]].again()
+            if sample is not DROPPED:
+                yield self.rules.tagged(sets[which], sample)
         return None
 
 
@@ -439,11 +455,11 @@ class _Part:
         try:
             for first in range(slot, length, slots * SAMPLES_PER_READ):
                 end = min(length, first + slots * SAMPLES_PER_READ)
-                for item in reader.read(numpy.arange(first, end, slots, dtype=numpy.int64)):
-                    if type(item) is Failed:
-                        self._policy.leave_out(item)
+                for sample in reader.read(numpy.arange(first, end, slots, dtype=numpy.int64)):
+                    if type(sample) is Failed:
+                        self._policy.leave_out(sample)
                     else:
-                        yield item
+                        yield sample
         except StopEpoch:
             return
         finally:

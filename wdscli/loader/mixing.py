@@ -42,38 +42,40 @@ class _OfSample:
     __name__ = "each set's own stages"
 
     def __call__(self, tagged: Tagged) -> Any:
-        number, item = tagged
+        number, sample = tagged
         for function in self.pipelines[number].before:
-            item = function(item)
-            if item is DROPPED:
+            sample = function(sample)
+            if sample is DROPPED:
                 return DROPPED
-        return Tagged(number, item) if self.keep else item
+        return Tagged(number, sample) if self.keep else sample
 
 
 class _OwnBatchStage(BatchStage):
     """A batch stage for batches with samples of only one set. For each batch, the stage runs the batch stage of the
     batch's own set, which ``collate`` returns for the set's number."""
 
-    def made(self, items: list[Tagged], given: int) -> list[Any]:
+    def made(self, items: list[Tagged], sample_count: int) -> list[Any]:
         if not items:
             return []
         number = items[0].set
         batch: BatchStage = self.collate(number)
-        return [Tagged(number, one) for one in batch.made([item for _, item in items], given)]
+        return [
+            Tagged(number, result) for result in batch.made([sample for _, sample in items], sample_count)
+        ]
 
 
 @dataclass(frozen=True)
 class _OfBatch:
-    """A stage of batches that runs the stages after the batch stage in the pipeline of the batch's own set. ``one`` is
-    true if no set makes several items from one batch."""
+    """A stage of batches that runs the stages after the batch stage in the pipeline of the batch's own set.
+    ``is_single`` is true if no set makes several items from one batch."""
 
     pipelines: tuple[Pipeline, ...]
-    one: bool
+    is_single: bool
     __name__ = "each set's own stages of batches"
 
     def __call__(self, tagged: Tagged) -> Any:
-        found = self.pipelines[tagged.set].after_batch([tagged.item])
-        return found if not self.one else found[0] if found else DROPPED
+        batches = self.pipelines[tagged.set].after_batch([tagged.value])
+        return batches if not self.is_single else batches[0] if batches else DROPPED
 
 
 class Mixed(WebDataset[Item]):
@@ -229,8 +231,8 @@ def _is_plain(part: Any) -> bool:
     return not isinstance(part, PositionDataset) or part._has_own_iter or bool(part.pipeline.generators)
 
 
-def _refuse(given: dict[str, Any]) -> None:
-    for name, value in given.items():
+def _refuse(arguments: dict[str, Any]) -> None:
+    for name, value in arguments.items():
         if value is not None:
             raise UsageError(
                 f"mix({name}=) cannot split plain iterables or generators among ranks",
@@ -243,27 +245,27 @@ def _ranks(
 ) -> tuple[int | None, int | None]:
     """Return the rank and world size that the arguments of :func:`mix` or its sets have. Raises UsageError if the
     values differ."""
-    found = {(part._rank, part._world) for part in parts}
+    ranks = {(part._rank, part._world) for part in parts}
     if rank is not None:
-        found = {(rank, world), *found} - {(None, None)}
-    if len(found) > 1:
+        ranks = {(rank, world), *ranks} - {(None, None)}
+    if len(ranks) > 1:
         raise UsageError(
             "the sets of a mix belong to different ranks: "
-            + ", ".join(f"rank={one} of {ranks}" for one, ranks in sorted(found, key=str)),
+            + ", ".join(f"rank={number} of {total}" for number, total in sorted(ranks, key=str)),
             hint="give rank= and world_size= only to mix(), not to the sets",
         )
-    return found.pop()
+    return ranks.pop()
 
 
-def _agreed(argument: str, said: set[Any]) -> Any:
-    """Return the one value in ``said``, or None if there is no value. Raises UsageError, which names the argument, if
+def _agreed(argument: str, values: set[Any]) -> Any:
+    """Return the one value in ``values``, or None if there is no value. Raises UsageError, which names the argument, if
     the sets of a mix have several values."""
-    if len(said) > 1:
+    if len(values) > 1:
         raise UsageError(
-            f"the sets of a mix differ in {argument}=: {', '.join(sorted(map(str, said)))}",
+            f"the sets of a mix differ in {argument}=: {', '.join(sorted(map(str, values)))}",
             hint="give all of them the same value",
         )
-    return next(iter(said), None)
+    return next(iter(values), None)
 
 
 def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
@@ -294,7 +296,7 @@ def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
             hint="give all sets the same batch size",
         )
     several = any(pipeline.spreads for pipeline in pipelines)
-    last = _OfBatch(pipelines, one=not several)
+    last = _OfBatch(pipelines, is_single=not several)
     return Pipeline(
         before=(_OfSample(pipelines, keep=True),),
         batch=_OwnBatchStage(
@@ -369,8 +371,8 @@ def mix(
     """
     # The names are read before a set is opened, so that a missing weight is reported first.
     if repeat is None and choose is None and weights is None:
-        names, parts, given = _named(datasets)
-        rules = Rules(quotas_of(given), "first" if stop is None else stop, seed, per, names, label)
+        names, parts, shares = _named(datasets)
+        rules = Rules(quotas_of(shares), "first" if stop is None else stop, seed, per, names, label)
     else:
         names, parts = _unweighted(datasets)
         amounts = _amounts(names, repeat or {}, choose or {}) if weights is None else ()
@@ -398,10 +400,12 @@ def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list
     elif isinstance(datasets, (str, Fluent)) or not isinstance(datasets, Iterable):
         raise UsageError(f"mix() needs several sets, not {_shown(datasets)}", hint=USAGE)
     else:
-        rows = [(one[0], *_pair(one, None)) if isinstance(one, tuple) else (one, one, 1) for one in datasets]
+        rows = [
+            (part[0], *_pair(part, None)) if isinstance(part, tuple) else (part, part, 1) for part in datasets
+        ]
     if not rows:
         raise UsageError("a mix needs at least one set", hint=USAGE)
-    names = [str(name) if isinstance(name, str) else str(at) for at, (name, _, _) in enumerate(rows)]
+    names = [str(name) if isinstance(name, str) else str(number) for number, (name, _, _) in enumerate(rows)]
     return names, [part for _, part, _ in rows], [weight for _, _, weight in rows]
 
 
@@ -452,15 +456,15 @@ def _points(names: Sequence[str], weights: Any) -> tuple[tuple[int, tuple[int, .
         points.append((step, shares_of([point[1][name] for name in names])))
     if not points:
         raise UsageError("weights= is empty", hint=NAMED_USAGE)
-    unused = [name for at, name in enumerate(names) if not any(shares[at] for _, shares in points)]
+    unused = [name for number, name in enumerate(names) if not any(shares[number] for _, shares in points)]
     if unused:
         raise UsageError(f"set {unused[0]} of the mix has the weight 0 at all steps", hint="leave it out")
     return tuple(points)
 
 
-def _check_names(what: str, given: Mapping[str, Any], names: Sequence[str], *, every: bool) -> None:
+def _check_names(what: str, values: Mapping[str, Any], names: Sequence[str], *, every: bool) -> None:
     """Raise UsageError for unknown names, and with ``every`` also for missing names."""
-    odd = sorted({*given} - {*names}, key=str) or (sorted({*names} - {*given}) if every else [])
+    odd = sorted({*values} - {*names}, key=str) or (sorted({*names} - {*values}) if every else [])
     if odd:
         verb = "has no set" if odd[0] in names else "names a set that the mix does not have:"
         raise UsageError(f"{what} {verb} {odd[0]}", hint=f"the sets are {', '.join(map(shown, names))}")

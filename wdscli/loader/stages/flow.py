@@ -101,11 +101,11 @@ class Stage:
     def __init__(self, function: Function) -> None:
         self.apply = function
 
-    def __call__(self, item: Any) -> Any:
+    def __call__(self, sample: Any) -> Any:
         try:
-            return self.apply(item)
+            return self.apply(sample)
         except Exception as error:
-            self.guard.caught(error, item)
+            self.guard.caught(error, sample)
             return DROPPED
 
 
@@ -273,24 +273,24 @@ class Each:
 
 
 def _collected(items: Iterator[Any]) -> list[Any]:
-    found: list[Any] = []
+    collected: list[Any] = []
     try:
-        found.extend(items)  # unlike list(items), this keeps the items before a StopEpoch
+        collected.extend(items)  # unlike list(items), this keeps the items before a StopEpoch
     except StopEpoch as stop:
-        raise StopEpoch(found) from stop
-    return found
+        raise StopEpoch(collected) from stop
+    return collected
 
 
-def _through(functions: tuple[Function, ...], items: Iterable[Any]) -> Iterator[Any]:
-    for item in items:
-        if item is DROPPED:  # the source has dropped it
+def _through(functions: tuple[Function, ...], samples: Iterable[Any]) -> Iterator[Any]:
+    for sample in samples:
+        if sample is DROPPED:  # the source has dropped it
             continue
         for function in functions:
-            item = function(item)
-            if item is DROPPED:
+            sample = function(sample)
+            if sample is DROPPED:
                 break
         else:
-            yield item
+            yield sample
 
 
 def _flow(functions: tuple[Function | Spread, ...], items: Iterator[Any]) -> Iterator[Any]:
@@ -355,12 +355,12 @@ class Maker:
 
     def _unit(self, read: Read) -> list[Any]:
         """Return the items that come from one batch. Raises errors of the policy and the stages."""
-        given = self._pipeline.given(read.samples)
+        sample_count = self._pipeline.given(read.samples)
         if self._replacing is None:
             samples, stops = self._kept(read)
-            return self._pipeline.unit(samples, given, stops)
+            return self._pipeline.unit(samples, sample_count, stops)
         each = zip(read.positions.tolist(), read.samples)
-        return self._pipeline.joined((self._replacing.made(*one) for one in each), given)
+        return self._pipeline.joined((self._replacing.made(*pair) for pair in each), sample_count)
 
     def units(self, reads: Iterable[Read], threads: int = 1) -> Iterator[Unit]:
         """Yield a unit for each batch, until a unit stops the epoch. Functions of samples run in ``threads``
@@ -405,7 +405,7 @@ class Maker:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _begun(self, read: Read, pool: ThreadPoolExecutor, threads: int) -> _Begun:
-        given, stops = self._pipeline.given(read.samples), False
+        sample_count, stops = self._pipeline.given(read.samples), False
         if self._replacing is not None:
             function: Callable[..., list[Any]] = self._replacing.made
             each: list[tuple[Any, ...]] = list(zip(read.positions.tolist(), read.samples))
@@ -415,34 +415,38 @@ class Maker:
         together = max(1, min(MOST_TOGETHER, len(each) // (LOOKAHEAD_SAMPLES * threads)))
         parts = [each[first : first + together] for first in range(0, len(each), together)]
         results = _results([pool.submit(_several, function, part) for part in parts])
-        return _Begun(read.number, len(each), partial(self._pipeline.joined, results, given, stops), stops)
+        return _Begun(
+            read.number, len(each), partial(self._pipeline.joined, results, sample_count, stops), stops
+        )
 
     def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
         """Yield pairs (number, item) for a pipeline without a batch stage, until a handler ends the epoch. To be fast,
         the method makes no units."""
         times, clock = self._times, time.perf_counter
-        for block, found in blocks:
-            kinds = set(map(type, found))
+        for block, samples in blocks:
+            kinds = set(map(type, samples))
             if not self._pipeline.before and Failed not in kinds and kinds <= {dict}:
                 begin = clock()
-                yield from zip(block.numbers, found)
+                yield from zip(block.numbers, samples)
                 times.waiting += clock() - begin
                 continue
-            for at, (number, sample) in enumerate(zip(block.numbers, found)):
+            for row, (number, sample) in enumerate(zip(block.numbers, samples)):
                 begin = clock()
                 try:
                     if self._replacing is not None:
-                        items = self._replacing.made(int(block.positions[at]), sample)
+                        items = self._replacing.made(int(block.positions[row]), sample)
                     else:
                         items = [
-                            item for one in self._policy.kept([sample]) for item in self._pipeline.each(one)
+                            result
+                            for kept in self._policy.kept([sample])
+                            for result in self._pipeline.each(kept)
                         ]
                 except StopEpoch:
                     return
                 end = clock()
                 times.working += end - begin
-                for item in items:
-                    yield number, item
+                for result in items:
+                    yield number, result
                 times.waiting += clock() - end
 
 

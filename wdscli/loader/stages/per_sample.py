@@ -73,10 +73,10 @@ def alternatives(names: str | Sequence[str]) -> list[str]:
     return names.split(";") if isinstance(names, str) else list(names)
 
 
-def want_dict(item: Any, stage: str) -> Any:
-    if not isinstance(item, (dict, Mapping)):
-        raise TypeError(f"{stage}() needs samples that are dicts, not {type(item).__name__}")
-    return item
+def want_dict(sample: Any, stage: str) -> Any:
+    if not isinstance(sample, (dict, Mapping)):
+        raise TypeError(f"{stage}() needs samples that are dicts, not {type(sample).__name__}")
+    return sample
 
 
 def want_callable(function: Any, where: str) -> None:
@@ -84,21 +84,21 @@ def want_callable(function: Any, where: str) -> None:
         raise TypeError(f"{where}: {function!r} is not a function")
 
 
-def named(item: Mapping[str, Any]) -> str:
-    return f'sample "{item["__key__"]}"' if "__key__" in item else "a sample"
+def named(sample: Mapping[str, Any]) -> str:
+    return f'sample "{sample["__key__"]}"' if "__key__" in sample else "a sample"
 
 
-def missing(item: Mapping[str, Any], wanted: str) -> FieldError:
-    there = ", ".join(name for name in item if not name.startswith("__")) or "none"
-    return unfit(item, f'no field "{wanted}" in {named(item)}, which has {there}')
+def missing(sample: Mapping[str, Any], wanted: str) -> FieldError:
+    field_names = ", ".join(name for name in sample if not name.startswith("__")) or "none"
+    return unfit(sample, f'no field "{wanted}" in {named(sample)}, which has {field_names}')
 
 
-def several(item: Mapping[str, Any], wanted: str) -> FieldError:
-    return unfit(item, f'several fields are "{wanted}" in {named(item)}', "duplicate-field")
+def several(sample: Mapping[str, Any], wanted: str) -> FieldError:
+    return unfit(sample, f'several fields are "{wanted}" in {named(sample)}', "duplicate-field")
 
 
-def unfit(item: Mapping[str, Any], said: str, code: str = "missing-field") -> FieldError:
-    return FieldError(said, code=code, shard=text_of(item, "__url__"))
+def unfit(sample: Mapping[str, Any], message: str, code: str = "missing-field") -> FieldError:
+    return FieldError(message, code=code, shard=text_of(sample, "__url__"))
 
 
 class Map(Stage):
@@ -108,14 +108,14 @@ class Map(Stage):
     def __init__(self, function: Function) -> None:
         self._function = function
 
-    def apply(self, item: Any) -> Any:
-        found = self._function(item)
-        if found is None:
-            self.guard.drop(item, "None")
+    def apply(self, sample: Any) -> Any:
+        result = self._function(sample)
+        if result is None:
+            self.guard.drop(sample, "None")
             return DROPPED
-        if isinstance(found, dict) and isinstance(item, dict) and "__key__" in item:
-            found["__key__"] = item["__key__"]
-        return found
+        if isinstance(result, dict) and isinstance(sample, dict) and "__key__" in sample:
+            result["__key__"] = sample["__key__"]
+        return result
 
 
 class Select(Stage):
@@ -124,32 +124,32 @@ class Select(Stage):
     def __init__(self, predicate: Callable[[Any], bool]) -> None:
         self._predicate = predicate
 
-    def apply(self, item: Any) -> Any:
-        if self._predicate(item):
-            return item
-        self.guard.drop(item)
+    def apply(self, sample: Any) -> Any:
+        if self._predicate(sample):
+            return sample
+        self.guard.drop(sample)
         return DROPPED
 
 
-def map_dict(functions: Mapping[str, Function], item: Any) -> Any:
+def map_dict(functions: Mapping[str, Function], sample: Any) -> Any:
     """Apply each function to the field of the sample that it is named for."""
-    found = dict(want_dict(item, "map_dict"))
+    mapped = dict(want_dict(sample, "map_dict"))
     for name, function in functions.items():
-        if name not in found:
-            raise missing(item, name)
-        found[name] = function(found[name])
-    return found
+        if name not in mapped:
+            raise missing(sample, name)
+        mapped[name] = function(mapped[name])
+    return mapped
 
 
-def map_tuple(functions: Sequence[Function | None], item: Any) -> Any:
+def map_tuple(functions: Sequence[Function | None], sample: Any) -> Any:
     """Apply functions to the first values of a tuple."""
-    if not isinstance(item, (list, tuple)):
-        raise TypeError(f"map_tuple() needs tuples, not {type(item).__name__}: call to_tuple() first")
-    found = list(item)
-    for place, function in enumerate(functions[: len(found)]):
+    if not isinstance(sample, (list, tuple)):
+        raise TypeError(f"map_tuple() needs tuples, not {type(sample).__name__}: call to_tuple() first")
+    mapped = list(sample)
+    for place, function in enumerate(functions[: len(mapped)]):
         if function is not None:
-            found[place] = function(found[place])
-    return tuple(found)
+            mapped[place] = function(mapped[place])
+    return tuple(mapped)
 
 
 class ToTuple:
@@ -166,39 +166,39 @@ class ToTuple:
         self._missing = missing
         self._none = missing if none is None else none
 
-    def __call__(self, item: Any) -> Any:
-        found = self._values(want_dict(item, "to_tuple"))
+    def __call__(self, sample: Any) -> Any:
+        values = self._values(want_dict(sample, "to_tuple"))
         if self._none:
-            for value in found:
+            for value in values:
                 if value is None:
-                    raise unfit(item, f"a field is None in {named(item)}")
-        return found
+                    raise unfit(sample, f"a field is None in {named(sample)}")
+        return values
 
-    def _values(self, item: Any) -> tuple[Any, ...]:
+    def _values(self, sample: Any) -> tuple[Any, ...]:
         if self._plain is not None:  # in the usual case, nearly all samples have all fields
             try:
-                return tuple([item[name] for name in self._plain])
+                return tuple([sample[name] for name in self._plain])
             except KeyError:
                 pass
-        return tuple([getfirst(item, names, missing_is_error=self._missing) for names in self._fields])
+        return tuple([getfirst(sample, names, missing_is_error=self._missing) for names in self._fields])
 
 
-def rename(names: Mapping[str, Sequence[str]], replaced: Set[str] | None, item: Any) -> Any:
+def rename(names: Mapping[str, Sequence[str]], replaced: Set[str] | None, sample: Any) -> Any:
     """Rename fields. Other fields are kept, except the fields in ``replaced``. With ``replaced`` None, all other fields
     are dropped."""
-    item = want_dict(item, "rename")
-    found = {new: getfirst(item, old) for new, old in names.items()}
+    sample = want_dict(sample, "rename")
+    renamed = {new: getfirst(sample, old) for new, old in names.items()}
     if replaced is None:
-        return found
-    kept = {name: value for name, value in item.items() if name not in replaced}
-    return {**kept, **found}
+        return renamed
+    kept = {name: value for name, value in sample.items() if name not in replaced}
+    return {**kept, **renamed}
 
 
-def associate(associator: Any, item: Any) -> Any:
+def associate(associator: Any, sample: Any) -> Any:
     """Add the fields that ``associator`` has for the key of the sample."""
-    key = want_dict(item, "associate")["__key__"]
-    found = associator(key) if callable(associator) else associator.get(key, {})
-    return {**item, **found}
+    key = want_dict(sample, "associate")["__key__"]
+    added_fields = associator(key) if callable(associator) else associator.get(key, {})
+    return {**sample, **added_fields}
 
 
 class LogKeys:
@@ -208,8 +208,8 @@ class LogKeys:
         self._path = path
         self._number = 0
 
-    def __call__(self, item: Any) -> Any:
-        key = item.get("__key__") if isinstance(item, dict) else None
+    def __call__(self, sample: Any) -> Any:
+        key = sample.get("__key__") if isinstance(sample, dict) else None
         line = f"{self._number}\t{find_worker()[0]}\t{find_rank()[0]}\t{key}\n"
         self._number += 1
         # A single write to a file opened for appending keeps the lines of several processes apart.
@@ -218,7 +218,7 @@ class LogKeys:
             os.write(handle, line.encode("utf-8", "surrogateescape"))
         finally:
             os.close(handle)
-        return item
+        return sample
 
 
 class Info:
@@ -229,16 +229,16 @@ class Info:
         self._stream, self._name = stream, name
         self._number = 0
 
-    def __call__(self, item: Any) -> Any:
+    def __call__(self, sample: Any) -> Any:
         self._number += 1
         if self._number <= self._first or (self._every > 0 and self._number % self._every == 0):
-            print(self._shown(item), file=self._stream or sys.stderr)
-        return item
+            print(self._shown(sample), file=self._stream or sys.stderr)
+        return sample
 
-    def _shown(self, item: Any) -> str:
+    def _shown(self, sample: Any) -> str:
         if self._fmt is not None:
-            return self._fmt.format(**item)
-        return "\n".join([f"--- {self._name}", *(f"{k} {v!r:.{self._width}}" for k, v in item.items())])
+            return self._fmt.format(**sample)
+        return "\n".join([f"--- {self._name}", *(f"{k} {v!r:.{self._width}}" for k, v in sample.items())])
 
 
 class Remembered:
@@ -249,58 +249,58 @@ class Remembered:
         self._functions = functions
         self._known: dict[tuple[str, str], Any] = {}
 
-    def __call__(self, item: Any) -> Any:
-        place = item["__url__"], item["__key__"]
-        found = self._known.get(place, self)
-        if found is self:
-            found = item
+    def __call__(self, sample: Any) -> Any:
+        place = sample["__url__"], sample["__key__"]
+        result = self._known.get(place, self)
+        if result is self:
+            result = sample
             for function in self._functions:
-                found = function(found)
-                if found is DROPPED:
+                result = function(result)
+                if result is DROPPED:
                     break
-            self._known[place] = found
-        return dict(found) if isinstance(found, dict) else found
+            self._known[place] = result
+        return dict(result) if isinstance(result, dict) else result
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_functions": self._functions, "_known": {}}
 
 
 def rename_keys(
-    pairs: Sequence[tuple[str, str]], keep: bool, must_match: bool, unique: bool, item: Any
+    pairs: Sequence[tuple[str, str]], keep: bool, must_match: bool, unique: bool, sample: Any
 ) -> Any:
     """Rename fields by patterns. If several patterns match a field, the first one counts."""
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     unmatched = {pattern for pattern, _ in pairs}
-    for name, value in want_dict(item, "rename_keys").items():
+    for name, value in want_dict(sample, "rename_keys").items():
         base = name.rpartition("/")[2].lower()
         pattern, new = next((pair for pair in pairs if fnmatchcase(base, pair[0])), ("", None))
         unmatched.discard(pattern)
         if new is None:
             if keep:
-                found[name] = value
-        elif new not in found:
-            found[new] = value
+                renamed[name] = value
+        elif new not in renamed:
+            renamed[new] = value
         elif unique:
-            raise several(item, new)
+            raise several(sample, new)
     if must_match and unmatched:
-        raise missing(item, ", ".join(sorted(unmatched)))
-    return found
+        raise missing(sample, ", ".join(sorted(unmatched)))
+    return renamed
 
 
 def extract_keys(
-    several_patterns: Sequence[Sequence[str]], unique: bool, ignore_missing: bool, item: Any
+    several_patterns: Sequence[Sequence[str]], unique: bool, ignore_missing: bool, sample: Any
 ) -> Any:
     """Return a tuple of the fields that match the patterns."""
-    found = []
+    payloads = []
     for patterns in several_patterns:
-        names = [name for name in want_dict(item, "extract_keys") if _matches(name, patterns)]
+        names = [name for name in want_dict(sample, "extract_keys") if _matches(name, patterns)]
         if len(names) > 1 and unique:
-            raise several(item, ";".join(patterns))
+            raise several(sample, ";".join(patterns))
         if names:
-            found.append(item[names[0]])
+            payloads.append(sample[names[0]])
         elif not ignore_missing:
-            raise missing(item, ";".join(patterns))
-    return tuple(found)
+            raise missing(sample, ";".join(patterns))
+    return tuple(payloads)
 
 
 def _read_text(stream: Any) -> Any:
@@ -312,21 +312,21 @@ XDECODERS: tuple[tuple[str, Function], ...] = (("*.bin", methodcaller("read")), 
 needs ``*.pyd`` must pass a decoder for it."""
 
 
-def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, item: Any) -> Any:
+def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, sample: Any) -> Any:
     """Decode payloads by functions of a stream. The first pattern that matches a field's name chooses the function."""
-    found = dict(want_dict(item, "xdecode"))
-    for name, value in found.items():
+    decoded = dict(want_dict(sample, "xdecode"))
+    for name, value in decoded.items():
         base = name.rpartition("/")[2].lower()
         if name.startswith("__") or base.startswith("__"):
             continue
         decoder = next((function for pattern, function in pairs if _matches(base, [pattern])), None)
         if decoder is None and must_decode:
             raise FieldError(
-                f'no decoder for field "{name}" of {named(item)}', shard=text_of(item, "__url__")
+                f'no decoder for field "{name}" of {named(sample)}', shard=text_of(sample, "__url__")
             )
         if decoder is not None and decoder is not False:
-            found[name] = decoder(BytesIO(value) if isinstance(value, bytes) else value)
-    return found
+            decoded[name] = decoder(BytesIO(value) if isinstance(value, bytes) else value)
+    return decoded
 
 
 class Files(Stage):
@@ -336,32 +336,32 @@ class Files(Stage):
     def __init__(self, select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> None:
         self._select, self._rename = select, rename
 
-    def apply(self, item: Any) -> Any:
-        key, found = None, {"__key__": item["__key__"], "__url__": item["__url__"]}
-        for field, payload in item.items():
+    def apply(self, sample: Any) -> Any:
+        key, files = None, {"__key__": sample["__key__"], "__url__": sample["__url__"]}
+        for field, payload in sample.items():
             if field.startswith("__"):
                 continue
-            name = f"{item['__key__']}.{field}"
+            name = f"{sample['__key__']}.{field}"
             name = name if self._rename is None else self._rename(name)
             split = split_name(to_bytes(name))
             if split is None or (self._select is not None and not self._select(name)):
                 continue
-            one, renamed = to_text(split[0]), to_text(split[1]).lower()
-            if key not in (None, one):
+            new_key, renamed = to_text(split[0]), to_text(split[1]).lower()
+            if key not in (None, new_key):
                 raise DataError(
-                    f'rename_files gives {named(item)} two keys, "{key}" and "{one}"',
+                    f'rename_files gives {named(sample)} two keys, "{key}" and "{new_key}"',
                     code="interleaved",
-                    shard=text_of(item, "__url__"),
+                    shard=text_of(sample, "__url__"),
                     hint="rewrite the shards with `wds create` or `wds cat --rename`",
                 )
-            key = found["__key__"] = one
-            if renamed in found:
-                raise several(item, renamed)
-            found[renamed] = payload
+            key = files["__key__"] = new_key
+            if renamed in files:
+                raise several(sample, renamed)
+            files[renamed] = payload
         if key is None:
-            self.guard.drop(item)
+            self.guard.drop(sample)
             return DROPPED
-        return found
+        return files
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -418,10 +418,10 @@ class Decoder:
             raise UsageError(f"max_decoded={max_decoded!r} must be a number of bytes")
         self._max_decoded = max_decoded
         if (size, crop) != (None, None) and SPECS.keys().isdisjoint(
-            one for one in handlers if isinstance(one, str)
+            handler for handler in handlers if isinstance(handler, str)
         ):
             raise UsageError("decode(size=, crop=) needs an image format", hint='decode("rgb8", size=224)')
-        named = [_named(one, size, crop) if isinstance(one, str) else one for one in handlers]
+        named = [_named(handler, size, crop) if isinstance(handler, str) else handler for handler in handlers]
         before = [gzfilter] if pre is None else list(pre)
         after = [basichandlers] if post is None else list(post)
         self.handlers: list[Handler] = [*before, *named, *after]
@@ -448,18 +448,18 @@ class Decoder:
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Decode all fields of a sample. As in webdataset, a subclass may override this method and :meth:`decode1`."""
-        found = {}
+        decoded = {}
         for field, data in sample.items():
             if self._is_left(field, data):
-                found[field] = data
+                decoded[field] = data
                 continue
             try:
-                found[field] = self.decode1(field, data)
+                decoded[field] = self.decode1(field, data)
             except UsageError:
                 raise
             except Exception as error:
                 raise _undecodable(sample, field, error) from error
-        return found
+        return decoded
 
     def _is_left(self, field: str, data: Any) -> bool:
         if field.startswith("__") or (self.only is not None and field not in self.only):
@@ -512,8 +512,8 @@ def _named(name: str, size: Size | None, crop: Size | None) -> Handler:
         return MEDIA[name]
     if name == "pickle":
         return pickles
-    known = ", ".join(sorted((*SPECS, *MEDIA, "pickle")))
-    raise UsageError(f'no such decoder: "{name}"; known: {known}')
+    known_names = ", ".join(sorted((*SPECS, *MEDIA, "pickle")))
+    raise UsageError(f'no such decoder: "{name}"; known: {known_names}')
 
 
 def _continues(result: Any) -> bool:
