@@ -154,7 +154,9 @@ def test_what_runs_in_workers(project: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_what_is_named_runs(project: Path) -> None:
-    assert len(ran(project, "tests")) == EVERY
+    assert len(ran(project, "tests/test_tables.py::test_table")) == 300
+    # A file or a folder keeps the tier.
+    assert len(ran(project, "tests")) == len(ran(project)) < EVERY
     assert len(ran(project, "-k", "test_many")) == 80
 
 

@@ -73,7 +73,7 @@ SELECTING = """
     other  --slice 1:
     other  --sample 3
     other  --dedup key
-    usage  --report {tmp}/report
+    same   --report {tmp}/report
 """
 TABLE = {
     "create": """

@@ -355,14 +355,14 @@ def test_a_view_on_a_store_reads_the_indexes_at_the_same_time(
     with ShardWriter(f"{store}/a/x-%06d.tar", max_count=20) as writer:
         for number in range(80):
             writer.write(f"k{number}", {"jpg": b"0"})
-    together, read, index_of = threading.Barrier(4, timeout=30), list[str](), writing.index_of_base
+    together, read, index_of = threading.Barrier(4, timeout=30), list[str](), writing.find_index
 
-    def waiting(address: str, *rest: Any) -> Any:
+    def waiting(address: str, *rest: Any, **options: Any) -> Any:
         read.append(address)
         together.wait()
-        return index_of(address, *rest)
+        return index_of(address, *rest, **options)
 
-    monkeypatch.setattr(writing, "index_of_base", waiting)
+    monkeypatch.setattr(writing, "find_index", waiting)
     for given, output in (("a/", "v.json"), ("v.json", "w.json"), ("w.json", "{part}.json")):
         read.clear()
         parts = ["--ratio", "one=0.5,two=0.5"] if "part" in output else []
