@@ -17,7 +17,7 @@ from wdscli.model import Sample, to_text
 from wdscli.samples.grouping import SampleBatch
 
 JOIN_HINT = "the files of a sample must be next to each other; `wds repair SHARDS -o OUT` joins them"
-MOST_KEYS = 1 << 17
+MOST_KEYS = 1 << 15
 """How many keys are remembered for a shard that is read only once, so that memory is bounded."""
 
 
