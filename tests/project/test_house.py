@@ -131,6 +131,11 @@ def test_limits_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(text in words for text in (" lines", " modules", "wds create --help has"))
 
 
+def test_few_names_say_nothing() -> None:
+    """``python scripts/_house.py --names`` lists the modules with such names."""
+    assert 1000 * sum(_house.empty_names().values()) / _house.module_lines() <= _house.MOST_EMPTY_NAMES
+
+
 def test_empty_names_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("def f(given, x):\n    found = [one for one in given]\n    x.found = seen = found\n")
