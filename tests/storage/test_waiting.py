@@ -239,7 +239,9 @@ def test_an_upload_that_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def _check_upload(code: int, said: str, s3: S3, bucket: str) -> None:
     assert code == 0, said
-    assert said.count("waiting for ") == 1
+    # Once for each object. On a busy machine, the object that no fault stalls may wait too.
+    waits = re.findall(r"waiting for (\S+):", said)
+    assert sorted(set(waits)) == sorted(waits)
     assert re.search(
         rf"warning: waiting for s3://{bucket}/(\.wds/)?o\.tar(\.wdx)?: no data arrived for 0\.\d+ s", said
     )
