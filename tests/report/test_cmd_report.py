@@ -490,3 +490,23 @@ def test_provenance_names_the_stored_values(tmp_path: Path) -> None:
     )
     assert wds_here("report", tmp_path, "-o", tmp_path / "page.html").code == 0
     assert "<dt>values</dt><dd>len(py), lines(py)</dd>" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("form", ["files", "stream"])
+def test_texts_are_seen_after_empty_files_and_in_any_script(form: str, tmp_path: Path) -> None:
+    """The probe of a field's first bytes may end inside a character, and the first file may be empty."""
+    (tmp_path / "src").mkdir()
+    for name, text in (("a", ""), ("b", "x" + "語" * 3000), ("c", "# c")):
+        (tmp_path / "src" / f"{name}.py").write_text(text, encoding="utf-8")
+    shard = tmp_path / ("s.tar.gz" if form == "stream" else "s.tar")
+    wds_here("create", tmp_path / "src", "-o", shard, "-q")
+    assert wds_here("report", shard, "-o", tmp_path / "page.html").code == 0
+    assert "3 texts." in Page((tmp_path / "page.html").read_bytes()).text("captions")
+
+
+def test_a_set_without_its_only_shard(tmp_path: Path) -> None:
+    wds_here("create", made_texts(tmp_path), "-o", tmp_path / "s.tar", "-q")
+    (tmp_path / "s.tar").unlink()
+    ran = wds_here("report", tmp_path / "s-manifest.json", "-o", tmp_path / "page.html")
+    assert ran.code == 4
+    assert "internal error" not in ran.err

@@ -368,11 +368,13 @@ def _array(array: Any) -> str:
     return f"{array.dtype} {' × '.join(map(str, array.shape)) or 'number'}"
 
 
-def guessed_text(data: bytes) -> str:
-    """Return an excerpt of a payload of unknown type if it is text, and otherwise an empty text."""
+def guessed_text(data: bytes, *, is_whole: bool = True) -> str:
+    """Return an excerpt of a payload of unknown type if it is text, and otherwise an empty text. Without ``is_whole``,
+    ``data`` is the beginning of a payload, and may end inside a character."""
     head = data[: 4 * MAX_TEXT_CHARACTERS]
     try:
-        text = head.decode("utf-8") if len(head) == len(data) else head[:-4].decode("utf-8", "ignore")
+        is_all = is_whole and len(head) == len(data)
+        text = head.decode("utf-8") if is_all else head[:-4].decode("utf-8", "ignore")
     except UnicodeDecodeError:
         return ""
     is_text = all(character.isprintable() or character in "\n\r\t" for character in text)

@@ -262,7 +262,7 @@ def _renamed(verified: VerifyReport, names: dict[str, str]) -> VerifyReport:
 def _values_row(addresses: Sequence[str]) -> list[tuple[str, str]]:
     """Return the row of the values that the index of the first shard stores, or nothing without values. The index of a
     remote shard would cost requests."""
-    if not is_local(addresses[0]):
+    if not addresses or not is_local(addresses[0]):
         return []
     with suppress(StorageError), open_source(addresses[0]) as source:
         index = find_index(addresses[0], source)

@@ -205,19 +205,19 @@ def look_into(task: LookTask) -> PayloadFacts:
 
 
 def _text_fields(task: LookTask, source: Source) -> frozenset[str]:
-    """Return the fields without a known format that have texts. The first payload of a field decides. In a stream, all
-    such fields may have texts, because all bytes of a stream are read."""
+    """Return the fields without a known format that have texts. The first payload of a field that is not empty
+    decides. In a stream, all such fields may have texts, because all bytes of a stream are read."""
     probed: dict[str, bool] = {}
     for sample in task.samples:
         for raw, expected in sample.members:
             field = to_text(raw)
-            if field in probed or not _kind_of(field).may_be_text:
+            if field in probed or not expected.size or not _kind_of(field).may_be_text:
                 continue
             probed[field] = True
             if source.seekable and not held_extension(field)[1]:
                 with suppress(DataError):
                     head = source.read_at(expected.offset, min(expected.size, PROBE_BYTES))
-                    probed[field] = bool(guessed_text(head))
+                    probed[field] = bool(guessed_text(head, is_whole=len(head) == expected.size))
     return frozenset(field for field, is_text in probed.items() if is_text)
 
 
