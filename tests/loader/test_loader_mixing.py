@@ -368,8 +368,15 @@ class TestStages:
 
     def test_that_cannot_be_exact_are_refused(self, sets: Sets) -> None:
         a, b, _ = sets()
-        with pytest.raises(UsageError, match="generator"):
-            wds.mix([a.compose(lambda items: items), b]).state_dict()
+        with pytest.raises(
+            UsageError, match=r"a WebDataset with a generator in compose\(\) cannot be mixed"
+        ) as error:
+            wds.mix([a.compose(lambda items: items), b])
+        assert "wds.RandomMix" in str(error.value.hint)
+        for plain in range(3), iter, lambda: iter(()), wds.DataPipeline(lambda: iter(range(3))):
+            with pytest.raises(UsageError, match="cannot be mixed") as error:
+                wds.mix([plain, b])
+            assert "wds.RandomMix" in str(error.value.hint)
         with pytest.raises(UsageError, match="batches cannot be mixed"):
             wds.mix([a.batched(3), b])
         with pytest.raises(UsageError, match="mcached"):
@@ -488,9 +495,9 @@ class TestAmounts:
         assert len(wds.mix({"a": a.listed(2), "b": inner}, repeat={"b": 2}, per="batch")) == 12 + 2 * 10
         with pytest.raises(UsageError, match="mix of whole batches"):
             wds.mix({"a": a.listed(2), "b": inner}, choose={"b": 5}, per="batch")
-        for plain in (wds.WebDataset([f"pipe:cat {folder}/a/a-000000.tar"]), iter, a.compose(iter)):
-            with pytest.raises(UsageError, match="need sets with random access"):
-                wds.mix({"a": plain, "b": b}, repeat={"b": 2})
+        stream = wds.WebDataset([f"pipe:cat {folder}/a/a-000000.tar"])
+        with pytest.raises(UsageError, match="need sets with random access"):
+            wds.mix({"a": stream, "b": b}, repeat={"b": 2})
 
 
 class TestChangingWeights:

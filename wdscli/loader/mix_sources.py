@@ -14,8 +14,7 @@ epochs of the set.
 As a stream: each worker mixes the samples that it reads of each set. The sets come in the blocks of the schedule, so
 the shares are exact in every worker. The samples of a set come in the order in which the set gives them to this worker.
 The number of a set's samples is unknown until the set ends, so a phase ends when the schedule takes a set that has no
-samples left. A worker skips a set that has no samples for it. Every epoch of the mix begins an epoch of each set. Plain
-iterables are mixed in the same way (:class:`_Plain`), without an exact place.
+samples left. A worker skips a set that has no samples for it. Every epoch of the mix begins an epoch of each set.
 
 This module knows neither how samples are read nor what stages do."""
 
@@ -37,7 +36,6 @@ from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Batches, Share, Tail
 from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as_it_is
 from wdscli.loader.stages.flow import DROPPED
-from wdscli.loader.stages.generators import begun
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.streams import Stream, in_passes, pass_numbers
 from wdscli.shown import shown
@@ -351,12 +349,11 @@ def _continued(source: PositionSource, taken: Sequence[int] | None, number: int,
 
 
 class MixStream(Stream):
-    """Several datasets as one stream. With ``is_plain``, the mix only iterates the datasets."""
+    """Several datasets as one stream."""
 
-    def __init__(self, parts: Sequence[Any], rules: Rules, *, is_plain: bool = False) -> None:
-        how = ", some of them plain generators, without an exact place" if is_plain else ", as a stream"
-        self.facts = rules.facts + how
-        self._parts: tuple[_Plain | _Part, ...] = tuple(map(_Plain if is_plain else _Part, parts))
+    def __init__(self, parts: Sequence[PositionDataset], rules: Rules) -> None:
+        self.facts = f"{rules.facts}, as a stream"
+        self._parts = tuple(map(_Part, parts))
         self.rules = rules
         super().__init__(rules.seed or 0, all(part.is_shuffled for part in self._parts))
 
@@ -406,28 +403,6 @@ class MixStream(Stream):
         return None
 
 
-class _Plain:
-    """A set that the mix only iterates. The set itself runs its stages and divides its items among ranks and
-    workers."""
-
-    is_shuffled = False
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def identity(self) -> list[Any]:
-        raise UsageError(
-            "the position in a mix of plain iterables and generators cannot be saved",
-            hint="to save it, mix only datasets that read shards and have no generators",
-        )
-
-    def samples(self, pass_number: int, share: Share) -> Iterator[Any]:
-        """Return the items of an epoch in this process."""
-        if isinstance(self._dataset, PositionDataset):
-            self._dataset.set_epoch(pass_number)
-        return begun(self._dataset)
-
-
 class _Part:
     """A set of shards from which the mix reads samples itself."""
 
@@ -469,7 +444,7 @@ class _Part:
 class _PassesOfSet:
     """One worker's passes through a set, without end. ``items`` yields the rest of the current pass."""
 
-    def __init__(self, part: _Part | _Plain, first_pass: int, share: Share) -> None:
+    def __init__(self, part: _Part, first_pass: int, share: Share) -> None:
         self._passes = (part.samples(number, share) for number in pass_numbers(first_pass, None))
         items = next(self._passes)
         first = next(items, END)
