@@ -17,11 +17,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib import import_module
 from itertools import islice
 from threading import Thread
 from typing import Any, NamedTuple
 
+from wdscli.cli.options import WORDS
 from wdscli.errors import WdsError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -326,21 +326,12 @@ def _values(option: Any, place: int, typed: str, parsed: TypedWords) -> list[Can
 
 
 def _known(option: str) -> Iterable[str]:
-    """Return the values of an option that a module's table or the entry points of other packages define."""
+    """Return the values of an option that its group or the entry points of other packages name."""
     if option == "engine":
         from importlib.metadata import entry_points
 
         return sorted({f"{point.name}://" for point in entry_points(group="wdscli.executors")})
-    module, _, name = _KNOWN.get(option, "").partition(":")
-    return sorted(getattr(import_module(module), name)) if module else []
-
-
-_KNOWN = {
-    "decode": "wdscli.codecs.images:SPECS",
-    "dialect": "wdscli.shards.dialects:DIALECTS",
-    "errors": "wdscli.verify.findings:WARNINGS",
-    "profile": "wdscli.verify.profiles:PROFILES",
-}
+    return sorted(WORDS.get(option, ()))
 
 
 def _shard_paths(typed: str) -> list[Candidate] | None:

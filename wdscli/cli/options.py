@@ -19,7 +19,7 @@ start.
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -44,6 +44,8 @@ Positive = Annotated[Number, 1]
 """Integer options with a minimum."""
 _PARSERS: dict[str | None, Any] = {"SIZE": parse_size, "TIME": parse_time}
 """Parsers for the values of options, by the value's name in the help."""
+WORDS: dict[str, Collection[str]] = {}
+"""Known values of options, by field, for completion."""
 _Decorator = Callable[[Any], Any]
 _ENTRY = re.compile(r"\n {4}(?! )")
 
@@ -54,7 +56,7 @@ def panel(title: str) -> Callable[[str], _Decorator]:
     An entry has the option's names, the name of its value and, after two blanks, its help. The help may continue in
     lines that are indented more. Each option becomes a field of the decorated group. If the field has another name
     than the option, the entry begins with the field's name. An entry that begins with ``+`` is shown only by
-    ``--help-all``.
+    ``--help-all``. The type of a field may be annotated: with a least number, or with known words for completion.
 
     >>> class Group(NamedTuple):
     ...     output: str
@@ -86,9 +88,13 @@ def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
     long = next(name for name in names if name.startswith("--"))
     field = field.removeprefix(MORE) or long[2:].partition("/")[0].replace("-", "_")
     metavar = " ".join(word for word in words if word[0] != "-") or None
-    kind, limits = kinds[field], {}
+    kind, limits = kinds[field], dict[str, Any]()
     if get_origin(kind) is Annotated:
-        kind, limits["min"] = get_args(kind)
+        kind, extra = get_args(kind)
+        if isinstance(extra, int):
+            limits["min"] = extra
+        else:
+            WORDS[field] = extra
     elif kind == Number:
         limits["parser"] = _PARSERS.get(metavar)
     text, heading = " ".join(text.split()), prefix + title

@@ -86,8 +86,8 @@ class SampleOptions(NamedTuple):
         With --on-duplicate rekey, a sample keeps its key unless the key repeats.
     +--include GLOB  Take only matching files. A glob without a slash is compared with the file name. A glob with a
         slash is compared with the path below SOURCE. ** also matches slashes. FOLDER/ takes all files below a
-        folder. A glob that matches nothing is an error.
-    +--exclude GLOB  Leave out matching files and folders.
+        folder. A glob that matches nothing is an error. Repeatable.
+    +--exclude GLOB  Leave out matching files and folders. Repeatable.
     +--no-follow  Leave out symbolic links below SOURCE. Default: follow them.
     """)
 class SourceOptions(NamedTuple):

@@ -1,6 +1,6 @@
 """``wds index``: parse the options, make indexes, and print the names of the written files."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
     Algorithm,
@@ -17,6 +17,7 @@ from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport
 from wdscli.ops.index import index as run
+from wdscli.shards.dialects import DIALECTS
 from wdscli.shown import shown
 from wdscli.units import human_size
 
@@ -43,7 +44,7 @@ class IndexOptions(NamedTuple):
     no_manifest: bool = False
     no_index: bool = False
     checksum: Algorithm = "xxh3_128"
-    dialect: Texts = None
+    dialect: Annotated[Texts, DIALECTS] = None
     force: bool = False
     check: bool = False
     dry_run: bool = False

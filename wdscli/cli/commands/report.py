@@ -25,7 +25,7 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
 @panel("Page")("""
     --title TEXT  Heading of the page. Default: the names of the folder and of the set.
     --samples N|N:M  Show N samples on the page. Read the payloads of M samples for classes, texts and picture sizes.
-        Default: 48:100000.
+        Default: 48:100000. Repeatable.
     --seed N  Seed for the choice of samples and for --sample.
     --skip images|checks,...  Leave out a part of the page: images (includes audio and video), or checks. Repeatable.
     --decode  Also check that every payload can be decoded.

@@ -16,8 +16,9 @@ from wdscli.cli.options import (
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.units import human_size
-from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind, undecoded_text
+from wdscli.verify.findings import MAX_FINDINGS, WARNINGS, FindingKind, by_kind, undecoded_text
 from wdscli.verify.keys import PRESENT
+from wdscli.verify.profiles import PROFILES
 from wdscli.verify.set import VerifyReport
 from wdscli.verify.set import verify as run
 
@@ -42,10 +43,10 @@ class CheckOptions(NamedTuple):
     decode: bool = False
     checksums: bool = False
     require: Texts = None
-    profile: Texts = None
+    profile: Annotated[Texts, PROFILES] = None
     absent: Text = None
     report: Text = None
-    errors: Texts = None
+    errors: Annotated[Texts, WARNINGS] = None
     strict: bool = False
     max_findings: Annotated[int, 0] = MAX_FINDINGS
     jobs: Positive = None
