@@ -250,12 +250,8 @@ class CellOptions(NamedTuple):
         options that do not apply."""
         from wdscli.create.delimited import UTF8, Reading, checked_encoding
 
-        is_table = kind == "table"
-        for name, value, fits in (
-            ("--text", self.text_columns, is_table),
-            ("--encoding", self.encoding, is_table),
-        ):
-            if value is not None and not fits:
+        for name, value in (("--text", self.text_columns), ("--encoding", self.encoding)):
+            if value is not None and kind != "table":
                 raise UsageError(
                     f"{name} works only for a table in a text format",
                     hint="name the table with --from or --table",

@@ -158,6 +158,22 @@ def json_bytes(value: Any) -> bytes:
         raise DataError(f"a value cannot be written as JSON: {error}", code="bad-table") from None
 
 
+def merged_json(payload: bytes, columns: bytes) -> bytes:
+    """Return a JSON object, updated with the members of another object. Raises DataError for values that are no
+    objects."""
+    try:
+        document = json.loads(payload)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise DataError(
+            "the field json is not a JSON object, so no columns can be added to it",
+            code="bad-value",
+            hint="write the column to another field: --column meta.json=COLUMN",
+        )
+    return json_bytes(document | json.loads(columns))
+
+
 def _finite(value: Any) -> Any:
     """Return the value with None in place of NaN and infinite numbers."""
     if hasattr(value, "tolist"):

@@ -18,9 +18,9 @@ from itertools import islice
 from tempfile import TemporaryFile
 from typing import IO
 
+from wdscli.codecs.cells import merged_json
 from wdscli.create.delimited import PLAIN, Reading, refuse_row
-from wdscli.create.files import numbers_of
-from wdscli.create.json_merge import RowsByKey, merged_json
+from wdscli.create.files import RowsByKey, numbers_of
 from wdscli.create.left_out import LeftOut
 from wdscli.create.payloads import Named, Payloads
 from wdscli.create.table import (

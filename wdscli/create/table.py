@@ -18,10 +18,9 @@ from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
 
-from wdscli.codecs.cells import cell_payload, extension_of, json_bytes
+from wdscli.codecs.cells import cell_payload, extension_of, json_bytes, merged_json
 from wdscli.create.delimited import NumberText, RowPlace
-from wdscli.create.files import SEPARATOR, Files, Inline, KeyRule, check_written
-from wdscli.create.json_merge import JsonFiles, merged_json
+from wdscli.create.files import SEPARATOR, Files, Inline, JsonFiles, KeyRule, check_written
 from wdscli.create.layouts import (
     OPTIONS,
     SAMPLE_KEY,

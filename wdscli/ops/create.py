@@ -29,7 +29,7 @@ from wdscli.create.packing import PackMaker, PackTask, payload_at
 from wdscli.create.payloads import Payloads, read_recipe
 from wdscli.create.rows import kind_of
 from wdscli.create.table import TableOptions, read_table
-from wdscli.create.walk import Globs, Outputs, Wanted, walk
+from wdscli.create.walk import FolderWalk, Globs, Outputs
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
@@ -396,11 +396,12 @@ class _Creating:
         self.payloads.outputs = outputs = Outputs(self.output)
         self.globs = globs = Globs(options.include, "--include"), Globs(options.exclude, "--exclude")
         skips = self.request.on_error == "skip"
-        wanted = Wanted(self.rule, *globs, outputs, skips, not options.no_follow)
+        follows = not options.no_follow
+        walk = FolderWalk(self.rule, *globs, outputs, files, left_out, progress, skips, follows)
         progress.start("finding files", None, "files")
         for source in sources:
             files.begin_source()
-            walk(source, wanted, files, left_out, progress)
+            walk.add(source)
         for glob in globs:
             glob.check(progress)
         files.first_listed = len(files)

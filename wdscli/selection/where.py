@@ -238,7 +238,7 @@ class _Scope:
 
     def measure(self, function: str, field: str) -> Any:
         """The number of lines of a text, or the value in the header of a payload."""
-        from wdscli.codecs import containers, headers
+        from wdscli.codecs import headers
 
         if function == "lines":
             text = self.text(field)
@@ -247,11 +247,8 @@ class _Scope:
         try:
             if function == "shape":
                 return headers.array_shape(data)
-            return (
-                containers.seconds(data)
-                if function == "seconds"
-                else getattr(headers.picture_size(data), function)
-            )
+            is_sound = function == "seconds"
+            return headers.seconds(data) if is_sound else getattr(headers.picture_size(data), function)
         except ValueError as error:
             raise self.undecodable(field, f"{function}() fails: {error}") from None
 
