@@ -129,7 +129,7 @@ _OF_MEMBERS = _table("""
     damaged: a sample cannot be saved, because it lost a member, or lacks fields next to lost bytes
     """)
 _OF_SIDE_FILES = _table("""
-    stale-index: an index of a shard or a set, ours or another program's, is damaged or out of date
+    stale-index: the index of a shard is damaged or out of date
         -> rebuild it with `wds index`
     manifest-mismatch: the manifest and the shards disagree
         -> copy the set again, or write a new manifest with `wds index --force`

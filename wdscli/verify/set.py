@@ -37,7 +37,6 @@ from wdscli.verify.findings import (
     parse_codes,
     severity_of,
 )
-from wdscli.verify.foreign import Foreign, find_foreign
 from wdscli.verify.keys import PRESENT, Across, KeyColumns, KeyList, listed_keys, repeats_across, suspicious
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import (
@@ -191,13 +190,12 @@ def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progr
     """Check an open set: first the set's files, then each shard, then the keys of all shards."""
     whole = Ledger(limit=checks.limit)
     listings, about_listings = find_listings(shards, checks.limit)
-    foreign, about_foreign = find_foreign(shards, checks.limit)
-    for ledger in (*about_listings, *about_foreign, *_unfinished(shards, checks.limit)):
+    for ledger in (*about_listings, *_unfinished(shards, checks.limit)):
         whole.add_all(ledger)
     bases = _bases_of(shards) if checks.checksums else {}
     if checks.checksums:
         _refuse_without_checksums(shards, [*listings.values(), *bases.values()])
-    tasks = _tasks(checks, shards, listings, foreign)
+    tasks = _tasks(checks, shards, listings)
     results: list[ShardResult] = []
     digests: list[bytes] = []
     decodes = checks.max_decoded is not None
@@ -261,11 +259,8 @@ def _bases_of(shards: ShardSet) -> dict[str, Listing]:
     }
 
 
-def _tasks(
-    checks: Checks, shards: ShardSet, listings: dict[str, Listing], foreign: dict[str, Foreign]
-) -> list[ShardTask]:
-    """Return the task of each shard. A task has the checks, the shard's manifest entry, its index, and indexes of other
-    programs."""
+def _tasks(checks: Checks, shards: ShardSet, listings: dict[str, Listing]) -> list[ShardTask]:
+    """Return the task of each shard. A task has the checks, the shard's manifest entry, and whether it has an index."""
     unindexed = without_index(shards)
     tasks = []
     for number, address in enumerate(shards.addresses):
@@ -281,7 +276,6 @@ def _tasks(
                 listing,
                 {} if number else None,
                 address not in unindexed,
-                foreign.get(address, Foreign()),
                 is_one_request(address, size),
             )
         )

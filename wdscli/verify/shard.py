@@ -57,7 +57,6 @@ from wdscli.verify.beside import (
 )
 from wdscli.verify.decoding import Decoder
 from wdscli.verify.findings import STRUCTURAL, Ledger
-from wdscli.verify.foreign import Foreign, check_foreign
 from wdscli.verify.keys import (
     COLLISION,
     DUPLICATE,
@@ -285,8 +284,6 @@ class ShardTask(NamedTuple):
     hf_types: dict[bytes, Type] | None = None
     has_index: bool = True
     """False if a listing shows that the shard has no index."""
-    foreign: Foreign = Foreign()
-    """Indexes of other programs."""
     is_small: bool = False
     """Whether one request reads all of a remote shard."""
 
@@ -365,8 +362,7 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     """Read the shard. If this raises an error, ``result`` has the findings so far."""
     ledger, checks = result.ledger, task.checks
     index = load_index(task.address, source, ledger) if task.has_index else None
-    foreign = task.foreign if source.seekable and any(task.foreign) else None
-    is_compared = index is not None or foreign is not None or (task.listing and task.listing.shard.headers)
+    is_compared = index is not None or (task.listing and task.listing.shard.headers)
     headers = HeaderPass(
         ledger,
         required=checks.required,
@@ -392,10 +388,6 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         check_size(task.address, task.listing, result.size_bytes, ledger)
         if is_whole:
             check_listed(task.listing, headers.samples, builder, ledger)
-    if foreign is not None and builder is not None and is_whole:
-        size = source.size or 0
-        scanned_index = builder.index(task.address, size, headers.ignored)
-        check_foreign(foreign, scanned_index, source.stored.size or size, ledger)
 
 
 def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> None:
