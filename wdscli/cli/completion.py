@@ -103,7 +103,7 @@ class TypedWords(NamedTuple):
     values: dict[str, list[str]]
 
 
-class Line(NamedTuple):
+class TypedLine(NamedTuple):
     """A command line up to the cursor. ``words`` are the complete words after the program. The last, incomplete word
     has two forms: ``typed`` is without quotes, and ``raw`` is as on the line. ``quote`` is its open quote."""
 
@@ -175,18 +175,18 @@ def answer(instruction: str, program: str, group: Any) -> str:
     return "\n".join(f"{value}\t{' '.join(help.split())}" if help else value for value, help in fitting)
 
 
-def _typed_line() -> Line:
+def _typed_line() -> TypedLine:
     """Return the line up to the cursor, from the shell's variables."""
     line = os.environb[b"COMP_LINE"]
     point = os.environ.get("COMP_POINT", "")
     return split_line(os.fsdecode(line[: int(point)] if point.isdecimal() else line))
 
 
-def split_line(line: str) -> Line:
+def split_line(line: str) -> TypedLine:
     r"""Split a line into words by the shell's rules. The last word may be incomplete.
 
     >>> split_line("wds ls 'a b' --keys \"n01/")
-    Line(words=['ls', 'a b', '--keys'], typed='n01/', raw='"n01/', quote='"')
+    TypedLine(words=['ls', 'a b', '--keys'], typed='n01/', raw='"n01/', quote='"')
     """
     words: list[str] = []
     word, raw, quote, is_open, position = "", "", "", False, 0
@@ -211,10 +211,10 @@ def split_line(line: str) -> Line:
         else:
             word += char
         position += 1
-    return Line(words[1:], word, raw, quote)
+    return TypedLine(words[1:], word, raw, quote)
 
 
-def _for_bash(value: str, line: Line) -> str:
+def _for_bash(value: str, line: TypedLine) -> str:
     """Return a value for bash. Bash replaces only the text after its last word break, so the earlier text is cut off.
     Special characters are escaped."""
     breaks = os.environ.get("COMP_WORDBREAKS", "")

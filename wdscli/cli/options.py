@@ -30,7 +30,7 @@ from wdscli.errors import UsageError
 from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from wdscli.create.delimited import Reading
+    from wdscli.create.delimited import TextReading
     from wdscli.plan.cut import Cuts
     from wdscli.selection import Selection
     from wdscli.shards.writing import ShardSettings
@@ -245,10 +245,10 @@ class CellOptions(NamedTuple):
     text_columns: Texts = None
     encoding: Text = None
 
-    def parse(self, kind: str | None) -> "Reading":
+    def parse(self, kind: str | None) -> "TextReading":
         """Return how to read a source of this kind. The kind None means that there is no table. Raises UsageError for
         options that do not apply."""
-        from wdscli.create.delimited import UTF8, Reading, checked_encoding
+        from wdscli.create.delimited import UTF8, TextReading, checked_encoding
 
         for name, value in (("--text", self.text_columns), ("--encoding", self.encoding)):
             if value is not None and kind != "table":
@@ -257,7 +257,7 @@ class CellOptions(NamedTuple):
                     hint="name the table with --from or --table",
                 )
         encoding = UTF8 if self.encoding is None else checked_encoding(self.encoding)
-        return Reading(encoding, tuple(self.text_columns or ()), decode_limit())
+        return TextReading(encoding, tuple(self.text_columns or ()), decode_limit())
 
 
 @_output("""

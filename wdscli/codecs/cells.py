@@ -19,7 +19,7 @@ from typing import Any
 
 from wdscli.arrays import numpy
 from wdscli.codecs.handlers import extension, held_extension
-from wdscli.codecs.kinds import KINDS, Kind, find
+from wdscli.codecs.kinds import KINDS, FieldKind, find
 from wdscli.codecs.values import ENCODERS, check_content, encode_field, shown_value
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
@@ -88,7 +88,7 @@ def _as_it_stands(data: bytes, field: str) -> bytes:
     return data
 
 
-def _value_of(value: Any, name: str, kind: Kind) -> Any:
+def _value_of(value: Any, name: str, kind: FieldKind) -> Any:
     """Return the value of a cell, which is not bytes, for the encoder of the type ``name``."""
     if kind.form == "npy":
         return _numbers(value)
@@ -117,7 +117,7 @@ def _json(value: Any) -> bytes:
     return json_bytes(value_read) if constants else to_bytes(value)
 
 
-def _text(value: Any, kind: Kind) -> bytes:
+def _text(value: Any, kind: FieldKind) -> bytes:
     if isinstance(value, str):
         return to_bytes(value)
     if kind.form and isinstance(value, (list, Mapping)):

@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING, Any
 from wdscli.arrays import numpy
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, ByExtension, Decode, check_zip, held_extension, needed
 from wdscli.codecs.images import encode_image
-from wdscli.codecs.kinds import KINDS, Kind, by_form, find, names_of
+from wdscli.codecs.kinds import KINDS, FieldKind, by_form, find, names_of
 from wdscli.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -499,13 +499,13 @@ def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODE
 
 
 @lru_cache(maxsize=1024)
-def _type_of(field: str) -> tuple[str, bool, Kind]:
+def _type_of(field: str) -> tuple[str, bool, FieldKind]:
     """Return the extension of a field's content, whether the content is compressed, and the kind of the content."""
     name, packed = held_extension(field)
     return name, packed, find(name)
 
 
-def check_content(payload: Any, name: str, kind: Kind) -> None:
+def check_content(payload: Any, name: str, kind: FieldKind) -> None:
     """Raise UsageError if these bytes are the name of a file, but the type ``name`` of this kind is never text."""
     if not kind.is_binary or not 0 < len(payload) <= _MAX_FILE_NAME_BYTES:
         return
@@ -515,7 +515,7 @@ def check_content(payload: Any, name: str, kind: Kind) -> None:
             _refuse_text(bytes(payload), name, kind)
 
 
-def _refuse_text(text: bytes, name: str, kind: Kind) -> None:
+def _refuse_text(text: bytes, name: str, kind: FieldKind) -> None:
     """Raise UsageError, unless the text begins as a payload of this kind, such as a picture of numbers (``P1``)."""
     signs = [*((0, begin) for begin in kind.begins), *kind.signs]
     if not any(text.startswith(sign, offset) for offset, sign in signs):

@@ -50,16 +50,16 @@ class Inline(NamedTuple):
     payload: bytes
 
 
-class Stored(NamedTuple):
+class StoredPayload(NamedTuple):
     """A payload in a scratch file, at ``offset``."""
 
     path: str
     offset: int
 
 
-Place = bytes | str | Inline | Stored
+Place = bytes | str | Inline | StoredPayload
 """The place of a payload. Bytes are a local path, and text is a remote address."""
-_KINDS: tuple[type[Inline | Stored], ...] = (Inline, Stored)
+_KINDS: tuple[type[Inline | StoredPayload], ...] = (Inline, StoredPayload)
 _ROW_NUMBERS = 4
 """The numbers of a row: its source, its table, its number and its line."""
 _SHIFT = 15
@@ -317,7 +317,7 @@ class JsonFiles:
 
 def is_value(place: Place) -> bool:
     """Return whether the payload is a value in a list or table."""
-    return isinstance(place, (Inline, Stored))
+    return isinstance(place, (Inline, StoredPayload))
 
 
 def describe_place(place: Place) -> str:

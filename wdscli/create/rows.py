@@ -24,9 +24,9 @@ from wdscli.create.delimited import (
     PLAIN,
     UTF8,
     Delimited,
-    Reading,
     Record,
     RowPlace,
+    TextReading,
     is_number,
     json_lines,
     numbered,
@@ -99,7 +99,7 @@ def _in_folder(address: str) -> list[str]:
     return [prefix + name for name in sorted(names, key=natural)]
 
 
-def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[Record]:
+def read_lines(address: str, reading: TextReading = PLAIN) -> Iterator[Record]:
     """Yield the lines of a text as rows with one column ``line``, which is None for an empty line. Raises InputError. A
     line that is too large is a bad row."""
     max_bytes = reading.max_cell_bytes
@@ -123,7 +123,7 @@ class Table:
     """Files that are read as one table. A column of CSV and TSV has numbers in all files, or text in all files. Streams
     and remote files that must be read twice are copied to a temporary file."""
 
-    def __init__(self, files: Sequence[str], reading: Reading) -> None:
+    def __init__(self, files: Sequence[str], reading: TextReading) -> None:
         self._files, self._reading = files, reading
         self._copies: dict[str, IO[bytes]] = {}
         self._numbers: frozenset[str] | None = None
@@ -201,7 +201,7 @@ def read_rows(
     columns: Collection[str] = (),
     *,
     whole: bool = True,
-    reading: Reading = PLAIN,
+    reading: TextReading = PLAIN,
     numbers: Collection[str] = (),
     copy: IO[bytes] | None = None,
 ) -> Iterator[Record]:
@@ -227,7 +227,7 @@ def read_rows(
             yield from Delimited(stream, address, kind, reading).rows(numbers)
 
 
-def read_exact(address: str, reading: Reading, raw: Collection[str]) -> Iterator[tuple[str, Record, str]]:
+def read_exact(address: str, reading: TextReading, raw: Collection[str]) -> Iterator[tuple[str, Record, str]]:
     """Yield each row of a CSV, TSV, JSON Lines or Parquet file, with the format, and with the line if it is JSON. A row
     of CSV or TSV contains empty texts, but not absent cells. Cells in ``raw`` columns may have bytes of any encoding.
     For other formats, one empty row is yielded. Raises the errors of :func:`read_rows`."""

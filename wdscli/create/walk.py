@@ -1,7 +1,7 @@
 """This module walks local folders, and adds their files as columns.
 
 :class:`FolderWalk` is the walk of ``create SOURCE...``. :class:`Globs` has the globs of ``--include`` and
-``--exclude``. :class:`Outputs` recognizes the command's own outputs during a walk. The walk is fast: one ``scandir``
+``--exclude``. :class:`OwnOutputs` recognizes the command's own outputs during a walk. The walk is fast: one ``scandir``
 per folder, one ``stat`` per file, paths as bytes, and no object per file. The order of the file system does not matter,
 because the plan sorts the files. An output is recognized by its folder, after links are resolved, and by any name that
 its pattern can give. Outputs are skipped. If a folder has a manifest, the files of its set are skipped too. Links are
@@ -117,7 +117,7 @@ class Globs:
                 )
 
 
-class Outputs:
+class OwnOutputs:
     """The local shards and the manifest of an output. A remote output has none."""
 
     def __init__(self, output: OutputSet) -> None:
@@ -201,7 +201,7 @@ class FolderWalk(NamedTuple):
     rule: KeyRule
     include: Globs
     exclude: Globs
-    outputs: Outputs
+    outputs: OwnOutputs
     files: Files
     left_out: LeftOut
     progress: Progress = QUIET

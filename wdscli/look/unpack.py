@@ -25,7 +25,7 @@ from wdscli.arrays import numpy
 from wdscli.codecs import headers
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension, held_extension, inflate
 from wdscli.codecs.images import has_wide_values, is_transparent
-from wdscli.codecs.kinds import Kind, find
+from wdscli.codecs.kinds import FieldKind, find
 from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.look.picking import SampleReader
 from wdscli.model import to_bytes, to_text
@@ -332,7 +332,7 @@ def _field(part: SelectedMember) -> ShownField:
     return ShownField(name, part.size, f"{size[0]} × {size[1]} pixels", data)
 
 
-def excerpt(kind: Kind, data: bytes) -> tuple[str, bool]:
+def excerpt(kind: FieldKind, data: bytes) -> tuple[str, bool]:
     """Return an excerpt of a payload: JSON with line breaks, text, the type and shape of arrays, or the first bytes.
     Also return whether this is text from the payload. Broken data may raise any error."""
     if kind.card == "json":

@@ -26,10 +26,10 @@ from wdscli.create.files import Files, KeyRule, is_value, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.left_out import LeftOut, Unit, Unread
 from wdscli.create.packing import PackMaker, PackTask, payload_at
-from wdscli.create.payloads import Payloads, read_recipe
+from wdscli.create.payloads import SourcePayloads, read_recipe
 from wdscli.create.rows import kind_of
 from wdscli.create.table import TableOptions, read_table
-from wdscli.create.walk import FolderWalk, Globs, Outputs
+from wdscli.create.walk import FolderWalk, Globs, OwnOutputs
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
@@ -276,14 +276,14 @@ def _carried_out(plan: CreatePlan, left_out: LeftOut, *, dry_run: bool, progress
     return run_create(plan, progress=progress)
 
 
-def _payloads(request: Request, options: CreateOptions, progress: Progress) -> Payloads:
+def _payloads(request: Request, options: CreateOptions, progress: Progress) -> SourcePayloads:
     left_out = LeftOut(
         progress,
         on_error=request.on_error,
         incomplete=options.incomplete,
         has_report=options.report is not None,
     )
-    return Payloads(request.trust_addresses, left_out)
+    return SourcePayloads(request.trust_addresses, left_out)
 
 
 def _added_before(
@@ -308,7 +308,7 @@ def _added_before(
 def plan_create(
     request: Request,
     options: CreateOptions,
-    payloads: Payloads,
+    payloads: SourcePayloads,
     *,
     standing: Standing | None = None,
     progress: Progress = QUIET,
@@ -363,7 +363,7 @@ class _Creating:
         self,
         request: Request,
         options: CreateOptions,
-        payloads: Payloads,
+        payloads: SourcePayloads,
         standing: Standing | None,
         progress: Progress,
     ) -> None:
@@ -393,7 +393,7 @@ class _Creating:
         lists = addresses_of(options.from_list, "--from list:")
         if not sources and not lists and options.table is None:
             raise UsageError("no source was given", hint="name folders or files, or use --from FILE")
-        self.payloads.outputs = outputs = Outputs(self.output)
+        self.payloads.outputs = outputs = OwnOutputs(self.output)
         self.globs = globs = Globs(options.include, "--include"), Globs(options.exclude, "--exclude")
         skips = self.request.on_error == "skip"
         follows = not options.no_follow

@@ -25,12 +25,12 @@ from wdscli.plan.planfile import option_of
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.report.facts import Facts, PageInput, gather, plain_value
+from wdscli.report.facts import PageFacts, PageInput, gather, plain_value
 from wdscli.report.looking import (
-    Drawing,
     DrawnSample,
     LookTask,
     PayloadFacts,
+    SmallestRanks,
     look_into,
     new_payload_facts,
     order,
@@ -74,7 +74,7 @@ def report(
     options: ReportOptions = ReportOptions(),  # noqa: B008  (immutable)
     *,
     progress: Progress = QUIET,
-) -> tuple[Facts, int]:
+) -> tuple[PageFacts, int]:
     """Write a page about ``request.inputs`` to the address ``request.output``. Return the facts on it, and its size in
     bytes. The page is one HTML file that needs no network. It shows the samples of the request's selection, including
     the intact samples of damaged shards. An existing output is replaced only if ``force`` of the request's settings is
@@ -107,7 +107,7 @@ def _reads_all(options: ReportOptions, selection: Selection) -> bool:
 
 def _facts(
     shards: ShardSet, request: Request, options: ReportOptions, scratch: Scratch, progress: Progress
-) -> Facts:
+) -> PageFacts:
     """Collect everything on the page."""
     selection, manifest = request.selection, _manifest(shards)
     shard_addresses = list(shards.addresses)
@@ -116,7 +116,7 @@ def _facts(
     copies = _copied(shard_addresses, scratch, progress)
     addresses = [copies.get(address, address) for address in shard_addresses]
     names = _names(shard_addresses, addresses)
-    drawing = Drawing(max(options.looked, options.cards), options.seed)
+    drawing = SmallestRanks(max(options.looked, options.cards), options.seed)
     by_index = not _reads_all(options, selection)
     listing = Listing(shards._replace(addresses=addresses), selection, "skip", progress, by_index=by_index)
     listing.names.update((copy, address) for address, copy in copies.items())

@@ -72,7 +72,7 @@ second_hash = xxh3_64_intdigest
 @dataclass(frozen=True)
 class JoinedTable:
     """A table that is joined like one more set. It has files, a key column, and fields, as in the options.
-    :class:`~wdscli.create.join_table.Table` reads its rows."""
+    :class:`~wdscli.create.join_table.TableSet` reads its rows."""
 
     files: str | tuple[str, ...]
     key: str

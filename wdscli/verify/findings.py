@@ -39,7 +39,7 @@ class Finding(NamedTuple):
     hint: str | None
 
 
-class Kind(NamedTuple):
+class FindingRow(NamedTuple):
     """One row of the table: what the code means, the hint, and the severity."""
 
     meaning: str
@@ -54,7 +54,7 @@ _SIDE_FILES = ("stale-index", "manifest-mismatch")
 _ENTRY = re.compile(r"\n {4}(?! )")
 
 
-def _table(text: str) -> dict[str, Kind]:
+def _table(text: str) -> dict[str, FindingRow]:
     """Parse a table of kinds, and return the kinds by code. An entry is ``code: meaning`` or ``code (warning):
     meaning``. A hint may follow after an arrow."""
     kinds = {}
@@ -63,7 +63,7 @@ def _table(text: str) -> dict[str, Kind]:
         name, _, meaning = what.partition(": ")
         code, _, mark = name.partition(" ")
         hint = hint.format(copy=_COPY_AGAIN, repair=_REPAIR)
-        kinds[code] = Kind(meaning, hint or None, "warning" if mark else "error")
+        kinds[code] = FindingRow(meaning, hint or None, "warning" if mark else "error")
     return kinds
 
 
@@ -141,7 +141,7 @@ _OF_SIDE_FILES = _table("""
         they are pickles or larger than WDSCLI_MAX_DECODED, or need a package that is not installed
         -> write checksums with `wds index`
     """)
-KINDS: dict[str, Kind] = {**_OF_ARCHIVES, **_OF_SAMPLES, **_OF_MEMBERS, **_OF_SIDE_FILES}
+KINDS: dict[str, FindingRow] = {**_OF_ARCHIVES, **_OF_SAMPLES, **_OF_MEMBERS, **_OF_SIDE_FILES}
 DEMANDS = _table("""
     webdataset-upper-case (warning): webdataset returns a field in lower case, so code must ask for it in lower case
         -> rename the field to lower case
@@ -203,9 +203,9 @@ def undecoded_text(undecoded: Mapping[str, str]) -> str:
     return ", ".join(f"{', '.join(names)} ({why})" for why, names in fields.items())
 
 
-def kind_of(code: str) -> Kind:
+def kind_of(code: str) -> FindingRow:
     """Return the row of a code. It is empty for an unknown code."""
-    return KINDS.get(code) or DEMANDS.get(code) or Kind("")
+    return KINDS.get(code) or DEMANDS.get(code) or FindingRow("")
 
 
 class FindingKind(NamedTuple):

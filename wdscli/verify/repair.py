@@ -1,9 +1,9 @@
 """This module saves the intact samples of damaged shards in new shards (``wds repair``).
 
-:func:`repair` first plans every input, in parallel. A :class:`Plan` lists the samples of one shard that can be saved.
-If several inputs have the same key, the sample of the first input is kept. Then each input with remaining samples
-becomes one output shard, in order, with index and manifest. Payloads are copied unchanged, and the inputs do not
-change.
+:func:`repair` first plans every input, in parallel. A :class:`SalvagePlan` lists the samples of one shard that can be
+saved. If several inputs have the same key, the sample of the first input is kept. Then each input with remaining
+samples becomes one output shard, in order, with index and manifest. Payloads are copied unchanged, and the inputs do
+not change.
 
 A plan scans its shard, and continues after damage. Adjacent members with the same key are a *stretch*. Members that a
 shard must not have are lost and reported, except hard links and sparse files whose payloads can be read exactly
@@ -41,8 +41,8 @@ from wdscli.storage import Source, open_source
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, SPARSE, ByteSource, Columns, Window
 from wdscli.tar.reader import scan_salvaging
-from wdscli.tar.stored import HOLE, Extent, Place, extents_of, link_targets, linked_names, place_of
-from wdscli.verify.decoding import Decoder
+from wdscli.tar.stored import HOLE, Extent, MemberPlace, extents_of, link_targets, linked_names, place_of
+from wdscli.verify.decoding import DecodeCheck
 from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
 from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns, repeats_across
 from wdscli.verify.profiles import Fields
@@ -102,7 +102,7 @@ class Payload(NamedTuple):
 
 
 @dataclass(slots=True)
-class Stretch:
+class KeyStretch:
     """Adjacent members with the same key. ``row`` is the stretch's number in the shard. ``is_hit`` means that bytes
     next to it are lost, and ``lost_fields`` are the fields of lost members."""
 
@@ -119,7 +119,9 @@ class Stretch:
         return [member.field for member in self.members] + self.lost_fields
 
 
-def read_stretches(source: ByteSource, links: Mapping[int, Place], ledger: Ledger) -> Iterator[Stretch]:
+def read_stretches(
+    source: ByteSource, links: Mapping[int, MemberPlace], ledger: Ledger
+) -> Iterator[KeyStretch]:
     """Yield the stretches of a shard in order, numbered from 0. ``links`` are the members that its hard links mean
     (:func:`links_of`). Lost members are reported to ``ledger``."""
     reader = _StretchReader(source, links, ledger)
@@ -129,7 +131,7 @@ def read_stretches(source: ByteSource, links: Mapping[int, Place], ledger: Ledge
         yield reader.last
 
 
-def links_of(source: ByteSource) -> dict[int, Place]:
+def links_of(source: ByteSource) -> dict[int, MemberPlace]:
     """Return the members that the hard links of a shard mean, by the offset of the link."""
     ignore_errors = Ledger(limit=0).add_error
     names = linked_names(source, scan_salvaging(source, ignore_errors))
@@ -137,8 +139,8 @@ def links_of(source: ByteSource) -> dict[int, Place]:
 
 
 class _StretchReader:
-    def __init__(self, source: ByteSource, links: Mapping[int, Place], ledger: Ledger) -> None:
-        self.last: Stretch | None = None
+    def __init__(self, source: ByteSource, links: Mapping[int, MemberPlace], ledger: Ledger) -> None:
+        self.last: KeyStretch | None = None
         self._source = source
         self._links = links
         self._ledger = ledger
@@ -157,7 +159,7 @@ class _StretchReader:
         if self.last is not None and (cut is None or cut[0] == self.last.key):
             self.last.is_hit = True
 
-    def add(self, window: Window) -> Iterator[Stretch]:
+    def add(self, window: Window) -> Iterator[KeyStretch]:
         """Yield the stretches that end in a window."""
         columns = window.columns
         for row, (name, start, offset, size, flag) in enumerate(zip(*columns, strict=True)):
@@ -177,7 +179,7 @@ class _StretchReader:
                 if stretch is not None:
                     yield stretch
                 number = 0 if stretch is None else stretch.row + 1
-                stretch = self.last = Stretch(number, key, start, self._next_is_hit)
+                stretch = self.last = KeyStretch(number, key, start, self._next_is_hit)
             elif self._next_is_hit:
                 stretch.is_hit = True
             self._next_is_hit = False
@@ -222,7 +224,7 @@ class _StretchReader:
         self._ledger.add(code, f"left out: {reason}", offset=offset, member=member)
 
 
-class Plan:
+class SalvagePlan:
     """The samples of ``source`` that can be saved. ``source`` must be seekable. Losses are reported to ``ledger``.
     ``required`` are the fields that every sample must have; without them, a sample next to damage must have the fields
     of all intact samples. With ``max_decoded``, payloads that decode to at most this many bytes are decoded.
@@ -266,18 +268,18 @@ class Plan:
         kept[list(self._dropped)] = False
         self.digests = keys.packed(kept)
 
-    def samples(self) -> Iterator[Stretch]:
+    def samples(self) -> Iterator[KeyStretch]:
         """Yield the samples to write, in the order of the shard, joined members included."""
         for stretch in self._stretches():
             if stretch.row not in self._dropped:
                 stretch.members += self._joined.get(stretch.row, ())
                 yield stretch
 
-    def _stretches(self) -> Iterator[Stretch]:
+    def _stretches(self) -> Iterator[KeyStretch]:
         """Yield the stretches again, without reports."""
         return read_stretches(self._source, self._links, Ledger(limit=0))
 
-    def _is_undecodable(self, stretch: Stretch) -> bool:
+    def _is_undecodable(self, stretch: KeyStretch) -> bool:
         """Return whether a payload cannot be decoded, so that its sample is dropped."""
         for payload in stretch.members if self._decoder is not None else ():
             read, name = partial(payload.read, self._source), payload.field
@@ -355,12 +357,12 @@ class Plan:
         self._ledger.add(code, f"sample left out: {reason}", offset=start, member=key)
 
 
-def _silent_decoder(ledger: Ledger, max_decoded: int) -> Decoder:
+def _silent_decoder(ledger: Ledger, max_decoded: int) -> DecodeCheck:
     """Return a decoder that adds to ``ledger`` only the fields that it does not decode. Their samples are saved, so
     these fields are no losses."""
     remarks = Ledger(limit=0)
     remarks.undecoded = ledger.undecoded
-    return Decoder(remarks, max_decoded)
+    return DecodeCheck(remarks, max_decoded)
 
 
 class SalvageTask(NamedTuple):
@@ -522,7 +524,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
             is_first = task.output is None and not task.dropped
             # The first plan already reported all losses.
             plan_ledger = ledger if is_first else Ledger(limit=0)
-            plan = Plan(
+            plan = SalvagePlan(
                 source, plan_ledger, max_decoded=task.max_decoded, required=task.required, seed=task.seed
             )
             if is_first:
@@ -536,7 +538,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
 
 
 def _save(
-    task: SalvageTask, plan: Plan, source: Source, original: Source, ledger: Ledger
+    task: SalvageTask, plan: SalvagePlan, source: Source, original: Source, ledger: Ledger
 ) -> ShardInfo | None:
     """Write the planned samples, except samples with a key of an earlier shard. Without an output, only report the
     exceptions."""

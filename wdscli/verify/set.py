@@ -26,7 +26,7 @@ from wdscli.shown import shown
 from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request
-from wdscli.verify.beside import Listing, find_listings
+from wdscli.verify.beside import ManifestEntry, find_listings
 from wdscli.verify.findings import (
     DEMANDS,
     KINDS,
@@ -41,9 +41,9 @@ from wdscli.verify.keys import PRESENT, Across, KeyColumns, KeyList, listed_keys
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import (
     Checks,
+    CheckTask,
     LocateTask,
     ShardResult,
-    ShardTask,
     check_base,
     check_shard,
     locate,
@@ -208,7 +208,7 @@ def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progr
                 f"{result.ledger.shard}: {result.samples} samples, {result.members} members, "
                 f"{result.size_bytes} bytes"
             )
-        base_tasks = [ShardTask(base, checks, listing) for base, listing in bases.items()]
+        base_tasks = [CheckTask(base, checks, listing) for base, listing in bases.items()]
         if base_tasks:
             for result in run_shard_tasks(
                 executor, check_base, base_tasks, progress, "checking bases", list(bases)
@@ -229,7 +229,7 @@ def _unfinished(shards: ShardSet, limit: int) -> Iterator[Ledger]:
         yield ledger
 
 
-def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> None:
+def _refuse_without_checksums(shards: ShardSet, listings: Sequence[ManifestEntry]) -> None:
     """Raise UsageError if no manifest has a checksum, or InputError for a shard that does not exist."""
     if any(listing.shard.checksum for listing in listings):
         return
@@ -250,16 +250,16 @@ def _views_of(shards: ShardSet) -> list[OpenView]:
     ]
 
 
-def _bases_of(shards: ShardSet) -> dict[str, Listing]:
+def _bases_of(shards: ShardSet) -> dict[str, ManifestEntry]:
     """Return the bases of views, and a view's entry for each base."""
     return {
-        base: Listing(view.address, info, ())
+        base: ManifestEntry(view.address, info, ())
         for view in _views_of(shards)
         for base, info in zip(view.bases, view.view.bases, strict=True)
     }
 
 
-def _tasks(checks: Checks, shards: ShardSet, listings: dict[str, Listing]) -> list[ShardTask]:
+def _tasks(checks: Checks, shards: ShardSet, listings: dict[str, ManifestEntry]) -> list[CheckTask]:
     """Return the task of each shard. A task has the checks, the shard's manifest entry, and whether it has an index."""
     unindexed = without_index(shards)
     tasks = []
@@ -270,7 +270,7 @@ def _tasks(checks: Checks, shards: ShardSet, listings: dict[str, Listing]) -> li
         # A view has checksums of its bases, not of its shards.
         compares = checks.checksums and view_of(address) is None
         tasks.append(
-            ShardTask(
+            CheckTask(
                 address,
                 checks._replace(required=tuple(fields), checksums=compares),
                 listing,
@@ -282,11 +282,11 @@ def _tasks(checks: Checks, shards: ShardSet, listings: dict[str, Listing]) -> li
     return tasks
 
 
-def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress) -> Iterator[ShardResult]:
+def _check_shards(executor: Executor, tasks: list[CheckTask], progress: Progress) -> Iterator[ShardResult]:
     """Yield the result of each task, in order. For Hugging Face, the first shard is checked before all others, because
     its first samples define the JSON types for all shards."""
 
-    def run(chosen_tasks: list[ShardTask]) -> Iterator[ShardResult]:
+    def run(chosen_tasks: list[CheckTask]) -> Iterator[ShardResult]:
         addresses = [task.address for task in chosen_tasks]
         return run_shard_tasks(executor, check_shard, chosen_tasks, progress, "checking shards", addresses)
 

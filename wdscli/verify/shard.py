@@ -8,7 +8,7 @@ the scan. Every error becomes a finding, so that one damaged shard does not hide
 the same fields. It tests single members only if such a test fails. So checking an intact shard takes only slightly
 longer than listing it.
 
-With ``--decode``, a :class:`~wdscli.verify.decoding.Decoder` checks that payloads can be decoded.
+With ``--decode``, a :class:`~wdscli.verify.decoding.DecodeCheck` checks that payloads can be decoded.
 
 This module does not know about other shards.
 """
@@ -47,7 +47,7 @@ from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import scan_salvaging
 from wdscli.tar.scan import Columns
 from wdscli.verify.beside import (
-    Listing,
+    ManifestEntry,
     check_checksum,
     check_index,
     check_listed,
@@ -55,7 +55,7 @@ from wdscli.verify.beside import (
     checksum_digest,
     load_index,
 )
-from wdscli.verify.decoding import Decoder
+from wdscli.verify.decoding import DecodeCheck
 from wdscli.verify.findings import STRUCTURAL, Ledger
 from wdscli.verify.keys import (
     COLLISION,
@@ -274,13 +274,13 @@ class Checks(NamedTuple):
     seed: int
 
 
-class ShardTask(NamedTuple):
+class CheckTask(NamedTuple):
     """The task for one shard. ``listing`` is the shard's entry in the manifest. ``hf_types`` are the JSON types from
     the set's first shard; it is None for the first shard itself."""
 
     address: str
     checks: Checks
-    listing: Listing | None = None
+    listing: ManifestEntry | None = None
     hf_types: dict[bytes, Type] | None = None
     has_index: bool = True
     """False if a listing shows that the shard has no index."""
@@ -307,7 +307,7 @@ class ShardResult:
     """The SHA-256 of its keys, one per line, if some keys had to be absent and all of it could be read."""
 
 
-def check_shard(task: ShardTask) -> ShardResult:
+def check_shard(task: CheckTask) -> ShardResult:
     """Check one shard. Raises only UsageError, for an invalid address or a missing extra."""
     checks = task.checks
     ledger = Ledger(task.address, checks.limit)
@@ -351,14 +351,14 @@ def check_shard(task: ShardTask) -> ShardResult:
     return result
 
 
-def check_base(task: ShardTask) -> ShardResult:
+def check_base(task: CheckTask) -> ShardResult:
     """Compare the bytes of a view's base with the checksum in the view."""
     result = ShardResult(Ledger(task.address, task.checks.limit))
     check_checksum(task.address, task.listing, result.ledger, "")
     return result
 
 
-def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
+def _check(task: CheckTask, source: Source, result: ShardResult) -> None:
     """Read the shard. If this raises an error, ``result`` has the findings so far."""
     ledger, checks = result.ledger, task.checks
     index = load_index(task.address, source, ledger) if task.has_index else None
@@ -390,12 +390,12 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
             check_listed(task.listing, headers.samples, builder, ledger)
 
 
-def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> None:
+def _scan(task: CheckTask, source: Source, form: Form, headers: HeaderPass) -> None:
     """Read all windows of the shard, and continue after damage. Pass each window to the header pass and the decoder."""
     ledger, checks = headers.ledger, task.checks
     decoder = None
     if checks.max_decoded is not None:
-        decoder = Decoder(ledger, checks.max_decoded)
+        decoder = DecodeCheck(ledger, checks.max_decoded)
 
     def add_error(error: DataError) -> None:
         # A damaged block was already reported when it was read. Errors in its bytes are no further findings.

@@ -60,7 +60,7 @@ class CatOptions(NamedTuple):
     on_error: OnError = "error"
 
 
-class Form(NamedTuple):
+class CatForm(NamedTuple):
     """The meaning of ``--to``. ``kind`` is the format; it is None for a tar. ``address`` is the output, and
     ``max_decoded`` limits decoding, in bytes. Raw payloads have a ``field``, and a ``key`` if only one sample is
     written."""
@@ -77,7 +77,7 @@ class Form(NamedTuple):
         return self.kind in ("csv", "tsv", "parquet")
 
     @classmethod
-    def parse(cls, form: CatOptions, output: str) -> "tuple[Form, InputOptions]":
+    def parse(cls, form: CatOptions, output: str) -> "tuple[CatForm, InputOptions]":
         """Return the parsed options, and the remaining input options. For raw payloads, the field is taken out of
         the selection, and so is a single key without wildcards. Raises UsageError for options that exclude each
         other."""
@@ -126,7 +126,7 @@ def cat(
         wds cat --to captions.tsv --fields txt,cls shards/
         wds cat --to unpacked/ shards/
     """
-    what, inputs = Form.parse(form, output.output)
+    what, inputs = CatForm.parse(form, output.output)
     if what.kind is not None:
         _check_tar_options(f"--to {form.to}", output, work, inputs)
     out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
@@ -143,7 +143,7 @@ def cat(
         _write_other(out, request, what, output)
 
 
-def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions) -> None:
+def _write_other(out: Out, request: "Request", what: CatForm, output: OutputOptions) -> None:
     """Write files, a table, payloads or JSON Lines, and print what was written."""
     from wdscli.look.picking import SampleReader
     from wdscli.look.unpack import unpack
@@ -182,7 +182,7 @@ def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions
         out.done(f"{total}, {human_size(counts['bytes'])}", counts["bytes"])
 
 
-def _pieces(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
+def _pieces(request: "Request", picker: "SampleReader", what: CatForm, progress: Progress) -> Iterator[bytes]:
     """Yield the bytes of a table, of payloads, or of JSON Lines."""
     from wdscli.look import unpack
 
@@ -204,7 +204,7 @@ def _checked_text(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _part(what: Form) -> "Part | None":
+def _part(what: CatForm) -> "Part | None":
     """Return the part of each sample that is read: one field, or the text fields. None means all fields."""
     from wdscli.look.picking import Part
     from wdscli.look.unpack import kind_of
@@ -248,7 +248,7 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
         out.done(total, 0 if is_view(request.output) else report.bytes_out, dry_run=dry_run)
 
 
-def _table(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
+def _table(request: "Request", picker: "SampleReader", what: CatForm, progress: Progress) -> Iterator[bytes]:
     """Yield the pieces of a table of payloads. If the shards can be read twice, their headers give the columns."""
     from wdscli.look.listing import ls
     from wdscli.look.table import PayloadCells, are_read_once, payload_schema, payload_table

@@ -184,7 +184,7 @@ Sources = Annotated[
     --on-error  A source file cannot be read, or a row is bad: fail, or leave it out.
     +--report FILE  Write a line of JSON to FILE for each file, row, sample and field that is left out.
     """)
-class SetOptions(NamedTuple):
+class TargetOptions(NamedTuple):
     """The options about the new set."""
 
     cuts: Annotated[CutOptions, "without divisible_by"]
@@ -199,7 +199,7 @@ class SetOptions(NamedTuple):
 
 @grouped
 def create(
-    *, sources: Sources = None, source: SourceOptions, target: SetOptions, general: GeneralOptions
+    *, sources: Sources = None, source: SourceOptions, target: TargetOptions, general: GeneralOptions
 ) -> None:
     """Make shards from folders, files, lists or tables.
 
@@ -232,7 +232,7 @@ def create(
 
 
 def _request(
-    sources: Sequence[str], source: SourceOptions, target: SetOptions, general: GeneralOptions
+    sources: Sequence[str], source: SourceOptions, target: TargetOptions, general: GeneralOptions
 ) -> "Request":
     """Return the library's request for these options. Raises UsageError."""
     from wdscli.plan.request import Request
@@ -252,7 +252,7 @@ def _request(
     )
 
 
-def _options(source: SourceOptions, target: SetOptions) -> "CreateOptions":
+def _options(source: SourceOptions, target: TargetOptions) -> "CreateOptions":
     """Return the library's options for these options. Raises UsageError."""
     from wdscli.ops.create import CreateOptions
 

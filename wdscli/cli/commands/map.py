@@ -157,7 +157,7 @@ def _name_of(word: str) -> str | None:
     --on-error  Failed call: fail, skip the sample, or keep it. With keep, the sample is written unchanged. With skip,
         damaged samples are skipped too.
     """)
-class RunOptions(NamedTuple):
+class MapRunOptions(NamedTuple):
     """The options about the new shards: their samples, their sizes, and how they are made."""
 
     cuts: CutOptions
@@ -174,7 +174,7 @@ def map(
     output: OutputOptions,
     values: Values = None,
     what: MapOptions,
-    run: RunOptions,
+    run: MapRunOptions,
     general: GeneralOptions,
 ) -> None:
     """Transform samples with a command or a Python function, or resize pictures.
