@@ -198,7 +198,7 @@ class SetReader:
             return open_source(address)
         from wdscli.shards.proof import open_by_index
 
-        source, self._stored[address] = open_by_index(address, *listed)
+        source, self._stored[address] = open_by_index(address, listed)
         return source or open_source(address)
 
     def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:

@@ -36,6 +36,7 @@ from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
 from wdscli.shards.inputs import ShardStage, open_set
 from wdscli.storage import Source, open_source
+from wdscli.storage.addresses import view_of
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.opening import is_one_request, open_in_turn
 from wdscli.tar import Window, padded
@@ -221,9 +222,10 @@ class SampleReader(SetReader):
 
     def _pays_index(self, address: str, size: int | None = None) -> bool:
         """Return whether reading the index saves bytes or requests. It saves nothing if most of a shard is wanted, and
-        one request can fetch the whole shard."""
+        one request can fetch the whole shard. To open a view's shard, its indexes are read anyway."""
         takes_most = self.selection.takes_most and (self._part is None or self._part.key is None)
-        return self._by_index and not (takes_most and is_one_request(address, size))
+        is_one = view_of(address) is None and is_one_request(address, size)
+        return self._by_index and not (takes_most and is_one)
 
     @property
     def _takes_all_bytes(self) -> bool:

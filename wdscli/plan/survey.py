@@ -389,7 +389,7 @@ def _at_any_place(task: SurveyTask, survey: Survey) -> tuple[SurveyTask, Source,
     room, source, stored = task.room, None, None
     if task.listed is not None and task.goes_by_index_alone and not room.takes_all(task.listed[0]):
         # The index belongs to the version of the shard in the listing, so the index is enough.
-        source, stored = open_by_index(task.address, *task.listed)
+        source, stored = open_by_index(task.address, task.listed)
     is_known = source is not None
     if source is None:
         source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()

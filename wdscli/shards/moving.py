@@ -22,6 +22,7 @@ from wdscli.shards.writing import ShardSettings
 from wdscli.storage import is_local, is_stream, open_source
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.ends import NotCopied
+from wdscli.storage.kinds import stored_version
 from wdscli.tar import END_OF_ARCHIVE
 
 
@@ -59,7 +60,8 @@ def _remote(address: str, settings: ShardSettings) -> Original | None:
         return None
     checksum = None if settings.checksum == "none" else pinned.index.checksum
     is_known = checksum is None or checksum.partition(":")[0] == settings.checksum
-    return Original(address, pinned.index.noted, pinned.index, checksum) if is_known else None
+    version = stored_version(address, pinned.version)
+    return Original(address, version, pinned.index, checksum) if is_known else None
 
 
 def _local(address: str, checksum: str | None, settings: ShardSettings) -> Original | None:

@@ -14,7 +14,7 @@ A size, version or header that contradicts the index proves that it belongs to a
 everything that is known of a shard before its headers are read, from a listing, an open source or the file system. The
 functions: :func:`read_index` reads the file, :func:`proven_by` judges it by the evidence, :func:`differing_headers`
 reads headers, and :func:`prove_index` does all of this for an open shard. :func:`open_by_index` and
-:attr:`StoredIndex.pinned` need no request for the shard. :func:`find_index` is the short form for callers that warn.
+:attr:`StoredIndex.pinned` do not read the shard. :func:`find_index` is the short form for callers that warn.
 
 A caller that reads no header itself asks for a stricter :class:`~wdscli.shards.index.Check`. A view asks the same of
 its bases. This module does not know what a caller does with an index.
@@ -41,7 +41,7 @@ from wdscli.shards.layout import ViewSource
 from wdscli.storage import Source, is_local, is_stream
 from wdscli.storage.addresses import local_path
 from wdscli.storage.kinds import is_other_version, parse_note, source_version, stored_version, tells_bytes
-from wdscli.storage.opening import open_pinned, read_noted
+from wdscli.storage.opening import current_version, open_pinned, read_noted
 from wdscli.tar import CANONICAL, Form
 from wdscli.threads import holding
 
@@ -106,9 +106,11 @@ class StoredIndex:
     def pinned(self) -> ProvenIndex | None:
         """The index, if it names a version of its shard, so that reads can require this version. Nothing else is
         proven."""
-        if self.index is None or not tells_bytes(self.index.noted):
+        versions = () if self.index is None else (self.index.noted, self.index.version)
+        version = next(filter(tells_bytes, versions), "")
+        if self.index is None or not version:
             return None
-        return ProvenIndex.of(self.index, Proof.NOTHING, source_version(self.index.noted))
+        return ProvenIndex.of(self.index, Proof.NOTHING, source_version(version))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +251,19 @@ def difference(index: Index, builder: IndexBuilder, ignored: dict[str, int]) -> 
     return ""
 
 
-def open_by_index(address: str, size: int, version: str) -> tuple[Source | None, StoredIndex]:
-    """Open the shard at an address without a request for it. This is possible if a listing returned its size and
-    version, and the index is for that version. Otherwise return None. The caller must close the source, and pass the
-    index to :func:`prove_index`."""
-    stored = read_index(address)
-    evidence = Evidence(size, stored_version(address, version))
-    if stored.index is not None and proven_by(stored.index, evidence) == (Proof.PAYLOADS, ""):
-        return open_pinned(address, size, version), stored
+def open_by_index(
+    address: str, listed: tuple[int, str] | None = None, stored: StoredIndex | None = None
+) -> tuple[Source | None, StoredIndex]:
+    """Open the shard at an address without reading it. This is possible if the index is for the size and version that a
+    listing returned (``listed``), or for the current version, which takes one request (HEAD). Otherwise return None.
+    The caller must close the source, and pass the index to :func:`prove_index`. ``stored`` is the index file if it was
+    already read."""
+    stored = read_index(address) if stored is None else stored
+    version = listed or (None if stored.pinned is None else current_version(address))
+    if stored.index is not None and version is not None:
+        evidence = Evidence(version[0], stored_version(address, version[1]))
+        if proven_by(stored.index, evidence) == (Proof.PAYLOADS, ""):
+            return open_pinned(address, *version), stored
     return None, stored
 
 

@@ -19,11 +19,11 @@ from wdscli.model import ShardInfo
 from wdscli.shards.index import Check, Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import Manifest, parse_manifest
-from wdscli.shards.proof import checking, current_check, find_index, scanned_index
+from wdscli.shards.proof import checking, current_check, find_index, open_by_index, scanned_index
 from wdscli.shards.view import MISSING, Stored, samples_of
 from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.addresses import HELD, TRUSTED, is_web, shard_address, view_of
-from wdscli.storage.opening import read_noted, refuse_device
+from wdscli.storage.opening import is_pinnable, read_noted, refuse_device
 from wdscli.threads import Recent
 
 ROWS_SUFFIX = ".rows"
@@ -190,10 +190,11 @@ class OpenView:
         key = (address, state, base.headers, check)
         index = _INDEXES.used(key)
         if index is None:
-            with self.open_base(number) as source:
+            source, stored = open_by_index(address) if is_pinnable(address) else (None, None)
+            with source or self.open_base(number) as source:
                 try:
                     if check is not Check.ALL:
-                        index = find_index(address, source, form=form, check=check)
+                        index = find_index(address, source, form=form, check=check, stored=stored)
                     index = index or scanned_index(address, source, form)
                 except DataError as error:
                     raise self.changed(number, error.message, error.offset) from None
