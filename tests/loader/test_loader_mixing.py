@@ -148,7 +148,7 @@ class TestSchedule:
         assert Schedule([1, 1], [3, 0], stop="all").length == 3
 
     def test_no_such_stop(self) -> None:
-        with pytest.raises(UsageError, match='invalid value for stop=: "last"'):
+        with pytest.raises(UsageError, match="stop='last' is not one of"):
             Schedule([1], [1], stop="last")  # type: ignore[arg-type]
 
 
@@ -762,7 +762,7 @@ class TestPerBatch:
             wds.mix([a.batched(3), b.batched(2)], per="batch")
         with pytest.raises(UsageError, match="needs datasets of batches"):
             wds.mix([a.batched(3), b], per="batch")
-        with pytest.raises(UsageError, match='invalid value for per=: "epoch"'):
+        with pytest.raises(UsageError, match="per='epoch' is not one of"):
             wds.mix([a, b], per="epoch")  # type: ignore[arg-type]
 
     def test_the_batch_stage_is_the_sets_own(self, sets: Sets) -> None:
@@ -797,7 +797,7 @@ class TestErrors:
             wds.mix({})
         with pytest.raises(UsageError, match="weight of 0"):
             wds.mix({a: 1, b: 0})
-        with pytest.raises(UsageError, match="invalid value for stop=:"):
+        with pytest.raises(UsageError, match=r"stop=.* is not one of"):
             wds.mix([a, b], stop="last")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="set none of the mix has no samples"):
             len(wds.mix({"all": (a, 1), "none": (b.slice(0), 1)}))

@@ -28,14 +28,16 @@ from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_word
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered, groups
-from wdscli.loader.order.schedule import Changing, Pattern, Schedule, Stop, check_stop, quotas_of
+from wdscli.loader.order.schedule import STOPS, Changing, Pattern, Schedule, Stop, quotas_of
 from wdscli.loader.order.source import EpochReader, Fact, Passes, PositionSource
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Batches, Share, Tail
-from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as_it_is
-from wdscli.loader.stages.flow import DROPPED
+from wdscli.loader.place.state import Place
+from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
+from wdscli.loader.stages.flow import DROPPED, Pipeline
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.streams import Stream, in_passes, pass_numbers
 from wdscli.shown import shown
@@ -43,8 +45,6 @@ from wdscli.shown import shown
 Per = Literal["sample", "batch"]
 SETS_BYTES = 400
 """The largest size of the sets' identity in a state. If the identity is larger, a state has only a digest of it."""
-SAMPLES_PER_READ = 256
-"""If a mix is a stream, it reads this number of samples of an indexed set together."""
 NAMED = 4
 """The largest number of sets that repr() names."""
 END: Any = object()
@@ -114,9 +114,8 @@ class Rules(NamedTuple):
 
     def check(self) -> None:
         """Raise UsageError for impossible rules."""
-        if self.per not in ("sample", "batch"):
-            raise UsageError(f'invalid value for per=: "{self.per}"', hint='"sample" or "batch"')
-        check_stop(self.stop)
+        want_word("per", self.per, ("sample", "batch"))
+        want_word("stop", self.stop, STOPS)
         label: object = self.label
         if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
             raise UsageError(f"label={label!r} cannot be the name of a new field", hint='label="set"')
@@ -419,26 +418,11 @@ class _Part:
     def samples(self, pass_number: int, share: Share) -> Iterator[Any]:
         """Return the samples of worker ``share`` in an epoch."""
         if not self._streams:
-            return self._by_position(pass_number, share)
+            # The mix runs the stages of the set, and no rank repeats a sample.
+            bare = self._dataset._with(pipeline=Pipeline(), _tail="uneven", _batch_size=None)
+            return (sample for _, sample in bare._singles(Place(pass_number, share.worker), share))
         flow: Iterator[Any] = self._source.flow(pass_number, self._span.passes, share, self._policy)
         return islice(flow, self._span.of_worker(share))
-
-    def _by_position(self, pass_number: int, share: Share) -> Iterator[Any]:
-        slot, slots = share.worker * share.world + share.rank, share.world * share.workers
-        source = self._dataset._viewed_source(share._replace(rank=0, worker=0))
-        reader, length = source.reader(pass_number), source.length(pass_number)
-        try:
-            for first in range(slot, length, slots * SAMPLES_PER_READ):
-                end = min(length, first + slots * SAMPLES_PER_READ)
-                for sample in reader.read(numpy.arange(first, end, slots, dtype=numpy.int64)):
-                    if type(sample) is Failed:
-                        self._policy.leave_out(sample)
-                    else:
-                        yield sample
-        except StopEpoch:
-            return
-        finally:
-            reader.close()
 
 
 class _PassesOfSet:

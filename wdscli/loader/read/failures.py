@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias,
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError, printable
+from wdscli.loader.checks import want_word
 from wdscli.loader.order.order import gathered
 from wdscli.samples.reading import iter_salvaged, iter_samples
 from wdscli.samples.separated import SeparatedSamples, joined_samples, separated
@@ -320,10 +321,7 @@ class Policy:
     ``counts`` has the numbers of such samples."""
 
     def __init__(self, on_error: OnError, counts: Counts, handler: Handler = reraise_exception) -> None:
-        if on_error not in ("raise", "skip", "substitute"):
-            raise UsageError(
-                f'invalid value for on_error=: "{on_error}"', hint='"raise", "skip" or "substitute"'
-            )
+        want_word("on_error", on_error, ("raise", "skip", "substitute"))
         self.on_error = on_error
         self._handler = handler
         self._counts = counts
