@@ -12,7 +12,7 @@ from shard_cases import Ran, wds_here, write_shards
 
 from wdscli.look import table as table_module
 from wdscli.shards import tables
-from wdscli.shards.tables import Column, Rows, Spool, encoded
+from wdscli.shards.tables import Rows, Spool, TableColumn, encoded
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet is written with pyarrow")
 
@@ -288,7 +288,7 @@ class TestColumns:
         ],
     )
     def test_the_type_that_all_cells_have(self, cells: list[Any], kind: str, in_table: list[Any]) -> None:
-        column, rows, spool = Column(0, "x"), Rows(), Spool({})
+        column, rows, spool = TableColumn(0, "x"), Rows(), Spool({})
         for cell in cells:
             rows.add([(column, cell)])
         spool.put(rows.take())

@@ -16,9 +16,9 @@ from wdscli.loader.order.source import (
     ENDLESS,
     BatchSlice,
     EpochReader,
-    Mixed,
     Passes,
     PositionSource,
+    ShuffledPositions,
     Slice,
     Thinned,
     View,
@@ -89,11 +89,11 @@ def test_a_sampling_does_not_change_with_a_version() -> None:
 
 @given(LENGTHS, st.integers(0, 3))
 def test_a_mix_is_a_permutation(length: int, epoch: int) -> None:
-    found = seen(Mixed(7), length, epoch)
+    found = seen(ShuffledPositions(7), length, epoch)
     assert sorted(found) == list(range(length))
     if length > 20:
-        assert found != seen(Mixed(7), length, epoch + 1)
-        assert found != seen(Mixed(8), length, epoch)
+        assert found != seen(ShuffledPositions(7), length, epoch + 1)
+        assert found != seen(ShuffledPositions(8), length, epoch)
 
 
 class Letters(PositionSource):
@@ -165,8 +165,8 @@ def test_views_and_spans_are_told_apart_by_identity() -> None:
         Slice(1, 3, None),
         BatchSlice(Slice(1, 2, None), 4),
         Thinned(0.5, 0),
-        Mixed(0),
-        Mixed(1),
+        ShuffledPositions(0),
+        ShuffledPositions(1),
     ]
     identities = [Viewed(source, view).identity() for view in views]
     identities += [

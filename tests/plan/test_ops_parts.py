@@ -23,7 +23,7 @@ from wdscli.plan.split import (
     FamilyNames,
     GroupDigests,
     OptionValue,
-    Share,
+    PartShare,
     bounds,
     parse_ratio,
     parts_of_ranks,
@@ -65,7 +65,7 @@ class TestRatio:
         ],
     )
     def test_shares(self, text: str, shares: list[tuple[str, str]]) -> None:
-        assert parse_ratio(text) == tuple(Share(part, Fraction(share)) for part, share in shares)
+        assert parse_ratio(text) == tuple(PartShare(part, Fraction(share)) for part, share in shares)
 
     @pytest.mark.parametrize(
         ("text", "said"),

@@ -19,7 +19,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out, warn_of_batches_of_batches
-from wdscli.loader.order.source import Apart, EpochReader, Keys, PositionSource, Spare, Values
+from wdscli.loader.order.source import Apart, EpochReader, Keys, PositionSource, Spare, ValueFact
 from wdscli.loader.place.cuts import Cut, EqualSizes
 from wdscli.loader.place.iteration import Iteration, IterationState
 from wdscli.loader.place.planned import Plans
@@ -50,7 +50,7 @@ from wdscli.loader.read.failures import (
 )
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
-from wdscli.loader.stages.flow import Item, Maker, Unit, warning_of_gaps
+from wdscli.loader.stages.flow import Item, Unit, UnitMaker, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_own_order
 from wdscli.loader.streams import PlainStream
@@ -263,7 +263,7 @@ class PositionDataset(Iterated[Item]):
         """Return the source of an iteration with the numbers of ranks and workers in ``share``."""
         return self._apart(self.source)
 
-    def _prepare(self, values: Values) -> None:
+    def _prepare(self, values: ValueFact) -> None:
         self._base(self._share()).prepare(values)
 
     def _apart(self, source: PositionSource) -> PositionSource:
@@ -417,13 +417,13 @@ class PositionDataset(Iterated[Item]):
     @contextmanager
     def _opened_epoch(
         self, start: Place, share: Share
-    ) -> Iterator[tuple[Maker, EpochBatches, Generator[Any, None, None]]]:
+    ) -> Iterator[tuple[UnitMaker, EpochBatches, Generator[Any, None, None]]]:
         """Open the epoch from ``start`` on. The context has three values: the maker of units, the batches, and an
         iterator of blocks of samples (of batches for a stream)."""
         source = self._viewed_source(share)
         batches, spare = self._batches(source, start.epoch, share), Spare(source, start.epoch)
         replaces = self._replaces and not self.is_stream
-        maker = Maker(self.pipeline, self._policy, spare, batches.length, self._times, replaces)
+        maker = UnitMaker(self.pipeline, self._policy, spare, batches.length, self._times, replaces)
         with ExitStack() as stack:
             stack.callback(spare.close)
             if self.is_stream:

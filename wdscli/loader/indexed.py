@@ -7,12 +7,12 @@ loaded data and copy nothing. Several threads may read at the same time. A forke
 worker receives addresses and counts.
 
 :class:`Ordinals` are the numbers of the samples in a view, in the order of the view. A slice, or a slice of a slice, is
-stored as a range and needs no memory; any other choice of samples is an array. :class:`Layout` groups the samples of a
-view by shard, for a sampler. :class:`KeyIndex` finds the number of a key. A key index is made at first use from the
-keys in the shards' indexes. The key index has the sorted XXH3-64 hashes of all keys, and next to each hash the number
-of the sample. A sample takes 12 or 16 bytes in the key index. A hash only finds candidates, and then their keys are
-compared with the wanted key. The seed of the hash is secret, because an attacker who knew it could make many keys with
-the same hash.
+stored as a range and needs no memory; any other choice of samples is an array. :class:`SamplesByShard` groups the
+samples of a view by shard, for a sampler. :class:`KeyIndex` finds the number of a key. A key index is made at first use
+from the keys in the shards' indexes. The key index has the sorted XXH3-64 hashes of all keys, and next to each hash the
+number of the sample. A sample takes 12 or 16 bytes in the key index. A hash only finds candidates, and then their keys
+are compared with the wanted key. The seed of the hash is secret, because an attacker who knew it could make many keys
+with the same hash.
 
 This module knows neither how bytes are read nor in which order samples are requested; see
 :mod:`wdscli.loader.samplers`.
@@ -137,7 +137,7 @@ class Ordinals:
         return {"numbers": self.numbers, "_order": None}
 
 
-class Layout(NamedTuple):
+class SamplesByShard(NamedTuple):
     """The samples of a view, grouped by shard. ``counts`` has the number of samples in each shard. ``order`` has the
     samples' numbers in the view, sorted by the samples' numbers in the set, or None if the view shows the whole set in
     order. ``fingerprint`` identifies the view."""
@@ -153,17 +153,17 @@ class Layout(NamedTuple):
         return places if self.order is None else self.order[places]
 
 
-def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
+def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> SamplesByShard:
     """Return the layout of a view. The shards of its set have ``counts`` samples."""
     if ordinals.is_all(int(counts.sum())):
-        return Layout(counts, None, fingerprint)
+        return SamplesByShard(counts, None, fingerprint)
     every = ordinals.every()
     order = every.argsort(kind="stable")
     shards = counts.cumsum().searchsorted(every, "right")
     digest = xxh3_128(fingerprint.encode())
     digest.update(every.astype("<i8").tobytes())
     shown = numpy.bincount(shards, minlength=len(counts)).astype(numpy.int64)
-    return Layout(shown, order, f"xxh3_128:{digest.hexdigest()}")
+    return SamplesByShard(shown, order, f"xxh3_128:{digest.hexdigest()}")
 
 
 def _listed(numbers: Any) -> Any:
@@ -470,7 +470,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
             mask[those] = numpy.isin(places[those], rows)
         return mask
 
-    def layout(self) -> Layout:
+    def layout(self) -> SamplesByShard:
         """Return the samples of this view by shard, for a sampler."""
         assert self.catalog.counts is not None
         return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)

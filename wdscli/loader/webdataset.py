@@ -25,7 +25,7 @@ from wdscli.loader.read.reading import PREFETCH, IndexedSource
 from wdscli.loader.read.renamed import RenamedCatalog, Renaming, renamed
 from wdscli.loader.read.selected import Wanted, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
-from wdscli.loader.stages.per_sample import Files
+from wdscli.loader.stages.per_sample import MemberFilter
 from wdscli.loader.streams import ShardStream, check_stream
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class WebDataset(PositionDataset[Item]):
         self._renaming = renaming
         is_grouped = isinstance(catalog, RenamedCatalog) or (renaming is not None and source.is_stream)
         if catalog.spelled and not is_grouped:
-            files = Files(select_files, rename_files)
+            files = MemberFilter(select_files, rename_files)
             self.pipeline = self._guarded("select_files", files, handler).pipeline
 
     def _for_generator(self: Self) -> Self:
@@ -263,7 +263,7 @@ class WebDataset(PositionDataset[Item]):
         stream.facts = f"{len(stream.addresses):,} shards, from front to back"
         new = self._with(source=stream)
         if self._renaming is not None:  # the stream renames before it groups
-            before = (stage for stage in self.pipeline.before if not isinstance(stage, Files))
+            before = (stage for stage in self.pipeline.before if not isinstance(stage, MemberFilter))
             new.pipeline = self.pipeline._replace(before=tuple(before))
         return new
 

@@ -19,8 +19,7 @@ from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 
-from wdscli.arrays import Piece
-from wdscli.arrays import Scratch as ScratchFile
+from wdscli.arrays import Piece, ScratchFile
 from wdscli.errors import UsageError
 from wdscli.look.listing import SetReader, settled
 from wdscli.plan.duplicates import DUPLICATE, Dedup, members_of

@@ -54,10 +54,10 @@ from wdscli.shards.tables import (
     PLACES,
     SHARD,
     Cell,
-    Chunk,
-    Column,
+    RowChunk,
     Rows,
     Spool,
+    TableColumn,
     check_format,
     column_of_field,
     encoded,
@@ -69,7 +69,7 @@ from wdscli.shown import shown
 from wdscli.storage import is_local
 from wdscli.storage.opening import size_hint
 
-BYTES = Column(0, "bytes")
+BYTES = TableColumn(0, "bytes")
 _SIZES, _VALUES = 1, 2
 """Groups of columns. Each field of ``--column`` is a separate group."""
 MANY_NUMBERS = 100
@@ -86,7 +86,7 @@ _EXACT = 1e16
 _IS_NUMBER = json_code(decoded(b"0"))[:1]
 
 
-def _cells(field: bytes, group: int, payload: bytes) -> Iterator[tuple[Column, Cell]]:
+def _cells(field: bytes, group: int, payload: bytes) -> Iterator[tuple[TableColumn, Cell]]:
     """Yield the cells for a payload of a ``--column`` field, which is JSON or text. Raises ValueError,
     RecursionError."""
     name = to_text(field)
@@ -94,9 +94,9 @@ def _cells(field: bytes, group: int, payload: bytes) -> Iterator[tuple[Column, C
         text = text_of(payload)
         if extension(name) in NUMBERS and isinstance(text, str):
             text = text.strip()
-            yield Column(group, name, text=True), _number(text)
+            yield TableColumn(group, name, text=True), _number(text)
         else:
-            yield Column(group, name), text
+            yield TableColumn(group, name), text
         return
     values = json.loads(payload)
     if not isinstance(values, dict):
@@ -106,7 +106,7 @@ def _cells(field: bytes, group: int, payload: bytes) -> Iterator[tuple[Column, C
         yield _value_column(group, key, name), (json_text(value),) if is_nested else value
 
 
-_value_column = lru_cache(1 << 12)(Column)
+_value_column = lru_cache(1 << 12)(TableColumn)
 
 
 def _number(text: str) -> Cell:
@@ -156,7 +156,7 @@ def listing_table(listing: Listing, form: str, fields: Sequence[str] = ()) -> Sp
 def count_table(listing: Listing, form: str, fields: Sequence[str]) -> Spool:
     """Yield a table of counted values (:func:`count`). Each row has field, value, name and count."""
     check_format(form)
-    columns = [Column(0, name) for name in ("field", "value", "name", "count")]
+    columns = [TableColumn(0, name) for name in ("field", "value", "name", "count")]
     spool, rows = Spool(dict(zip(columns, ("string", "string", "string", "int64")))), Rows()
     for counted in count(listing, fields):
         for value, name, number in counted.rows:
@@ -168,7 +168,7 @@ def count_table(listing: Listing, form: str, fields: Sequence[str]) -> Spool:
     return spool
 
 
-def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
+def _place(page: Page, row: int) -> Iterator[tuple[TableColumn, Cell]]:
     """Return the cells for a sample's place and the sizes of its fields."""
     batch = page.batch
     first, end = batch.firsts[row : row + 2]
@@ -182,7 +182,7 @@ def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
         yield field_column(_SIZES, "size.", field), size
 
 
-def _values(page: Page, row: int, groups: dict[bytes, int]) -> Iterator[tuple[Column, Cell]]:
+def _values(page: Page, row: int, groups: dict[bytes, int]) -> Iterator[tuple[TableColumn, Cell]]:
     """Return the cells of the fields in ``--column`` for a sample, by the group of their columns. Raises DataError
     ``undecodable``."""
     batch = page.batch
@@ -458,11 +458,11 @@ def are_read_once(shards: ShardSet) -> bool:
 
 
 @lru_cache(1 << 12)
-def _payload_column(field: bytes) -> Column:
-    return Column(_VALUES, column_of_field(field))
+def _payload_column(field: bytes) -> TableColumn:
+    return TableColumn(_VALUES, column_of_field(field))
 
 
-def payload_schema(listing: Listing, how: PayloadCells) -> dict[Column, str]:
+def payload_schema(listing: Listing, how: PayloadCells) -> dict[TableColumn, str]:
     """Return the columns of :func:`payload_table`, from the headers of the same samples."""
     check_format(how.form)
     order, key_type = _FieldOrder(), "string"
@@ -505,7 +505,7 @@ class _FieldOrder:
 
 
 def payload_table(
-    picker: SampleReader, how: PayloadCells, schema: dict[Column, str] | None
+    picker: SampleReader, how: PayloadCells, schema: dict[TableColumn, str] | None
 ) -> Iterator[bytes]:
     """Yield a table with the key and the payloads of each selected sample. ``schema`` has the columns; it is None if
     they are not known yet.
@@ -526,7 +526,7 @@ def payload_table(
     return encoded(how.form, schema, spool.chunks(), classes)
 
 
-def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[Chunk]:
+def _known(chunks: Iterable[RowChunk], columns: Mapping[TableColumn, str]) -> Iterator[RowChunk]:
     """Yield the chunks. Raises InputError for a column that is not in ``columns``."""
     for chunk in chunks:
         if new_columns := chunk.columns.keys() - columns.keys():
@@ -538,14 +538,14 @@ def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[C
         yield chunk
 
 
-def _payload_chunks(picker: SampleReader, how: PayloadCells, order: _FieldOrder) -> Iterator[Chunk]:
+def _payload_chunks(picker: SampleReader, how: PayloadCells, order: _FieldOrder) -> Iterator[RowChunk]:
     rows, count = Rows(), 0
     for sample in selected_samples(picker):
         try:
             error = too_large(sample, True, how.max_decoded, "a row of a table")
             if error is not None:
                 raise error
-            cells: list[tuple[Column, Cell]] = [(KEY, text_of(sample.key))]
+            cells: list[tuple[TableColumn, Cell]] = [(KEY, text_of(sample.key))]
             cells += [(_payload_column(part.field), how.cell(sample, part)) for part in sample.parts]
         except DataError as error:
             picker.skip_undecodable(error)

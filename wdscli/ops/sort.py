@@ -30,7 +30,7 @@ from wdscli.plan.sort import (
     order_of_values,
     sort_key,
 )
-from wdscli.plan.split import Keys
+from wdscli.plan.split import KeyExtract
 from wdscli.plan.values import Values
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
@@ -78,7 +78,7 @@ class ListedOrder(Order):
     operation = "sort"
     is_repeatable = True
     bytes_per_sample = VALUED_BYTES
-    extract = Keys()
+    extract = KeyExtract()
 
     def options(self) -> dict[str, Any]:
         digest = xxh3_128_hexdigest(b"\n".join(self.places))

@@ -50,7 +50,7 @@ from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection
-from wdscli.selection.layers import Layout, OnConflict, Shape, Slot, lay_out, suffixed
+from wdscli.selection.layers import JoinedMembers, OnConflict, Shape, Slot, lay_out, suffixed
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import Payloads
 from wdscli.shards.index import Index
@@ -604,7 +604,7 @@ class JoinedSizes:
             rows = (int(column[chosen[0]]) for column in self._rows)
             yield chosen, [None if row < 0 else of_set.shape(row) for of_set, row in zip(self._sets, rows)]
 
-    def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: Layout) -> None:
+    def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: JoinedMembers) -> None:
         """Add the samples with one combination of shapes."""
         if layout.is_plain:
             return

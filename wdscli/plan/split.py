@@ -145,7 +145,7 @@ class FamilyNames(Extract):
         return value
 
 
-class Keys(Extract):
+class KeyExtract(Extract):
     """The extract that takes each sample's key in the input."""
 
     def value(self, sample: SampleAt) -> bytes:
@@ -204,7 +204,7 @@ class RatioOrder(PartsOrder):
     """An order that assigns parts by a hash. ``extract`` is None if the parts depend on the unchanged key, because
     every row has its hash."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[PartShare, ...]
     extract: Extract | None = None
     seed: int = 0
 
@@ -286,7 +286,7 @@ class MapOrder(PartsOrder):
     """An order with the parts of a map. Parts without samples are left out."""
 
     key_map: KeyMap
-    extract = Keys()
+    extract = KeyExtract()
 
     def may_leave_out(self) -> bool:
         return self.split_options.missing == "drop"
@@ -339,7 +339,7 @@ def _not_default(options: SplitOptions, *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def ratio_text(shares: Sequence[Share]) -> str:
+def ratio_text(shares: Sequence[PartShare]) -> str:
     """Return the shares as a text for the manifest.
 
     >>> from wdscli.plan.split import parse_ratio
@@ -374,14 +374,14 @@ def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) ->
     return Arrangement(order, parts, {why: count for why, count in left.items() if count})
 
 
-class Share(NamedTuple):
+class PartShare(NamedTuple):
     """A part and its share of the whole. The shares of all parts sum to exactly 1."""
 
     part: str
     share: Fraction
 
 
-def parse_ratio(text: str) -> tuple[Share, ...]:
+def parse_ratio(text: str) -> tuple[PartShare, ...]:
     """Parse shares. They are fractions that sum to 1, or whole numbers as weights. Raises UsageError.
 
     >>> parse_ratio("train=8,val=2")
@@ -406,10 +406,10 @@ def parse_ratio(text: str) -> tuple[Share, ...]:
     total = sum(shares.values(), Fraction(0))
     if any(number.denominator > 1 for number in shares.values()) and abs(total - 1) > _TOLERANCE:
         raise UsageError(f"--ratio: the shares sum to {float(total):g}, not to 1", hint=_RATIO_HINT)
-    return tuple(Share(name, number / total) for name, number in shares.items())
+    return tuple(PartShare(name, number / total) for name, number in shares.items())
 
 
-def bounds(shares: Sequence[Share]) -> list[int]:
+def bounds(shares: Sequence[PartShare]) -> list[int]:
     """Return the first rank of each part except the first part. A rank belongs to the first part for which the sum of
     shares, up to this part, is more than rank / 2^64."""
     sums = list(accumulate(share.share for share in shares))[:-1]
@@ -423,14 +423,14 @@ def ranks_of(seed: int, digests: U64) -> U64:
     return mix_array(digests ^ numpy.uint64(mix(seed)))
 
 
-def parts_of_ranks(ranks: U64, shares: Sequence[Share]) -> I64:
+def parts_of_ranks(ranks: U64, shares: Sequence[PartShare]) -> I64:
     """Return the part number of each rank, from 0."""
     # A part may be so small that it has no rank. It then begins after the last rank.
     begins = numpy.array([min(bound, (1 << 64) - 1) for bound in bounds(shares)], dtype=numpy.uint64)
     return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
 
 
-def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[Share]) -> I64:
+def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[PartShare]) -> I64:
     """Return the part of each sample, so that each class is divided by the shares.
 
     Samples with the same digest are a group, and stay together. A group belongs to the class of most of its samples; if
@@ -470,7 +470,7 @@ def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
     return majority_of
 
 
-def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
+def quotas(counts: Sequence[int], shares: Sequence[PartShare]) -> list[list[int]]:
     """Return, for each class, the number of samples in each part. The method is the largest remainder; each number
     differs from the exact share by less than one. If a part got too few samples of earlier classes, the missing
     fraction is added to its remainder. So small parts also get samples of small classes.

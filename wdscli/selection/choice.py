@@ -1,6 +1,6 @@
 """This module makes a selection from raw options, and rows of a batch from a selection.
 
-The options apply in a fixed order: ``--keys``, ``--keys-from`` and ``--not-keys-from`` (:class:`KeyRule`), then
+The options apply in a fixed order: ``--keys``, ``--keys-from`` and ``--not-keys-from`` (:class:`KeySelection`), then
 ``--where``, then the fields (:class:`FieldRule`; a sample without fields is dropped), then ``--slice`` over the
 remaining samples, then ``--sample`` (:class:`Draw`), then ``--limit``. If a command reorders samples, or skips some of
 them later, it counts ``--limit`` itself. A repeated option selects more (``--keys A --keys B`` means A or B), but a
@@ -84,7 +84,7 @@ _NO_END = 1 << 400
 class Selection(NamedTuple):
     """A validated selection, made by :meth:`parse`. An attribute that is None selects everything."""
 
-    key_rule: KeyRule | None = None
+    key_rule: KeySelection | None = None
     where: Where | None = None
     field_rule: FieldRule | None = None
     span: range | None = None
@@ -120,7 +120,7 @@ class Selection(NamedTuple):
 
             draw = Draw.parse(str(sample), seed or 0)
         chosen = cls(
-            key_rule=KeyRule.parse(texts_of(keys), keys_from or None, not_keys_from or None)
+            key_rule=KeySelection.parse(texts_of(keys), keys_from or None, not_keys_from or None)
             if keys or keys_from or not_keys_from
             else None,
             where=_where(where),
@@ -513,7 +513,7 @@ _FOLLOWED_AT_MOST = 64
 _SHOWN = 3
 
 
-class KeyRule(NamedTuple):
+class KeySelection(NamedTuple):
     """The rule for keys. If ``exact`` or ``globs`` are given, a selected key is in ``exact`` or matches one of
     ``globs``. If files are given, it is in ``listed``. It must not be in ``left_out``. ``sources`` and
     ``sources_left_out`` are the files' addresses. ``any_glob`` matches all globs together."""
@@ -532,7 +532,7 @@ class KeyRule(NamedTuple):
         keys: Sequence[str],
         keys_from: str | Sequence[str] | None,
         not_keys_from: str | Sequence[str] | None = None,
-    ) -> KeyRule:
+    ) -> KeySelection:
         from fnmatch import translate
 
         if any(not key for key in keys):

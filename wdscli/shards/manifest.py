@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
-from wdscli.schema import Packed, Records, check, packed, unpacked
+from wdscli.schema import PackedObject, Records, check, packed, unpacked
 from wdscli.shards.locks import FOLDER
 from wdscli.shards.view import View, from_json, to_json
 from wdscli.shown import shown
@@ -264,7 +264,7 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
     return manifest
 
 
-def _pack(value: dict[str, Any]) -> dict[str, Any] | Packed:
+def _pack(value: dict[str, Any]) -> dict[str, Any] | PackedObject:
     """Pack the entries of a manifest's long lists."""
     names = _OF_SHARD if "url" in value else _OF_VIEW_SHARD if "digest" in value else ()
     return packed(value) if names and value.keys() <= names else value

@@ -37,7 +37,7 @@ _DEEPEST_RULE = 200
 """The most levels of a rule. Python limits the depth of calls."""
 
 
-class Run(NamedTuple):
+class SampleRun(NamedTuple):
     """Adjacent samples of a base shard: the base's number, the first sample, and the number of samples."""
 
     base: int
@@ -122,7 +122,7 @@ class ViewShard(NamedTuple):
     the numbering of bases."""
 
     digest: str
-    runs: tuple[tuple[Run, ...], ...] | None
+    runs: tuple[tuple[SampleRun, ...], ...] | None
     rows: Stored | None = None
     keys: Stored | None = None
 
@@ -242,12 +242,12 @@ def _shard_of(plain: Mapping[str, Any]) -> ViewShard:
     stored = {name: Stored(*plain[name]) for name in ("rows", "keys") if name in plain}
     return ViewShard(
         plain["digest"],
-        None if runs is None else tuple(tuple(Run(*run) for run in set_runs) for set_runs in runs),
+        None if runs is None else tuple(tuple(SampleRun(*run) for run in set_runs) for set_runs in runs),
         **stored,
     )
 
 
-def _check_runs(runs: Sequence[Run], counts: Sequence[int], info: ShardInfo) -> None:
+def _check_runs(runs: Sequence[SampleRun], counts: Sequence[int], info: ShardInfo) -> None:
     """Raise ValueError for runs that are not in the bases. ``counts`` has the number of samples of each base."""
     for base, first, samples in runs:
         if base != MISSING and not (base < len(counts) and 0 < samples <= counts[base] - first):
@@ -256,12 +256,12 @@ def _check_runs(runs: Sequence[Run], counts: Sequence[int], info: ShardInfo) -> 
         raise ValueError(f"{info.name} takes another number of samples than it has")
 
 
-def has_gap(set_runs: Sequence[Sequence[Run]]) -> bool:
+def has_gap(set_runs: Sequence[Sequence[SampleRun]]) -> bool:
     """Return whether all sets lack the same sample. ``set_runs`` has the runs of each set.
 
-    >>> has_gap([[Run(MISSING, 0, 2), Run(0, 0, 3)], [Run(0, 0, 2), Run(MISSING, 0, 3)]])
+    >>> has_gap([[SampleRun(MISSING, 0, 2), SampleRun(0, 0, 3)], [SampleRun(0, 0, 2), SampleRun(MISSING, 0, 3)]])
     False
-    >>> has_gap([[Run(MISSING, 0, 3), Run(0, 0, 2)], [Run(0, 0, 2), Run(MISSING, 0, 3)]])
+    >>> has_gap([[SampleRun(MISSING, 0, 3), SampleRun(0, 0, 2)], [SampleRun(0, 0, 2), SampleRun(MISSING, 0, 3)]])
     True
     """
     lacking_sets: dict[int, int] = {}
@@ -276,7 +276,7 @@ def has_gap(set_runs: Sequence[Sequence[Run]]) -> bool:
     return len(set_runs) in accumulate(change for _, change in sorted(lacking_sets.items()))
 
 
-def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:
+def runs_of(bases: I64, places: I64, most: int) -> tuple[SampleRun, ...] | None:
     """Return samples as runs, or None if there are more than ``most`` runs."""
     if not len(bases):
         return ()
@@ -287,12 +287,12 @@ def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:
     if len(firsts) > most:
         return None
     return tuple(
-        Run(base, max(place, 0), count)
+        SampleRun(base, max(place, 0), count)
         for base, place, count in zip(bases[firsts].tolist(), places[firsts].tolist(), counts.tolist())
     )
 
 
-def samples_of(runs: Sequence[Run]) -> tuple[I64, I64]:
+def samples_of(runs: Sequence[SampleRun]) -> tuple[I64, I64]:
     """The base and the place of each sample of some runs."""
     bases, firsts, counts = numpy.array(runs, dtype=numpy.int64).reshape(-1, 3).T
     return bases.repeat(counts), spread(firsts, counts)

@@ -41,7 +41,7 @@ DiscardBlocks = Callable[[Any, str, Callable[[str], bool]], Coroutine[Any, Any, 
 that were not discarded."""
 
 
-class Kind(NamedTuple):
+class StoreKind(NamedTuple):
     """A row of the table. The defaults fit a usual remote file system of fsspec."""
 
     package: str | None = None
@@ -84,7 +84,7 @@ class Kind(NamedTuple):
     """A function that changes a client after it is made."""
 
 
-def kind_of(address: str) -> Kind:
+def kind_of(address: str) -> StoreKind:
     """Return the row for an address."""
     return KINDS.get(scheme(address), _OTHER)
 
@@ -200,7 +200,7 @@ def token_for(address: str) -> str | None:
     return None
 
 
-_OTHER = Kind(
+_OTHER = StoreKind(
     passing=frozenset(
         (
             "FSTimeoutError",  # fsspec
@@ -209,7 +209,7 @@ _OTHER = Kind(
         )
     )
 )  # fmt: skip
-_S3 = Kind(
+_S3 = StoreKind(
     package="s3fs",
     container="bucket",
     no_login="set AWS_PROFILE or AWS_ACCESS_KEY_ID, or FSSPEC_S3_ANON=true for a public bucket",
@@ -226,7 +226,7 @@ _S3 = Kind(
     ),
     writes="parts",
 )  # fmt: skip
-_GOOGLE = Kind(
+_GOOGLE = StoreKind(
     package="gcsfs",
     container="bucket",
     login="choose the account with gcloud auth application-default login or GOOGLE_APPLICATION_CREDENTIALS",
@@ -238,7 +238,7 @@ _GOOGLE = Kind(
     options=_google_options,
     prepare=_without_google_retries,
 )
-_AZURE = Kind(
+_AZURE = StoreKind(
     package="adlfs",
     container="container",
     has_plain_login=True,
@@ -252,7 +252,7 @@ _AZURE = Kind(
     writes="upload",
     discard_blocks=_discard_azure_blocks,
 )
-_WEB = Kind(
+_WEB = StoreKind(
     package="aiohttp",
     login=f"logins are taken from ~/.netrc, tokens from {TOKEN}=HOST=TOKEN",
     passing=frozenset(
@@ -261,15 +261,15 @@ _WEB = Kind(
     writes="never",
     options=_web_options,
 )
-_HUB = Kind(
+_HUB = StoreKind(
     package="huggingface_hub",
     container="repository",
     has_plain_login=True,
     login="choose the account with hf auth login or HF_TOKEN",
     writes="upload",
 )
-_SSH = Kind(package="paramiko", has_plain_login=True)
-KINDS: dict[str, Kind] = {
+_SSH = StoreKind(package="paramiko", has_plain_login=True)
+KINDS: dict[str, StoreKind] = {
     **dict.fromkeys(("s3", "s3a"), _S3),
     "ais": _S3._replace(endpoint=ais_endpoint),
     **dict.fromkeys(("gs", "gcs"), _GOOGLE),
@@ -277,10 +277,10 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("http", "https"), _WEB),
     **dict.fromkeys(("sftp", "ssh"), _SSH),
     "hf": _HUB,
-    "oss": Kind(package="ossfs", container="bucket", writes="upload", etags="bytes"),
-    "adl": Kind(package="adlfs", has_plain_login=True),
-    "smb": Kind(package="smbprotocol", has_plain_login=True),
-    **dict.fromkeys(("wasb", "wasbs", "scp", "ftp", "hdfs", "git", "svn"), Kind(has_plain_login=True)),
+    "oss": StoreKind(package="ossfs", container="bucket", writes="upload", etags="bytes"),
+    "adl": StoreKind(package="adlfs", has_plain_login=True),
+    "smb": StoreKind(package="smbprotocol", has_plain_login=True),
+    **dict.fromkeys(("wasb", "wasbs", "scp", "ftp", "hdfs", "git", "svn"), StoreKind(has_plain_login=True)),
 }
 PLAIN_LOGINS.update(name for name, kind in KINDS.items() if kind.has_plain_login)
 CLOUDS = {"aws": "s3", "gcp": "gs", "google": "gs", "azure": "az"}
@@ -381,7 +381,7 @@ class Entry(NamedTuple):
 class Store:
     """A store, accessed by fsspec's client ``fs``. Paths have the client's form, and errors are the client's errors."""
 
-    def __init__(self, kind: Kind, fs: Any) -> None:
+    def __init__(self, kind: StoreKind, fs: Any) -> None:
         self.kind = kind
         self._fs = fs
 

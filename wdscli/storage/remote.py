@@ -24,7 +24,7 @@ from typing import Any
 from wdscli.errors import InputError, OutputError, WdsError
 from wdscli.shown import cause_of
 from wdscli.storage.addresses import range_hint, scheme
-from wdscli.storage.kinds import Entry, Kind, Store, container_of, kind_of, meant_address, root_of
+from wdscli.storage.kinds import Entry, Store, StoreKind, container_of, kind_of, meant_address, root_of
 from wdscli.storage.retry import (
     EAI_AGAIN,
     GARBLED,
@@ -247,7 +247,7 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
     return _explain_answer(kind, error) or _explain_connection(error) or (_line(error), None)
 
 
-def _explain_answer(kind: Kind, error: Exception) -> tuple[str, str | None] | None:
+def _explain_answer(kind: StoreKind, error: Exception) -> tuple[str, str | None] | None:
     """Return the reason and the hint for an answer with an error status."""
     status = status_of(error)
     if status is None:

@@ -33,7 +33,17 @@ from wdscli.shards.inputs import ListingCache, ShardSet, listed_shards
 from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.proof import find_index, scanned_index
-from wdscli.shards.view import MISSING, Ancestor, Rule, Run, Stored, View, ViewShard, runs_of, view_address
+from wdscli.shards.view import (
+    MISSING,
+    Ancestor,
+    Rule,
+    SampleRun,
+    Stored,
+    View,
+    ViewShard,
+    runs_of,
+    view_address,
+)
 from wdscli.shards.view_shards import INDEX_CACHE_BYTES, OpenView, opened, rows_address
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import (
@@ -217,7 +227,7 @@ class _Writer:
             digest.update(places.astype("<u4").tobytes())
         return digest.hexdigest()
 
-    def _whole(self, runs: Sequence[Sequence[Run]], info: ShardInfo) -> ShardInfo | None:
+    def _whole(self, runs: Sequence[Sequence[SampleRun]], info: ShardInfo) -> ShardInfo | None:
         """Return the entry of a shard that is an unchanged base, otherwise None."""
         if not self.rule.is_plain or len(runs) != 1 or len(runs[0]) != 1:
             return None

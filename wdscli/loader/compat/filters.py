@@ -1,8 +1,8 @@
 """This module has webdataset's filters, and runs them as plain generators over any iterable.
 
-Each filter, such as ``shuffle(1000)``, ``decode("pil")`` or ``batched(64)``, returns a :class:`Stage`. A stage has the
-arguments and the help of the dataset's method of the same name. A dataset of shards adds the stage by calling this
-method (:meth:`Stage.added_to`), so the dataset stays exact. If a stage is called with an iterator, it returns a
+Each filter, such as ``shuffle(1000)``, ``decode("pil")`` or ``batched(64)``, returns a :class:`NamedStage`. A stage has
+the arguments and the help of the dataset's method of the same name. A dataset of shards adds the stage by calling this
+method (:meth:`NamedStage.added_to`), so the dataset stays exact. If a stage is called with an iterator, it returns a
 generator over the iterator's items, as in webdataset. ``_map(data, f)`` is ``map(f)(data)``.
 
 :class:`FluidWrapper` gives the methods of datasets to any iterable: each stage is a generator over the items of the
@@ -124,7 +124,7 @@ def redrawn(data: Iterable[Any], n: int | None = None, rng: Random | None = None
         yield rng.choice(items)
 
 
-class Kept:
+class RepeatedItems:
     """Keeps the items of the first iteration in this process, and yields them in later iterations."""
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class FluidWrapper(Iterated[Item]):
 
     def mcached(self: Self) -> Self:
         """Keep the items of the first iteration in memory, and yield them in later iterations."""
-        return self._through(Kept().run)
+        return self._through(RepeatedItems().run)
 
     def state_dict(self) -> NoReturn:
         """Raises UsageError."""
@@ -378,7 +378,7 @@ class _Method:
         return iter(getattr(FluidWrapper(data), self.__name__)(*args, **kw))
 
 
-class Stage(FilterFunction):
+class NamedStage(FilterFunction):
     """A stage such as ``wds.map(f)``, for a pipeline or ``compose``. A stage has the name of a dataset method and its
     arguments. A call with an iterator returns a generator over the iterator's items."""
 
@@ -393,7 +393,7 @@ class Stage(FilterFunction):
         return getattr(dataset, self.method)(*self.args, **self.kw)
 
 
-class _Drawing(Stage):
+class _Drawing(NamedStage):
     """A stage that makes random choices, with a new random state in each epoch."""
 
     def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -411,13 +411,13 @@ class PipelineStage:
 
 
 def _stage(
-    method: Callable[Concatenate[Any, Arguments], Any], kind: type[Stage] = Stage
-) -> Callable[Arguments, Stage]:
+    method: Callable[Concatenate[Any, Arguments], Any], kind: type[NamedStage] = NamedStage
+) -> Callable[Arguments, NamedStage]:
     """Return a function that makes stages from ``method``, and has the method's name, arguments and help."""
     name, shape = method.__name__, signature(method)
-    shape = shape.replace(parameters=[*shape.parameters.values()][1:], return_annotation="Stage")
+    shape = shape.replace(parameters=[*shape.parameters.values()][1:], return_annotation="NamedStage")
 
-    def stage(*args: Arguments.args, **kw: Arguments.kwargs) -> Stage:
+    def stage(*args: Arguments.args, **kw: Arguments.kwargs) -> NamedStage:
         try:
             shape.bind(*args, **kw)
         except TypeError as error:
@@ -446,7 +446,7 @@ def shuffle(
     rng: Random | None = None,
     seed: int | None = None,
     handler: Any = None,
-) -> Stage:
+) -> NamedStage:
     """Shuffle samples. If shards can be read at any offset, the samples are shuffled as with
     ``WebDataset(shuffle="window")``, without a buffer. For an iterator, and with ``rng``, they are shuffled in a buffer
     of ``bufsize`` items, which begins to yield when it has ``initial`` items."""
@@ -477,7 +477,7 @@ class detshuffle(PipelineStage):
         return detshuffle(self.bufsize, self.initial, self.seed, self.epoch + epoch).run
 
 
-class Cached(Kept, PipelineStage):
+class Cached(RepeatedItems, PipelineStage):
     """Keeps the items of the first iteration in memory, and yields them in later iterations."""
 
     def added_to(self, dataset: Any) -> Any:

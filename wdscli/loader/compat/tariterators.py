@@ -24,7 +24,7 @@ from typing import Any
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.checks import Urls, addresses_of
 from wdscli.loader.compat import add_hints
-from wdscli.loader.compat.filters import FilterFunction, Stage, redrawn
+from wdscli.loader.compat.filters import FilterFunction, NamedStage, redrawn
 from wdscli.loader.compat.gopen import gopen, gopen_schemes
 from wdscli.loader.compat.utils import make_seed, pytorch_worker_seed
 from wdscli.loader.place.ranks import TorchIterable
@@ -40,7 +40,7 @@ from wdscli.loader.read.failures import (
 )
 from wdscli.loader.read.renamed import Renaming, regrouped
 from wdscli.loader.stages.flow import DROPPED
-from wdscli.loader.stages.per_sample import Files
+from wdscli.loader.stages.per_sample import MemberFilter
 from wdscli.loader.streams import fields_of
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import Grouper, iter_samples, split_name
@@ -419,7 +419,7 @@ def tarfile_samples(
 
 def tarfile_to_samples(
     handler: Handler = reraise_exception, select_files: Choose = None, rename_files: Rename = None
-) -> Stage:
+) -> NamedStage:
     """Return the stage that opens shards and yields their samples. ``handler`` decides about a shard that cannot be
     read to its end. ``select_files`` and ``rename_files`` are functions of a member's name."""
     return Opening(handler=handler, select_files=select_files, rename_files=rename_files)
@@ -428,7 +428,7 @@ def tarfile_to_samples(
 OPENS = "tarfile_to_samples"
 
 
-class Opening(Stage):
+class Opening(NamedStage):
     """The stage that :func:`tarfile_to_samples` returns."""
 
     def __init__(self, **kw: Any) -> None:
@@ -449,10 +449,10 @@ class _Samples:
         self._policy = Policy("raise", counts, handler)
         how: dict[str, Any] = {"select_files": select_files, "rename_files": rename_files}
         self._by_steps = handler, how
-        self._files: Files | None = None
+        self._files: MemberFilter | None = None
         self._renaming = None if rename_files is None else Renaming(rename_files, select_files, handler)
         if select_files is not None and rename_files is None:
-            self._files = Files(select_files, rename_files)
+            self._files = MemberFilter(select_files, rename_files)
             self._files.guard = Guard("select_files", handler, counts)
 
     def __call__(self, shards: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -4,12 +4,13 @@ A :class:`PositionSource` has a length for each epoch, and returns the samples a
 process gets the same samples. An :class:`EpochReader` reads one epoch of a source. The base class has defaults for the
 attributes that an engine reads, so a source defines only the values that differ.
 
-A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Mixed`
-(``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches). :class:`Viewed` is a source seen
-through a view. :class:`Apart` gives different processes different orders of a source. :class:`Passes` joins epochs of a
-source, for ``with_epoch``, ``repeat``, endless epochs and the sets of a mix. The source's epochs keep their orders, so
-no sample comes twice before all samples have come once. Views are only arithmetic on positions, so no sample is read
-unnecessarily, and a state stays exact. This module does not know ranks, workers, batches or stages."""
+A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``),
+:class:`ShuffledPositions` (``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches).
+:class:`Viewed` is a source seen through a view. :class:`Apart` gives different processes different orders of a source.
+:class:`Passes` joins epochs of a source, for ``with_epoch``, ``repeat``, endless epochs and the sets of a mix. The
+source's epochs keep their orders, so no sample comes twice before all samples have come once. Views are only arithmetic
+on positions, so no sample is read unnecessarily, and a state stays exact. This module does not know ranks, workers,
+batches or stages."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class Holds(Fact):
         return (shards == shard) & (places == place)
 
 
-class Values(Fact):
+class ValueFact(Fact):
     """The question for the value of ``expression`` of each sample. In a mix, each set may have its own expression. A
     missing value is NaN. The values come from :meth:`Catalog.values <wdscli.loader.read.catalog.Catalog.values>`."""
 
@@ -102,13 +103,13 @@ class Values(Fact):
         if isinstance(self.expression, str):
             catalog.find_values(self.expression)
 
-    def of_set(self, name: str) -> Values:
+    def of_set(self, name: str) -> ValueFact:
         """Return the question for the set ``name``. Raises UsageError if the set has no expression."""
         if isinstance(self.expression, str):
             return self
         if name not in self.expression:
             raise UsageError(f"no expression for the set {name} of the mix", hint=f"{{{name!r}: ...}}")
-        return Values(self.expression[name])
+        return ValueFact(self.expression[name])
 
 
 class EpochReader:
@@ -329,7 +330,7 @@ class Thinned(NamedTuple):
         return ["rsample", self.p, self.seed]
 
 
-class Mixed(NamedTuple):
+class ShuffledPositions(NamedTuple):
     """All positions, shuffled with ``shuffle="window"`` as if they were the samples of one shard."""
 
     seed: int
@@ -374,7 +375,7 @@ class BatchSlice(NamedTuple):
         return ["batches", *self.chosen.identity(), *(["whole"] if self.whole else [])]
 
 
-View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
+View: TypeAlias = "Slice | Thinned | ShuffledPositions | BatchSlice"
 """``count(length)`` is the number of positions in the view of a source with ``length`` positions. ``placed(length,
 epoch)`` returns a function that converts positions of the view to positions of the source. ``identity()`` returns plain
 values. The positions may depend on the epoch, but their number must not."""
@@ -386,7 +387,7 @@ class Viewed(Derived):
     def __init__(self, source: PositionSource, view: View) -> None:
         super().__init__(source)
         self.view = view
-        self.has_same_samples = source.has_same_samples and isinstance(view, Mixed)
+        self.has_same_samples = source.has_same_samples and isinstance(view, ShuffledPositions)
 
     def identity(self) -> dict[str, Any]:
         inner = dict(self.source.identity())

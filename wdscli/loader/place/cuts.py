@@ -86,7 +86,7 @@ class Epochs(NamedTuple):
         return [self.passes, self.items, self.of, *(["samples"] if self.samples else [])]
 
 
-class Part(NamedTuple):
+class EpochSlice(NamedTuple):
     """A slice of an epoch. It counts ``samples`` before the batch stage, ``batches`` after it, or the ``items`` that
     later stages make of batches: each has one sample."""
 
@@ -103,12 +103,12 @@ class Part(NamedTuple):
         """Whether the cut counts the items that stages make from batches, if there are such stages."""
         return self.of == "items"
 
-    def resolved(self, workers: int) -> Part:
+    def resolved(self, workers: int) -> EpochSlice:
         """Return the same slice, because it counts no items of single workers."""
         return self
 
 
-Cut: TypeAlias = "Epochs | Part"
+Cut: TypeAlias = "Epochs | EpochSlice"
 
 
 class EqualSizes(NamedTuple):

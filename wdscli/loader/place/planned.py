@@ -31,10 +31,10 @@ from wdscli.loader.order.source import (
     Passes,
     PositionSource,
     Slice,
-    Values,
+    ValueFact,
     Viewed,
 )
-from wdscli.loader.place.cuts import Cut, Epochs, Part
+from wdscli.loader.place.cuts import Cut, Epochs, EpochSlice
 from wdscli.loader.place.ranks import EpochBatches, Fill, Share, Tail
 from wdscli.threads import ForkLock
 
@@ -205,7 +205,7 @@ class Plan:
 
     def _values(self, window: int) -> F64:
         return numpy.asarray(
-            self._reader.about(self._positions(window), Values(self.rule.value)), dtype=float
+            self._reader.about(self._positions(window), ValueFact(self.rule.value)), dtype=float
         )
 
     def _window(self, window: int) -> Window:
@@ -419,9 +419,11 @@ class Plans:
         """Return ``source`` with the cuts that count samples. :meth:`batches` applies the others. Raises UsageError for
         an impossible order of cuts."""
         for number, cut in enumerate(cuts):
-            if isinstance(cut, Part):
+            if isinstance(cut, EpochSlice):
                 source = Viewed(source, cut.chosen) if cut.of == "samples" else source
-            elif any(isinstance(earlier, Part) and earlier.of == "batches" for earlier in cuts[:number]):
+            elif any(
+                isinstance(earlier, EpochSlice) and earlier.of == "batches" for earlier in cuts[:number]
+            ):
                 raise UsageError(
                     f"with_epoch() and repeat() cannot follow slice() of the batches of {self.rule.name}",
                     hint="call slice() last, after with_epoch() or repeat() without a number",
@@ -442,7 +444,7 @@ class Plans:
         varies = plan.windows > 1 or not source.has_same_samples
         batches = PlannedBatches(plan, share, tail, part, varies)
         for cut in cuts:
-            if isinstance(cut, Part) and cut.of == "batches":
+            if isinstance(cut, EpochSlice) and cut.of == "batches":
                 batches = batches.sliced(cut.chosen)
         return batches
 
@@ -465,7 +467,7 @@ class Plans:
         as the number of their batches, so that a state fits other ranks with as many batches in all."""
         slices = []
         for cut in cuts:
-            if isinstance(cut, Part) and cut.of == "batches":
+            if isinstance(cut, EpochSlice) and cut.of == "batches":
                 start, stop, step = cut.chosen
                 bounds = [None if bound is None else bound * share.world for bound in (start, stop)]
                 slices.append([*bounds, *([step, share.world] if step not in (None, 1) else [])])

@@ -194,7 +194,7 @@ class StopEpoch(BaseException):
         self.items = list(items)
 
 
-class Replaced(BaseException):
+class ReplaceSample(BaseException):
     """Raised to request a substitute for a sample that cannot be decoded because of ``error``. ``note`` is a function
     that counts the sample. Like :class:`StopEpoch`, this class is not derived from Exception."""
 
@@ -356,7 +356,7 @@ class Policy:
         if self.on_error == "raise" or not isinstance(error, DataError):
             raise error
         if self.on_error == "substitute":
-            raise Replaced(error, partial(self._note_undecodable, error))
+            raise ReplaceSample(error, partial(self._note_undecodable, error))
         self._warn(error.shard or "", "undecodable", error)
         return True
 
@@ -405,7 +405,7 @@ class Replacing(NamedTuple):
         if type(sample) is not Failed:
             try:
                 return self.each(sample)
-            except Replaced as wanted:
+            except ReplaceSample as wanted:
                 wanted.note()
                 error: WdsError = wanted.error
                 shard = wanted.error.shard
@@ -422,7 +422,7 @@ class Replacing(NamedTuple):
             sample = self.instead(position, step, self.length)
             step *= 2
             if type(sample) is not Failed:
-                with suppress(Replaced):
+                with suppress(ReplaceSample):
                     return self.each(sample)
         raise DataError("found no readable sample to replace an unreadable one", shard=shard) from error
 

@@ -1,6 +1,6 @@
 """This module has the pipeline of a dataset, and passes samples through its stages.
 
-A :class:`Pipeline` is an immutable list of stages. A :class:`Maker` applies the stages to samples, in one thread or
+A :class:`Pipeline` is an immutable list of stages. A :class:`UnitMaker` applies the stages to samples, in one thread or
 several, and measures the time. A stage before the batches is a plain function, which returns a sample or drops it. At
 most one stage makes batches. Stages after the batch stage take batches, or make several items from one batch
 (:class:`Spread`). A :class:`Unit` has the items that come from the samples of one batch. A unit depends on no other
@@ -335,7 +335,7 @@ def _results(futures: Iterable[Future[Any]]) -> Iterator[list[Any]]:
             raise error
 
 
-class Maker:
+class UnitMaker:
     """Makes units from the samples of an epoch of ``length`` positions. With ``replaces``, failed samples are replaced
     by substitutes, which ``spare`` reads."""
 

@@ -18,8 +18,16 @@ from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import UsageError, nearest
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.batches import WINDOW, Rule, rule_of_batches, want_expression
-from wdscli.loader.order.source import Derived, Mixed, PositionSource, Slice, Thinned, Values, Viewed
-from wdscli.loader.place.cuts import Cut, Epochs, Part
+from wdscli.loader.order.source import (
+    Derived,
+    PositionSource,
+    ShuffledPositions,
+    Slice,
+    Thinned,
+    ValueFact,
+    Viewed,
+)
+from wdscli.loader.place.cuts import Cut, Epochs, EpochSlice
 from wdscli.loader.place.planned import Plans
 from wdscli.loader.place.ranks import Share, Splitter
 from wdscli.loader.read.failures import Guard, Handler, reraise_exception
@@ -32,7 +40,7 @@ from wdscli.loader.stages.generators import (
     OfEpoch,
     OwnMethod,
     Regroup,
-    Runs,
+    StageWithRun,
     Thin,
     UserShuffle,
 )
@@ -412,10 +420,10 @@ class Fluent(PerSample[Item]):
         made = self._with(
             pipeline=self.pipeline._replace(batch=BatchStage(1, collate, True, Plans(rule, self._skips)))
         )
-        made._prepare(Values(rule.value))
+        made._prepare(ValueFact(rule.value))
         return made
 
-    def _prepare(self, values: Values) -> None:
+    def _prepare(self, values: ValueFact) -> None:
         """Find the values of all samples before workers start, so that each worker need not find them. Raises
         UsageError, DataError."""
         raise UsageError(
@@ -494,7 +502,7 @@ class Fluent(PerSample[Item]):
         return self.source.is_stream
 
     def _refuse_after_slice(self, stage: str) -> None:
-        if any(isinstance(cut, Part) for cut in self._cuts):
+        if any(isinstance(cut, EpochSlice) for cut in self._cuts):
             raise UsageError(
                 f"{stage}() cannot follow a slice() of batches", hint=f"put {stage}() before batched()"
             )
@@ -524,7 +532,9 @@ class Fluent(PerSample[Item]):
             return self._through(Islice(chosen))
         if self.pipeline.batch is None:
             return self._sliced(chosen)
-        return self._with(_cuts=(*self._cuts, Part(chosen, "items" if self.pipeline.spreads else "batches")))
+        return self._with(
+            _cuts=(*self._cuts, EpochSlice(chosen, "items" if self.pipeline.spreads else "batches"))
+        )
 
     def _sliced(self: Whole, chosen: Slice) -> Whole:
         """Return a slice of the samples of a dataset without a batch stage. If it is a view of the source, later
@@ -534,7 +544,7 @@ class Fluent(PerSample[Item]):
             source = self.source if span is None else span.of_source(self.source, Share(), 1)
             return self._with(source=Viewed(source, chosen), _cuts=())
         cuts = [cut._replace(samples=True) if isinstance(cut, Epochs) else cut for cut in self._cuts]
-        return self._with(_cuts=(*cuts, Part(chosen, "samples")))
+        return self._with(_cuts=(*cuts, EpochSlice(chosen, "samples")))
 
     @in_place
     def with_epoch(
@@ -610,7 +620,7 @@ class Fluent(PerSample[Item]):
         self.__dict__.update(new.__dict__)
 
     def _through(self: Whole, stage: Any) -> Whole:
-        if isinstance(stage, Runs) and not isinstance(stage, OfEpoch):
+        if isinstance(stage, StageWithRun) and not isinstance(stage, OfEpoch):
             stage = stage.run
         if not callable(stage) and not isinstance(stage, OfEpoch):
             raise UsageError(f"{stage!r} is no stage", hint="a function of an iterator")
@@ -625,11 +635,11 @@ def _shuffled(source: PositionSource, seed: int) -> PositionSource:
     """Return ``source`` in a shuffled order. If ``source`` is already shuffled, return it unchanged."""
     inner = source
     while isinstance(inner, Derived):
-        if isinstance(inner, Viewed) and isinstance(inner.view, Mixed):
+        if isinstance(inner, Viewed) and isinstance(inner.view, ShuffledPositions):
             return source
         inner = inner.source
     if inner.is_shuffled:
         return source
     if source is inner and isinstance(inner, IndexedSource):
         return inner.shuffled(seed)
-    return Viewed(source, Mixed(seed))
+    return Viewed(source, ShuffledPositions(seed))

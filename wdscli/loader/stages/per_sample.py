@@ -329,7 +329,7 @@ def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, sample: Any) ->
     return decoded
 
 
-class Files(Stage):
+class MemberFilter(Stage):
     """Chooses and renames members with functions of their names. The functions get the names as they are spelled in the
     shard. Afterwards, field names are converted to lower case."""
 
