@@ -445,11 +445,7 @@ class _Creating:
             samples, lacking = grouping.require(samples, options.require, options.incomplete, left_out)
             self.incomplete += lacking
         if options.label_from is not None or self.has_names:
-            if base is not None and base.classes is None:
-                option = "--column cls" if self.has_names else "--label-from"
-                raise UsageError("the set's manifest has no class names", hint=f"leave out {option}")
-            known_classes = () if base is None else base.classes or ()
-            self.classes = tuple(grouping.number_labels(samples, known_classes))
+            self.classes = self._numbered_classes(samples)
         if options.order == "shuffle":
             samples = grouping.shuffled(samples, options.seed)
         if rekey is not None and request.on_duplicate != "rekey":
@@ -465,6 +461,14 @@ class _Creating:
             self.dropped[LIMIT] = samples.total - options.limit
             samples = grouping.take(samples, range(options.limit))
         self.samples = samples
+
+    def _numbered_classes(self, samples: Samples) -> tuple[str, ...]:
+        """Number the class names in the samples, and return the names. Raises UsageError."""
+        if self.base is not None and self.base.classes is None:
+            option = "--column cls" if self.has_names else "--label-from"
+            raise UsageError("the set's manifest has no class names", hint=f"leave out {option}")
+        known_classes = () if self.base is None else self.base.classes or ()
+        return tuple(grouping.number_labels(samples, known_classes))
 
     def cut(self) -> CreatePlan:
         """Cut the samples into shards. Raises InputError if there are none."""
