@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks
 from wdscli.look.listing import Listing
@@ -44,6 +45,7 @@ from wdscli.shown import shown
 from wdscli.storage import base_name, folder_of, is_local, open_sink, open_source
 from wdscli.storage.addresses import local_path, natural
 from wdscli.verify.set import VerifyReport, choose_jobs, verify
+from wdscli.verify.shard import Checks
 
 CARDS = 48
 LOOKED_SAMPLES = 100_000
@@ -158,14 +160,9 @@ def _verified(
     inputs: Sequence[str], names: dict[str, str], request: Request, options: ReportOptions, progress: Progress
 ) -> VerifyReport:
     """Return the findings of verify, with the names of shards on the page."""
-    report = verify(
-        inputs,
-        decode=options.decode,
-        max_findings=MAX_FINDINGS,
-        trust_addresses=request.trust_addresses,
-        jobs=request.jobs,
-        progress=progress,
-    )
+    checks = Checks(max_decoded=MAX_DECODED_BYTES if options.decode else None, limit=MAX_FINDINGS)
+    trusts, jobs = request.trust_addresses, request.jobs
+    report = verify(inputs, checks, trust_addresses=trusts, jobs=jobs, progress=progress)
     return _renamed(report, names)
 
 

@@ -25,11 +25,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.arrays import I64, U64, Mask, numpy
-from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks
 from wdscli.model import ShardInfo, to_bytes, to_text
 from wdscli.plan.inputs import Input, pieces_of
+from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import new_batch, split_name, why_ignored, why_unsafe
@@ -43,10 +43,10 @@ from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, SPARSE, ByteSo
 from wdscli.tar.reader import scan_salvaging
 from wdscli.tar.stored import HOLE, Extent, MemberPlace, extents_of, link_targets, linked_names, place_of
 from wdscli.verify.decoding import DecodeCheck
-from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
-from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns, repeats_across
-from wdscli.verify.profiles import Fields
+from wdscli.verify.findings import Finding, Ledger
+from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns
 from wdscli.verify.set import choose_jobs, compared, new_seed
+from wdscli.verify.shard import HEADERS_ONLY, Checks
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -226,28 +226,20 @@ class _StretchReader:
 
 class SalvagePlan:
     """The samples of ``source`` that can be saved. ``source`` must be seekable. Losses are reported to ``ledger``.
-    ``required`` are the fields that every sample must have; without them, a sample next to damage must have the fields
-    of all intact samples. With ``max_decoded``, payloads that decode to at most this many bytes are decoded.
-    ``digests`` has the digests of the saved samples' keys, packed, in order, made with ``seed``."""
+    Without required fields in ``checks``, a sample next to damage must have the fields of all intact samples.
+    ``digests`` has the digests of the saved samples' keys, packed, in order, made with the seed of ``checks``."""
 
-    def __init__(
-        self,
-        source: Source,
-        ledger: Ledger,
-        *,
-        max_decoded: int | None = None,
-        required: Fields = (),
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, source: Source, ledger: Ledger, checks: Checks) -> None:
         self._source, self._ledger = source, ledger
-        self._keys = keys = KeyColumns(seed=seed)
+        self._keys = keys = KeyColumns(seed=checks.seed)
         self._dropped: set[int] = set()
         """Stretches to drop."""
         self._first_of: dict[int, int] = {}
         """For each joined stretch, the first stretch of its key."""
         self._joined: dict[int, list[Payload]] = {}
         """Members of later stretches that are joined to a first one."""
-        self._decoder = None if max_decoded is None else _silent_decoder(ledger, max_decoded)
+        limit = checks.max_decoded
+        self._decoder = None if limit is None else _silent_decoder(ledger, limit)
         self._links = links_of(source)
         hit, lost = dict[int, bytes](), dict[int, bytes]()
         for stretch in read_stretches(source, self._links, ledger):
@@ -263,7 +255,7 @@ class SalvagePlan:
             if self._is_undecodable(stretch):
                 self._dropped.add(stretch.row)
         masks = self._join()
-        self._drop_incomplete(masks, hit, lost, keys.mask(required))
+        self._drop_incomplete(masks, hit, lost, keys.mask(checks.required))
         kept: Mask = numpy.ones(len(masks), dtype=bool)
         kept[list(self._dropped)] = False
         self.digests = keys.packed(kept)
@@ -367,16 +359,13 @@ def _silent_decoder(ledger: Ledger, max_decoded: int) -> DecodeCheck:
 
 class SalvageTask(NamedTuple):
     """The task for one input. Without ``output``, the input is only planned. ``dropped`` are keys that an earlier input
-    has. ``seed`` is the seed of the keys' digests."""
+    has."""
 
     address: str
-    max_decoded: int | None = None
-    limit: int = MAX_FINDINGS
-    required: Fields = ()
+    checks: Checks
     output: str | None = None
     settings: ShardSettings = ShardSettings()
     dropped: frozenset[bytes] = frozenset()
-    seed: int = 0
 
 
 class SalvageResult(NamedTuple):
@@ -389,48 +378,35 @@ class SalvageResult(NamedTuple):
 
 
 def repair(
-    inputs: Sequence[str],
-    output: str,
-    *,
-    settings: ShardSettings | None = None,
-    require: Sequence[str] = (),
-    decode: bool = False,
-    max_decoded: int = MAX_DECODED_BYTES,
-    trust_addresses: bool = False,
-    max_findings: int = MAX_FINDINGS,
-    dry_run: bool = False,
-    jobs: int | None = None,
-    progress: Progress = QUIET,
+    request: Request, checks: Checks = HEADERS_ONLY, *, dry_run: bool = False, progress: Progress = QUIET
 ) -> RepairReport:
-    """Write the intact samples of ``inputs`` to ``output``. Each input with intact samples becomes one shard.
+    """Write the intact samples of ``request.inputs`` to ``request.output``. Each input with intact samples becomes one
+    shard. The request's selection and its options about copying have no effect.
 
     Separated members of the same sample are joined. If several samples have the same key, the first is kept. A sample
-    without the fields of ``require``, or one that lost a member, is dropped. If ``require`` is empty, a sample next to
-    lost bytes must have the fields that all intact samples have together. ``decode`` also drops samples that cannot be
-    decoded within ``max_decoded`` bytes per payload. Raises UsageError, OutputError, and InputError if nothing matches.
+    without the required fields of ``checks``, or one that lost a member, is dropped. If no field is required, a sample
+    next to lost bytes must have the fields that all intact samples have together. Decoding also drops samples that
+    cannot be decoded. Raises UsageError, OutputError, and InputError if nothing matches.
     """
-    addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
-    limit, required = max_decoded if decode else None, tuple(map(to_bytes, require))
-    task = SalvageTask("", limit, max_findings, required, seed=new_seed())
-    with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
-        each = [task._replace(address=address) for address in addresses]
-        writes, samples, lost = _looked_at(executor, each, progress)
+    addresses, target = check_repair(request)
+    checks = checks._replace(seed=new_seed())
+    with make_executor(choose_jobs(request.jobs, addresses, payloads=True)) as executor:
+        tasks = [SalvageTask(address, checks) for address in addresses]
+        writes, samples, lost = _looked_at(executor, tasks, progress)
         if target.pattern.count not in (None, len(writes)):
             raise UsageError(
-                f"{output} names {target.pattern.count} shards, but {len(writes)} can be saved",
+                f"{request.output} names {target.pattern.count} shards, but {len(writes)} can be saved",
                 hint="use repaired-%06d.tar for any number of shards",
             )
         infos: list[ShardInfo] = []
         if not dry_run:
             with target.claimed(addresses):
-                infos = _written(executor, writes, target, decode, progress)
-    samples = samples if dry_run else sum(info.samples for info in infos)
-    manifest = None if dry_run else target.manifest_address
+                infos = _written(executor, writes, target, progress)
     return RepairReport(
         len(addresses),
-        samples,
+        samples if dry_run else sum(info.samples for info in infos),
         tuple(infos),
-        manifest,
+        None if dry_run else target.manifest_address,
         tuple(lost.findings),
         dict(lost.counts),
         lost.undecoded,
@@ -442,15 +418,15 @@ def _looked_at(
 ) -> tuple[list[SalvageTask], int, Ledger]:
     """Plan every input. Then each task drops the keys that earlier inputs have. Return the tasks of the inputs with
     remaining samples, the number of these samples, and the losses."""
-    left_out, digests = Ledger(limit=tasks[0].limit), []
+    checks = tasks[0].checks
+    left_out, digests = Ledger(limit=checks.limit), []
     addresses = [task.address for task in tasks]
     for result in run_shard_tasks(executor, salvage, tasks, progress, "looking for whole samples", addresses):
         left_out.add_all(result.ledger)
         digests.append(result.digests)
     counts = [len(packed) // 8 for packed in digests]
     repeating = []
-    across = list(repeats_across(digests, _EVERY))
-    for number, repeated_keys, _ in compared(across, addresses, executor, tasks[0].seed, {}):
+    for number, repeated_keys, _ in compared(digests, _EVERY, addresses, executor, checks.seed, {}):
         if repeated_keys:
             tasks[number] = tasks[number]._replace(dropped=frozenset(key for key, *_ in repeated_keys))
             repeating.append(tasks[number])
@@ -461,7 +437,7 @@ def _looked_at(
 
 
 def _written(
-    executor: Executor, tasks: list[SalvageTask], target: OutputSet, decode: bool, progress: Progress
+    executor: Executor, tasks: list[SalvageTask], target: OutputSet, progress: Progress
 ) -> list[ShardInfo]:
     """Write the planned samples of each task to its own shard, then the manifest."""
     addresses = [task.address for task in tasks]
@@ -471,7 +447,8 @@ def _written(
     ]
     results = run_shard_tasks(executor, salvage, tasks, progress, "writing", addresses)
     infos = [result.info for result in results if result.info]
-    target.finish(infos, operation="repair", options={"decode": True} if decode else {})
+    decodes = any(task.checks.max_decoded is not None for task in tasks)
+    target.finish(infos, operation="repair", options={"decode": True} if decodes else {})
     return infos
 
 
@@ -483,23 +460,18 @@ def read_once(addresses: Sequence[str], progress: Progress = QUIET) -> Iterator[
         yield
 
 
-def check_repair(
-    inputs: Sequence[str],
-    output: str,
-    settings: ShardSettings | None = None,
-    *,
-    trust_addresses: bool = False,
-) -> tuple[list[str], OutputSet]:
+def check_repair(request: Request) -> tuple[list[str], OutputSet]:
     """Check the shards to repair and the output before anything is read, and return them. Raises the errors of
     :func:`repair`."""
-    addresses = open_set(inputs, missing="accept", trust_addresses=trust_addresses).addresses
+    opened = open_set(request.inputs, missing="accept", trust_addresses=request.trust_addresses)
+    addresses, output = opened.addresses, request.output
     if "-" in addresses:
         raise UsageError(
             "wds repair cannot read standard input, because it reads a shard more than once",
             hint="write the shard to a file first, and repair the file",
         )
     check_new_names(output)
-    target = OutputSet(output, settings)
+    target = OutputSet(output, request.settings)
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(
             f"{output} is for one shard, but there are {len(addresses)} shards to repair",
@@ -512,7 +484,8 @@ def check_repair(
 def salvage(task: SalvageTask) -> SalvageResult:
     """Plan one input. With an output, write the planned samples; with ``dropped``, report the dropped samples. Damage
     is no error here."""
-    ledger = Ledger(task.address, task.limit)
+    checks = task.checks
+    ledger = Ledger(task.address, checks.limit)
     try:
         with ExitStack() as stack:
             original = source = stack.enter_context(open_source(task.address))
@@ -524,9 +497,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
             is_first = task.output is None and not task.dropped
             # The first plan already reported all losses.
             plan_ledger = ledger if is_first else Ledger(limit=0)
-            plan = SalvagePlan(
-                source, plan_ledger, max_decoded=task.max_decoded, required=task.required, seed=task.seed
-            )
+            plan = SalvagePlan(source, plan_ledger, checks)
             if is_first:
                 return SalvageResult(ledger, plan.digests)
             return SalvageResult(ledger, info=_save(task, plan, source, original, ledger))

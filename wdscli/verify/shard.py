@@ -56,7 +56,7 @@ from wdscli.verify.beside import (
     load_index,
 )
 from wdscli.verify.decoding import DecodeCheck
-from wdscli.verify.findings import STRUCTURAL, Ledger
+from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
 from wdscli.verify.keys import (
     COLLISION,
     DUPLICATE,
@@ -260,21 +260,27 @@ class HeaderPass:
 
 
 class Checks(NamedTuple):
-    """The options of a check. ``required`` are fields that every sample must have. ``profiles`` are programs that must
-    be able to read the shard. Payloads that decode to at most ``max_decoded`` bytes are decoded; None means that no
-    payload is decoded. ``absent`` is a list of keys that must be absent. At most ``limit`` findings of
-    each kind are reported in full. ``seed`` is the seed of the keys' digests."""
+    """The options of a check or a repair. ``required`` are fields that every sample must have. ``profiles`` are readers
+    with further requirements. Payloads that decode to at most ``max_decoded`` bytes are decoded; None means that no
+    payload is decoded. With ``checksums``, shards are compared with the manifest's checksums. At most ``limit``
+    findings of each kind are reported in full. ``errors`` are codes of warnings that count as errors. ``absent`` is a
+    list of keys that must be absent. ``seed`` is the seed of the keys' digests in one run."""
 
-    required: Fields
-    profiles: tuple[str, ...]
-    max_decoded: int | None
-    checksums: bool
-    absent: KeyList | None
-    limit: int
-    seed: int
+    required: Fields = ()
+    profiles: tuple[str, ...] = ()
+    max_decoded: int | None = None
+    checksums: bool = False
+    limit: int = MAX_FINDINGS
+    errors: frozenset[str] = frozenset()
+    absent: KeyList | None = None
+    seed: int = 0
 
 
-class CheckTask(NamedTuple):
+HEADERS_ONLY = Checks()
+"""A check that reads only headers."""
+
+
+class VerifyTask(NamedTuple):
     """The task for one shard. ``listing`` is the shard's entry in the manifest. ``hf_types`` are the JSON types from
     the set's first shard; it is None for the first shard itself."""
 
@@ -307,7 +313,7 @@ class ShardResult:
     """The SHA-256 of its keys, one per line, if some keys had to be absent and all of it could be read."""
 
 
-def check_shard(task: CheckTask) -> ShardResult:
+def check_shard(task: VerifyTask) -> ShardResult:
     """Check one shard. Raises only UsageError, for an invalid address or a missing extra."""
     checks = task.checks
     ledger = Ledger(task.address, checks.limit)
@@ -351,14 +357,14 @@ def check_shard(task: CheckTask) -> ShardResult:
     return result
 
 
-def check_base(task: CheckTask) -> ShardResult:
+def check_base(task: VerifyTask) -> ShardResult:
     """Compare the bytes of a view's base with the checksum in the view."""
     result = ShardResult(Ledger(task.address, task.checks.limit))
     check_checksum(task.address, task.listing, result.ledger, "")
     return result
 
 
-def _check(task: CheckTask, source: Source, result: ShardResult) -> None:
+def _check(task: VerifyTask, source: Source, result: ShardResult) -> None:
     """Read the shard. If this raises an error, ``result`` has the findings so far."""
     ledger, checks = result.ledger, task.checks
     index = load_index(task.address, source, ledger) if task.has_index else None
@@ -390,7 +396,7 @@ def _check(task: CheckTask, source: Source, result: ShardResult) -> None:
             check_listed(task.listing, headers.samples, builder, ledger)
 
 
-def _scan(task: CheckTask, source: Source, form: Form, headers: HeaderPass) -> None:
+def _scan(task: VerifyTask, source: Source, form: Form, headers: HeaderPass) -> None:
     """Read all windows of the shard, and continue after damage. Pass each window to the header pass and the decoder."""
     ledger, checks = headers.ledger, task.checks
     decoder = None
