@@ -439,7 +439,7 @@ class TestObjectStores:
     def test_chunks_and_buckets_fill_the_memory(self, workers: int) -> None:
         contents = SimpleNamespace(row_lists=[None], inputs=[])
         plan: Any = SimpleNamespace(samples=1000, contents=contents)
-        space, memory = scratch.Scattered("s3://bucket/t", is_local=False), 512 << 20
+        space, memory = scratch.ScratchPass("s3://bucket/t", is_local=False), 512 << 20
         for total in (10, 100 << 20, 4 << 30):
             sizes = spill.sizes_for(plan, space, limits_for(memory, 1), total, workers)
             assert sizes.bucket + spill.SENDING_BYTES + spill.CLIENT_BYTES + MAIN_BYTES <= memory

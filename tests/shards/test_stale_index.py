@@ -21,7 +21,7 @@ from tiers import EXHAUSTIVE
 
 from wdscli.errors import DataError
 from wdscli.loader import IndexedDataset, WebDataset
-from wdscli.samples import Ignored, iter_batches
+from wdscli.samples import IgnoredMembers, iter_batches
 from wdscli.shards import find_index
 from wdscli.shards.index import IndexBuilder, index_address, parse_index
 from wdscli.storage import open_source, uploads
@@ -342,7 +342,7 @@ def leave_out(shard: str, rows: set[int], **more: Any) -> None:
     builder = IndexBuilder()
     with open_source(shard) as source:
         size = source.size or 0
-        ignored = Ignored()
+        ignored = IgnoredMembers()
         for batch in iter_batches(source, ignored=ignored):
             for row in range(len(batch.keys)):
                 if batch.index + row not in rows:

@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
-from wdscli.copy.spill import Reading, Spilled
+from wdscli.copy.spill import Reading, SpilledRows
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
 from wdscli.model import PendingCommit, ShardInfo
@@ -46,8 +46,8 @@ from wdscli.plan.survey import hash_key
 from wdscli.plan.table import (
     CHANGED,
     RENAMED,
-    Joined,
-    Ordered,
+    JoinedParts,
+    OrderedSamples,
     PlanTable,
     collision,
     hashes_of,
@@ -87,11 +87,11 @@ class GatherTask(NamedTuple):
     address: str
     settings: ShardSettings
     inputs: dict[int, Input]
-    samples: Ordered
+    samples: OrderedSamples
     selection: Selection
     rekey: Rekey | None = None
-    spilled: Spilled | None = None
-    beside: Joined | None = None
+    spilled: SpilledRows | None = None
+    beside: JoinedParts | None = None
     """The rows of the further parts of joined samples."""
     values: Mapping[str, Numbers] = {}
     """The stored values of the samples, for the index of the shard."""
@@ -556,7 +556,7 @@ class Copier:
         return changed_shard(self._address(row), message, int(self.chunk.rows.starts[row]))
 
 
-class Packed(NamedTuple):
+class PackedSamples(NamedTuple):
     """Usual samples in a buffer. ``names`` are their keys. ``arrays`` has their places after :meth:`settle`. ``heads``
     has the beginnings of the members' headers before :meth:`settle`, and ``end`` the end of all samples before it."""
 
@@ -573,7 +573,7 @@ class Packed(NamedTuple):
         return view[: core.CORE.settle(view[: self.end], form.mtime_field, form.long_names == "gnu")]
 
 
-def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
+def packed(view: memoryview, begins: I64 | None, form: Form) -> PackedSamples | None:
     """Find samples in ``view`` by the compiled core. ``begins`` has the first bytes of the samples, which fill
     ``view``; the first is 0. Without ``begins``, find the complete samples at the start of ``view``. Return None if a
     sample is unusual, or without the core."""
@@ -588,4 +588,4 @@ def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
     ]
     widths = numpy.fromiter(map(len, keys), dtype=numpy.int64, count=len(keys))
     arrays = SampleArrays(b"".join(keys), widths, starts, lengths, counts, fields, codes, offsets, sizes)
-    return Packed(keys, arrays, heads, end, form)
+    return PackedSamples(keys, arrays, heads, end, form)

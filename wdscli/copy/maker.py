@@ -30,7 +30,7 @@ from wdscli.plan.inputs import Input, is_of_this_process
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import Scratch, hold_remote_shards
 from wdscli.plan.strategy import check_scratch, limits_for
-from wdscli.plan.table import Growing, Ordered
+from wdscli.plan.table import Growing, OrderedSamples
 from wdscli.progress import Progress
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule
@@ -262,7 +262,7 @@ class CarriedValues:
         values = cls(contents.inputs, request.selection.field_rule)
         return values if values._names else None
 
-    def part(self, samples: Ordered) -> dict[str, Numbers]:
+    def part(self, samples: OrderedSamples) -> dict[str, Numbers]:
         """Return the values of some samples, in the given order."""
         shards: Any = samples.column("shard", 0, samples.total).astype(numpy.int64)
         places = self._firsts[shards] + samples.column("place", 0, samples.total).astype(numpy.int64)

@@ -2,7 +2,7 @@
 
 The output is divided into buckets, and the input into chunks. The first pass, :func:`spill`, reads the input chunk by
 chunk and adds each sample to its bucket (:func:`scatter`). The second pass makes the output bucket by bucket. Its tasks
-are the tasks of ``gather``, but they read the places in :class:`Spilled`, by a :class:`Reading`.
+are the tasks of ``gather``, but they read the places in :class:`SpilledRows`, by a :class:`Reading`.
 
 A bucket fits in the page cache, so on a local disc both passes copy ranges of files. The file of a bucket is removed
 when its samples are written. On an object store, a chunk becomes one object, in the order of the buckets.
@@ -32,9 +32,9 @@ from wdscli.executors import run_tasks, tick_of_task, workers_of
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, Inputs, edges_of, fill, pieces_of
 from wdscli.plan.plan import ReorderPlan
-from wdscli.plan.scratch import HINT, PART_BITS, Objects, Scattered, Scratch
+from wdscli.plan.scratch import HINT, PART_BITS, Objects, Scratch, ScratchPass
 from wdscli.plan.strategy import Limits
-from wdscli.plan.table import MISSING_SHARD, Ordered, PlanTable, blocks_of, in_turn
+from wdscli.plan.table import MISSING_SHARD, OrderedSamples, PlanTable, blocks_of, in_turn
 from wdscli.progress import Progress
 from wdscli.shards.view_shards import changed_shard
 from wdscli.storage import Source, open_sink, open_source, remove
@@ -136,7 +136,7 @@ def check_room(scratch: Scratch, needed: int) -> None:
         )
 
 
-def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int, workers: int) -> SpillSizes:
+def sizes_for(plan: ReorderPlan, space: ScratchPass, limits: Limits, total: int, workers: int) -> SpillSizes:
     """Return the sizes for a plan. Remote samples and small samples are loaded into memory. Large local samples are
     copied from file to file through the page cache. On an object store, each bucket costs a request for each chunk, so
     both are as large as memory allows."""
@@ -173,9 +173,9 @@ class SpillLayout:
 
     def __init__(
         self,
-        ordered: Ordered,
+        ordered: OrderedSamples,
         shards: Sequence[PlannedShard],
-        space: Scattered,
+        space: ScratchPass,
         sizes: SpillSizes,
         width: int = 1,
     ) -> None:
@@ -266,7 +266,7 @@ class SpillLayout:
                 block = rows[part]
                 yield block, ordered.samples.take(ordered.order[block])
 
-    def spilled(self, shard: PlannedShard) -> Spilled:
+    def spilled(self, shard: PlannedShard) -> SpilledRows:
         """Return the places for the task that makes ``shard``."""
         first, end = shard.first * self._width, shard.end * self._width
         bounds = self._bounds[(self._bounds > first) & (self._bounds < end)] - first
@@ -277,7 +277,7 @@ class SpillLayout:
                 if self._filled[bucket]:
                     own.append((bucket, int(self._bounds[bucket + 1]) - first))
                 bucket += 1
-        return Spilled(
+        return SpilledRows(
             self._space,
             self._places[first:end],
             tuple(bounds.tolist()),
@@ -314,7 +314,7 @@ class ScatterTask(NamedTuple):
     inputs: dict[int, Input]
     samples: PlanTable
     order: I64
-    space: Scattered
+    space: ScratchPass
     stretches: Sequence[Stretch]
     loads: int
 
@@ -486,12 +486,12 @@ def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int
         yield from zip(files[firsts].tolist(), starts[firsts].tolist(), sizes.tolist(), strict=True)
 
 
-class Spilled(NamedTuple):
+class SpilledRows(NamedTuple):
     """The places of the samples of one task (or :data:`ELSEWHERE`), and the rows at which a new bucket begins. ``own``
     are the parts that no other task needs, each with the first row after the part. They are removed during the task, so
     that scratch space shrinks while the output grows. A bucket of at most ``hold`` bytes is loaded as a whole."""
 
-    space: Scattered
+    space: ScratchPass
     places: U64
     buckets: tuple[int, ...] = ()
     own: tuple[tuple[int, int], ...] = ()
@@ -512,7 +512,9 @@ class Reading:
     """Finds the bytes of a task's rows, and changes from bucket to bucket. ``open_part`` opens the source with a
     number. If ``held`` is not None, it has all spilled samples of the bucket, from byte ``held_from`` of their part."""
 
-    def __init__(self, spilled: Spilled | None, rows: Ordered, open_part: Callable[[int], Source]) -> None:
+    def __init__(
+        self, spilled: SpilledRows | None, rows: OrderedSamples, open_part: Callable[[int], Source]
+    ) -> None:
         self._spilled = spilled
         self._rows = rows
         self._open_part = open_part
@@ -546,7 +548,7 @@ class Reading:
         starts: U64 = numpy.where(elsewhere, rows.starts, inner)
         return files, starts
 
-    def enter(self, spilled: Spilled, row: int, end: int) -> None:
+    def enter(self, spilled: SpilledRows, row: int, end: int) -> None:
         """Announce the bytes of the bucket with the rows ``row`` to ``end - 1``."""
         while self._own and self._own[0][1] <= row:
             # A removed file uses disc space while its descriptor is open, so close it.
@@ -567,7 +569,7 @@ class Reading:
             ranges = ((self._open_part(SPILLED + part).fd, first, length) for part, first, length in parts)
             announce(ranges, are_scattered=False)
 
-    def _loaded(self, spilled: Spilled, places: U64, lengths: U64) -> memoryview | None:
+    def _loaded(self, spilled: SpilledRows, places: U64, lengths: U64) -> memoryview | None:
         """Load the whole bucket, if it is small enough."""
         there = places != numpy.uint64(ELSEWHERE)
         places, lengths = places[there], lengths[there]

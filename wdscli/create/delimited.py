@@ -1,6 +1,6 @@
 """This module reads tables in text formats: CSV, TSV and JSON Lines.
 
-A :class:`TextReading` has the options. :class:`Delimited` yields the rows of a CSV or TSV, and :func:`json_lines`
+A :class:`TextReading` has the options. :class:`DelimitedRows` yields the rows of a CSV or TSV, and :func:`json_lines`
 yields the rows of JSON Lines, both as :class:`Record`. :func:`is_number` decides whether a column of CSV or TSV has
 numbers. Text is read line by line, and only one row is in memory. A row is bad if it has too few or too many cells,
 bytes that do not fit the encoding, or a cell that is too large. Its error and its :class:`RowPlace` go to
@@ -219,7 +219,7 @@ def _foreign_byte(text: str) -> int | None:
     return None
 
 
-class Delimited:
+class DelimitedRows:
     """The rows of a CSV or TSV. ``names`` are its columns. All methods raise DataError ``bad-table``."""
 
     def __init__(self, stream: IO[bytes], address: str, kind: str, reading: TextReading) -> None:

@@ -23,7 +23,7 @@ from wdscli.codecs.cells import TypedList
 from wdscli.create.delimited import (
     PLAIN,
     UTF8,
-    Delimited,
+    DelimitedRows,
     Record,
     RowPlace,
     TextReading,
@@ -156,7 +156,7 @@ class Table:
                         self._copies[file] = _copied(stream_of(source, _BUFFER_BYTES))
                 stream, _ = _opened(file, self._copies.get(file), stack)
                 if (kind := kind_of(file) or _sniffed(stream)) in ("csv", "tsv"):
-                    table = Delimited(stream, file, kind, reading)
+                    table = DelimitedRows(stream, file, kind, reading)
                     names |= dict.fromkeys(table.names)
                     _drop_text(table, text)
         if unknown := [name for name in self._reading.text if name not in names]:
@@ -167,7 +167,7 @@ class Table:
         return frozenset(names.keys() - text)
 
 
-def _drop_text(table: Delimited, text: set[str]) -> None:
+def _drop_text(table: DelimitedRows, text: set[str]) -> None:
     """Add the columns with a cell that is no number to ``text``."""
     candidates = [column for column, name in enumerate(table.names) if name not in text]
     for cells in table.cells():
@@ -224,7 +224,7 @@ def read_rows(
         if kind == "jsonl":
             yield from (row for row, _ in json_lines(stream, address, reading))
         else:
-            yield from Delimited(stream, address, kind, reading).rows(numbers)
+            yield from DelimitedRows(stream, address, kind, reading).rows(numbers)
 
 
 def read_exact(address: str, reading: TextReading, raw: Collection[str]) -> Iterator[tuple[str, Record, str]]:
@@ -237,7 +237,7 @@ def read_exact(address: str, reading: TextReading, raw: Collection[str]) -> Iter
         if kind == "jsonl":
             yield from ((kind, row, line) for row, line in json_lines(stream, address, reading))
         elif kind in ("csv", "tsv"):
-            yield from ((kind, row, "") for row in Delimited(stream, address, kind, reading).exact(raw))
+            yield from ((kind, row, "") for row in DelimitedRows(stream, address, kind, reading).exact(raw))
         elif kind == "parquet":
             rows = _arrow_rows(address, kind, (stream, is_mapped), stack)
             yield from ((kind, row, "") for row in numbered(rows))

@@ -42,17 +42,17 @@ from wdscli.loader.order.source import EpochReader, Fact, PositionSource
 from wdscli.loader.place.ranks import Dataset
 from wdscli.loader.read.catalog import Access, Catalog
 from wdscli.loader.read.failures import (
-    Counts,
-    Failed,
+    FailedSample,
     Handler,
     OnError,
     Policy,
     Replacing,
+    SkipCounts,
     read_each,
     reraise_exception,
 )
 from wdscli.loader.read.fetch import Pool, Raw
-from wdscli.loader.read.selected import Filter, FilteredCatalog, Share, Wanted, open_catalog
+from wdscli.loader.read.selected import Filter, FilteredCatalog, SelectionArguments, Share, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.model import to_bytes
@@ -314,9 +314,9 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
         cache_size: int = -1,
         values: str | None = None,
     ) -> None:
-        self._counts = Counts()
+        self._counts = SkipCounts()
         self._policy = Policy(on_error, self._counts)
-        wanted = Wanted(where, keys, keys_from, sample)
+        wanted = SelectionArguments(where, keys, keys_from, sample)
         access = Access(trust_addresses, pipes, cache_dir, cache_size, join, values)
         catalog = open_catalog(urls, wanted, access, on_error=on_error, salvage=on_error != "raise")
         if not catalog.is_indexed:
@@ -447,7 +447,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
                 "select() of an IndexedDataset needs an expression",
                 hint="use subset(numbers) for any other choice",
             )
-        chosen = Filter.parse(Wanted(where, keys, keys_from, sample), self._policy.on_error)
+        chosen = Filter.parse(SelectionArguments(where, keys, keys_from, sample), self._policy.on_error)
         if chosen is None:
             return self
         if self.ordinals.is_all(self.catalog.total or 0):
@@ -466,7 +466,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
             those = shards == shard
             rows, _, error = chosen.kept(self.catalog, shard)
             if error is not None:
-                self._policy.leave_out(Failed(error, self.catalog.addresses[shard]))
+                self._policy.leave_out(FailedSample(error, self.catalog.addresses[shard]))
             mask[those] = numpy.isin(places[those], rows)
         return mask
 
@@ -493,7 +493,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
         shards, samples = stretches(self._ends, ordinals)
         return shards, self.catalog.places(shards, samples)
 
-    def read(self, positions: I64) -> list[Raw | Failed]:
+    def read(self, positions: I64) -> list[Raw | FailedSample]:
         """Return samples by number; no stage has run on them. A sample that cannot be read is a Failed in the list.
         With ``on_error="raise"`` its error is raised instead."""
         shards, places = self._located(self.ordinals.at(positions))

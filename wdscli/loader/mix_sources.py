@@ -36,7 +36,7 @@ from wdscli.loader.order.source import EpochReader, Fact, Passes, PositionSource
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Batches, Share, Tail
 from wdscli.loader.place.state import Place
-from wdscli.loader.read.failures import Failed, Policy, Replacing, as_it_is
+from wdscli.loader.read.failures import FailedSample, Policy, Replacing, as_it_is
 from wdscli.loader.stages.flow import DROPPED, Pipeline
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.streams import Stream, in_passes, pass_numbers
@@ -50,7 +50,7 @@ NAMED = 4
 END: Any = object()
 
 
-class Tagged(NamedTuple):
+class SampleOfSet(NamedTuple):
     """A sample or a batch, with the number of its set in the mix."""
 
     set: int
@@ -120,12 +120,12 @@ class Rules(NamedTuple):
         if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
             raise UsageError(f"label={label!r} cannot be the name of a new field", hint='label="set"')
 
-    def tagged(self, number: int, value: Any) -> Tagged:
+    def tagged(self, number: int, value: Any) -> SampleOfSet:
         """Return ``item`` with the number of its set. With ``label``, also write the set's name into that field. If an
         inner mix has already written this field, the name is ``outer/inner``."""
         sample, label = value, self.label
         if label is not None:
-            while isinstance(sample, Tagged):
+            while isinstance(sample, SampleOfSet):
                 sample = sample.value
             if not isinstance(sample, dict):
                 raise UsageError(
@@ -140,7 +140,7 @@ class Rules(NamedTuple):
                 )
             name = self.names[number]
             sample[label] = Label(f"{name}/{sample[label]}" if label in sample else name)
-        return Tagged(number, value)
+        return SampleOfSet(number, value)
 
     def identity(self, sets: Sequence[Any]) -> dict[str, Any]:
         """Return the identity of a mix of ``sets``: the identities of all sets, or, if these are too large, the number
@@ -309,7 +309,11 @@ class _MixReader(EpochReader):
 
     def _tagged(self, number: int, sample: Any) -> Any:
         """Return a sample with the number of its set. DROPPED and Failed are returned unchanged."""
-        return sample if sample is DROPPED or type(sample) is Failed else self._rules.tagged(number, sample)
+        return (
+            sample
+            if sample is DROPPED or type(sample) is FailedSample
+            else self._rules.tagged(number, sample)
+        )
 
     def instead(self, position: int, step: int, length: int) -> Any:
         """Return a substitute from the same epoch of the same set."""
@@ -330,7 +334,7 @@ class _MixReader(EpochReader):
         policy = self._policies[number]
         samples: list[Any] = self._readers[number].read(places[rows])
         for row, sample in zip(rows.tolist(), samples):
-            if type(sample) is Failed and not policy.raises:
+            if type(sample) is FailedSample and not policy.raises:
                 instead = self._readers[number].instead
                 replacing = Replacing(policy, as_it_is, instead, self._lengths[number])
                 sample = next(iter(replacing.made(int(places[row]), sample)), DROPPED)
@@ -362,7 +366,7 @@ class MixStream(Stream):
             "stream": list(self._buffer),
         }
 
-    def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[Tagged]:
+    def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[SampleOfSet]:
         """Yield the items of worker ``share`` in ``passes`` epochs. With ``passes`` None, the items never end. Each set
         has its own policy."""
         return in_passes(
@@ -373,7 +377,7 @@ class MixStream(Stream):
             ),
         )
 
-    def _of_pass(self, pass_number: int, share: Share) -> Iterator[Tagged]:
+    def _of_pass(self, pass_number: int, share: Share) -> Iterator[SampleOfSet]:
         sets_passes = [_PassesOfSet(part, pass_number, share) for part in self._parts]
         sets = [number for number, set_passes in enumerate(sets_passes) if not set_passes.is_empty]
         phase = 0

@@ -13,12 +13,12 @@ from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.indexed import IndexedDataset
-from wdscli.loader.mix_sources import Amount, MixedSet, MixSource, MixStream, Per, Rules, Tagged
+from wdscli.loader.mix_sources import Amount, MixedSet, MixSource, MixStream, Per, Rules, SampleOfSet
 from wdscli.loader.order.schedule import Stop, Weight, exact, quotas_of, shares_of
 from wdscli.loader.order.source import PositionSource, seen_as
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Share, Tail
-from wdscli.loader.read.failures import Counts
+from wdscli.loader.read.failures import SkipCounts
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Item, Pipeline, Spread
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.torch_loader import WebLoader
@@ -41,26 +41,27 @@ class _OfSample:
     keep: bool
     __name__ = "each set's own stages"
 
-    def __call__(self, tagged: Tagged) -> Any:
+    def __call__(self, tagged: SampleOfSet) -> Any:
         number, sample = tagged
         for function in self.pipelines[number].before:
             sample = function(sample)
             if sample is DROPPED:
                 return DROPPED
-        return Tagged(number, sample) if self.keep else sample
+        return SampleOfSet(number, sample) if self.keep else sample
 
 
 class _OwnBatchStage(BatchStage):
     """A batch stage for batches with samples of only one set. For each batch, the stage runs the batch stage of the
     batch's own set, which ``collate`` returns for the set's number."""
 
-    def made(self, items: list[Tagged], sample_count: int) -> list[Any]:
+    def made(self, items: list[SampleOfSet], sample_count: int) -> list[Any]:
         if not items:
             return []
         number = items[0].set
         batch: BatchStage = self.collate(number)
         return [
-            Tagged(number, result) for result in batch.made([sample for _, sample in items], sample_count)
+            SampleOfSet(number, result)
+            for result in batch.made([sample for _, sample in items], sample_count)
         ]
 
 
@@ -73,7 +74,7 @@ class _OfBatch:
     is_single: bool
     __name__ = "each set's own stages of batches"
 
-    def __call__(self, tagged: Tagged) -> Any:
+    def __call__(self, tagged: SampleOfSet) -> Any:
         batches = self.pipelines[tagged.set].after_batch([tagged.value])
         return batches if not self.is_single else batches[0] if batches else DROPPED
 
@@ -211,7 +212,7 @@ class Mixed(WebDataset[Item]):
         raise UsageError("mcached() cannot follow mix()", hint="call it on the datasets that are mixed")
 
     @property
-    def _all_counts(self) -> list[Counts]:
+    def _all_counts(self) -> list[SkipCounts]:
         """The counters of skipped samples, including the counters of the sets' own stages."""
         return [*super()._all_counts, *(count for part in self._parts for count in part._all_counts)]
 

@@ -35,7 +35,7 @@ from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
-from wdscli.loader.read.failures import Counts, warning_of_drops
+from wdscli.loader.read.failures import SkipCounts, warning_of_drops
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, PerSample
 from wdscli.loader.stages.generators import Islice, Regroup, through, want_own_order
@@ -150,7 +150,7 @@ class WebLoader(Fluent[Item]):
         init = partial(_begin_worker, options.pop("worker_init_fn", None))
         self._options = {"num_workers": num_workers, "worker_init_fn": init, **options}
         self.pipeline = Pipeline(generators=(iter,))
-        self._counts = self.dataset._counts if isinstance(self.dataset, PerSample) else Counts()
+        self._counts = self.dataset._counts if isinstance(self.dataset, PerSample) else SkipCounts()
         if isinstance(self.dataset, Fluent):
             self.source = self.dataset.source
         self._loader: Any = None

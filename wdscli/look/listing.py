@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import Ignored, SampleBatch, new_batch
+from wdscli.samples import IgnoredMembers, SampleBatch, new_batch
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.separated import JOIN_HINT, SeparatedSamples
 from wdscli.selection import Selection
@@ -145,7 +145,7 @@ class SetReader:
         self._on_error: OnError = on_error
         self._progress = progress
         self._form = form
-        self._ignored = Ignored()
+        self._ignored = IgnoredMembers()
         self._has_parts = False
         self._damaged = missing_samples(shards.missing)
         self._known = known_samples(shards) if self.skips else {}

@@ -35,7 +35,7 @@ from wdscli.plan.plan import ReorderPlan, make_plan
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
-from wdscli.plan.table import Ordered
+from wdscli.plan.table import OrderedSamples
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection
 from wdscli.shards.index import Check
@@ -362,7 +362,7 @@ def _slices(match: _Match, lengths: Sequence[Any]) -> Iterator[tuple[I64, I64]]:
 
 def _task(plan: ReorderPlan, rows: I64) -> GatherTask:
     contents = plan.contents
-    samples = Ordered(contents.ordered.samples.take(rows))
+    samples = OrderedSamples(contents.ordered.samples.take(rows))
     inputs = {number: contents.inputs[number] for number in samples.shard_numbers()}
     return GatherTask(
         contents.inputs[next(iter(inputs))].address,

@@ -39,8 +39,8 @@ from wdscli.plan.table import (
     CHANGED,
     MISSING_SHARD,
     JoinCounts,
-    Joined,
-    Ordered,
+    JoinedParts,
+    OrderedSamples,
     PlanTable,
     order_of_hashes,
     row_type,
@@ -263,7 +263,7 @@ class Join(Order):
         return Arrangement(
             own,
             dropped={NO_PARTNER: left} if left else {},
-            joined=Joined(later_parts, tuple(surveyed.sets), policies, counts),
+            joined=JoinedParts(later_parts, tuple(surveyed.sets), policies, counts),
             absent=self._absent(surveyed) if any(totals) and self.kind != "outer" and not partners else None,
         )
 
@@ -302,11 +302,11 @@ class Join(Order):
 
 def _own_and_later_parts(
     table: PlanTable, sets: Sequence[SetRows], rows: list[I64]
-) -> tuple[I64, tuple[Ordered, ...]]:
+) -> tuple[I64, tuple[OrderedSamples, ...]]:
     """Return the row of each sample's first part, and for each later set the rows of its parts, as row numbers of the
     table. A missing part is -1, the table's last row, which is a placeholder. ``rows`` is emptied."""
     own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
-    later_parts: list[Ordered] = []
+    later_parts: list[OrderedSamples] = []
     for of_set in sets:
         column = rows.pop(0)
         numpy.add(column, of_set.first, out=column, where=column >= 0)
@@ -314,7 +314,7 @@ def _own_and_later_parts(
         own[is_own] = column[is_own]
         if of_set is not sets[0]:
             column[is_own] = -1
-            later_parts.append(Ordered(table, column))
+            later_parts.append(OrderedSamples(table, column))
     return own, tuple(later_parts)
 
 

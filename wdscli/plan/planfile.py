@@ -26,7 +26,7 @@ from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.names import Rekey
 from wdscli.plan.plan import Contents, Counts, ReorderPlan
 from wdscli.plan.request import PlanMark, Request
-from wdscli.plan.table import JoinCounts, Joined, Ordered, PlanTable, no_rows, row_type
+from wdscli.plan.table import JoinCounts, JoinedParts, OrderedSamples, PlanTable, no_rows, row_type
 from wdscli.schema import check
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule
@@ -171,7 +171,7 @@ def check_shown(address: str) -> None:
         )
 
 
-def _write_rows(contents: Contents, ordered: Ordered, sink: Sink) -> Iterator[int]:
+def _write_rows(contents: Contents, ordered: OrderedSamples, sink: Sink) -> Iterator[int]:
     """Write all rows of one list, and yield a seal for each shard."""
     for shard in contents.shards:
         digest = xxh3_64()
@@ -332,7 +332,7 @@ class PlanFile:
         return self._sealed(offset, length, seal, f"the parcel of task {shard} was changed")
 
 
-class PlanRows(Ordered):
+class PlanRows(OrderedSamples):
     """A list of rows in a plan file."""
 
     __slots__ = ("_by_range", "_file", "_number")
@@ -355,8 +355,8 @@ class PlanRows(Ordered):
         values: U64 = self.part(first, end).rows[name]
         return values
 
-    def slice(self, first: int, end: int) -> Ordered:
-        return Ordered(self.part(first, end))
+    def slice(self, first: int, end: int) -> OrderedSamples:
+        return OrderedSamples(self.part(first, end))
 
 
 def load_plan(address: str, *, trust_addresses: bool = False, **run_options: Any) -> ReorderPlan:
@@ -451,9 +451,11 @@ def _contents(file: PlanFile, settings: ShardSettings) -> Contents:
     return replace(contents, ordered=rows[0], joined=header["joined"] and _joined(header["joined"], rows[1:]))
 
 
-def _joined(plain: Mapping[str, Any], later_parts: Sequence[Ordered]) -> Joined:
+def _joined(plain: Mapping[str, Any], later_parts: Sequence[OrderedSamples]) -> JoinedParts:
     counts = {**plain["counts"], "unmatched": tuple(plain["counts"]["unmatched"])}
-    return Joined(tuple(later_parts), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts))
+    return JoinedParts(
+        tuple(later_parts), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts)
+    )
 
 
 def mark_of(plan: ReorderPlan) -> PlanMark:

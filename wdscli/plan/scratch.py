@@ -50,7 +50,7 @@ PART_BITS = 44
 HINT = "choose a folder with more free space: --tmp DIR, or the variable TMPDIR"
 
 
-class Scattered(NamedTuple):
+class ScratchPass(NamedTuple):
     """The scratch space of a first pass. ``prefix`` is the common beginning of the addresses of its parts."""
 
     prefix: str
@@ -83,12 +83,12 @@ class Scratch:
         """The address for the copy of input ``number``."""
         return f"{self.folder}/{number}.tar"
 
-    def space(self) -> Scattered:
+    def space(self) -> ScratchPass:
         """Return a new space for spilled samples. Raises OutputError."""
         self._spaces += 1
         if self.is_local:
             self._make()
-        return Scattered(f"{self.folder}/spill-{self._spaces}", self.is_local)
+        return ScratchPass(f"{self.folder}/spill-{self._spaces}", self.is_local)
 
     def path_of(self, name: str) -> str:
         """Return the local path of a file in the folder. The writer must create the folder."""
@@ -298,7 +298,7 @@ class Objects(Source):
     """The chunks on an object store, as if they were one range of bytes. Announced stretches are downloaded together,
     and kept until the next bucket."""
 
-    def __init__(self, space: Scattered, sizes: Sequence[int]) -> None:
+    def __init__(self, space: ScratchPass, sizes: Sequence[int]) -> None:
         super().__init__(space.prefix, size=None, seekable=True)
         self._space, self._sizes = space, sizes
         self._open: dict[int, Source] = {}

@@ -32,7 +32,7 @@ from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
 from wdscli.plan.table import RENAMED, GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, row_type
 from wdscli.plan.values import Extract, GrowingValues, PackedValues, RowBlock, Values
 from wdscli.progress import Progress
-from wdscli.samples import Ignored, SampleBatch, may_be_unsafe
+from wdscli.samples import IgnoredMembers, SampleBatch, may_be_unsafe
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
@@ -299,7 +299,7 @@ def survey(
 ) -> Survey:
     """Read one shard's headers or index. Rows are passed to ``take`` as soon as they are found. Without ``take``, they
     stay in the survey. Raises InputError, DataError."""
-    result, ignored = Survey(), Ignored()
+    result, ignored = Survey(), IgnoredMembers()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes, state.end = state.members, state.payload_bytes, 0
     chosen_of: list[ChosenOf] = []
@@ -436,7 +436,7 @@ def _index_for(
 
 
 def _walk(
-    task: SurveyTask, payloads: Payloads, state: SelectionState, survey: Survey, ignored: Ignored
+    task: SurveyTask, payloads: Payloads, state: SelectionState, survey: Survey, ignored: IgnoredMembers
 ) -> Walk:
     """Return the walk through the shard of a task."""
     salvage = (
@@ -581,7 +581,9 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     with task.input.open() as source:
         index = _index_for(task, source, lambda _: None)
         selection, payloads = Selection(), Payloads(source, frozenset(), by_index=index is not None)
-        walk = _walk(task._replace(selection=selection), payloads, selection.new_state(), Survey(), Ignored())
+        walk = _walk(
+            task._replace(selection=selection), payloads, selection.new_state(), Survey(), IgnoredMembers()
+        )
         for batch, _ in walk.chosen(None if index is None else index_batches(index)):
             while place is not None and place < batch.index + len(batch.keys):
                 yield batch, place - batch.index

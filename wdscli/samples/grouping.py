@@ -122,7 +122,7 @@ def new_batch(index: int = 0) -> SampleBatch:
     return SampleBatch(index, [], [0], [], [], [], [], [], [])
 
 
-class Ignored:
+class IgnoredMembers:
     """Counts of members that belong to no sample, by reason."""
 
     __slots__ = ("counts",)
@@ -150,12 +150,12 @@ class Grouper:
         lenient: bool = False,
         keeps_lost: bool = False,
         index: int = 0,
-        ignored: Ignored | None = None,
+        ignored: IgnoredMembers | None = None,
     ) -> None:
         self.shard = shard
         self.lenient = lenient
         self.keeps_lost = keeps_lost
-        self.ignored = Ignored() if ignored is None else ignored
+        self.ignored = IgnoredMembers() if ignored is None else ignored
         self._batch = new_batch(index)
         self._prefix = b""
         self._junk_since = False
@@ -300,7 +300,7 @@ def iter_batches(
     *,
     form: Form = CANONICAL,
     lenient: bool = False,
-    ignored: Ignored | None = None,
+    ignored: IgnoredMembers | None = None,
     chunk: int = CHUNK_BYTES,
     see: Callable[[Window], None] | None = None,
     begin: tuple[int, int] = (0, 0),
@@ -436,7 +436,7 @@ class Salvager:
         dropped: Dropped,
         *,
         form: Form = CANONICAL,
-        ignored: Ignored | None = None,
+        ignored: IgnoredMembers | None = None,
         see: Callable[[Window], None] | None = None,
     ) -> None:
         self.source, self.form, self.see = source, form, see

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe, why_unsafe
+from wdscli.samples import IgnoredMembers, SampleBatch, iter_batches, may_be_unsafe, why_unsafe
 from wdscli.samples.grouping import Dropped, Salvager
 from wdscli.selection.choice import Selection, SelectionState
 from wdscli.selection.reading import Payloads
@@ -43,7 +43,7 @@ class Walk:
     state: SelectionState
     payloads: Payloads
     form: Form = CANONICAL
-    ignored: Ignored | None = None
+    ignored: IgnoredMembers | None = None
     salvage: Salvage | None = None
     checks_names: bool = False
     lenient: bool = False

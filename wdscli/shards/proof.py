@@ -31,7 +31,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from wdscli.errors import DataError, InputError
-from wdscli.samples import Ignored, SampleBatch
+from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.reading import holds_no_sample, is_there
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads
@@ -283,7 +283,7 @@ def scan_index(
 
     Raises DataError for a damaged shard.
     """
-    builder, ignored = IndexBuilder(), Ignored()
+    builder, ignored = IndexBuilder(), IgnoredMembers()
     payloads = Payloads(source, frozenset() if numbers is None else numbers.payload_fields)
     for batch, _ in Walk(Selection(), Selection().new_state(), payloads, form, ignored).chosen():
         builder.add_batch(batch)

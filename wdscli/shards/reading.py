@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo, to_text
-from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
+from wdscli.samples import IgnoredMembers, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.separated import SeparatedSamples, separated
 from wdscli.selection import Selection
 from wdscli.selection.reading import Payloads
@@ -162,7 +162,7 @@ def without_parts(index: Index) -> Index:
     return index.part(numpy.array(whole, dtype=numpy.int64))
 
 
-def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[SampleBatch]:
+def index_batches(index: Index, ignored: IgnoredMembers | None = None) -> Iterator[SampleBatch]:
     """Yield the samples of an index as columns, and count its ignored members."""
     if ignored is not None:
         for reason, count in index.ignored.items():

@@ -53,12 +53,12 @@ class Stored(NamedTuple):
     seal: str
 
 
-class Rule(NamedTuple):
+class ViewRule(NamedTuple):
     """The rule by which the fields of a sample are made from the fields of its parts. A part is a sample of a set
     (None), or is itself made by another rule. ``fields`` chooses and renames the fields of each part. The fields of all
     parts are then combined, with a policy for each part about fields that already exist."""
 
-    parts: tuple[Rule | None, ...]
+    parts: tuple[ViewRule | None, ...]
     policies: tuple[OnConflict, ...]
     fields: FieldRule | None = None
 
@@ -103,7 +103,7 @@ class Rule(NamedTuple):
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any], depth: int = 0) -> Rule:
+    def from_plain(cls, plain: Mapping[str, Any], depth: int = 0) -> ViewRule:
         """Parse a rule; this is the inverse of :meth:`plain`. Raises ValueError. A view of a view of a view has a rule
         with a ``depth`` of 2."""
         check(plain, _RULE)
@@ -143,7 +143,7 @@ class View(NamedTuple):
 
     bases: Sequence[ShardInfo]
     shards: Sequence[ViewShard]
-    rule: Rule
+    rule: ViewRule
     form: Form
     ancestors: tuple[Ancestor, ...] = ()
     parents: tuple[int, ...] = ()
@@ -154,7 +154,7 @@ class View(NamedTuple):
         parents themselves.
 
         >>> sets = Ancestor("photos", None), Ancestor("captions", None), Ancestor("v2", None, (0,))
-        >>> [*View((), (), Rule((), ()), Form(), sets, (2, 1)).descent("v3")]
+        >>> [*View((), (), ViewRule((), ()), Form(), sets, (2, 1)).descent("v3")]
         [['v3', 'v2 + captions'], ['v2', 'photos']]
         """
         waiting, visited = [(name, self.parents)], set[int]()
@@ -209,7 +209,7 @@ def to_json(view: View) -> dict[str, Any]:
 
 def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: Sequence[ShardInfo]) -> View:
     """Parse the ``view`` of a manifest. Raises ValueError for samples that do not exist."""
-    rule = Rule.from_plain(document["rule"])
+    rule = ViewRule.from_plain(document["rule"])
     if len(document["shards"]) != len(shards):
         raise ValueError("the view describes another number of shards")
     view_shards, counts = Records(document["shards"], _shard_of), [base.samples for base in bases]

@@ -32,7 +32,7 @@ from wdscli.shards.locks import (
     OutputLock,
     StateFile,
     Ticket,
-    Unfinished,
+    UnfinishedSet,
     lock_address,
     remove_abandoned,
     remove_receipts,
@@ -483,7 +483,7 @@ class OutputSet:
         elif replaces or (self.settings.force and (self.existing() if self.there is None else self.there)):
             change = "replace"
         how = (self.pattern.text, first, run, self._claim.path, shown_in(dict(options or {})))
-        self.state.begin(Unfinished(self.state.address, change, *how), fsync=self.settings.fsync)
+        self.state.begin(UnfinishedSet(self.state.address, change, *how), fsync=self.settings.fsync)
 
     def withdraw(self) -> None:
         """After a failed run, remove the mark of a new set without shards."""

@@ -55,7 +55,7 @@ PAYLOADS_BYTES = 16 << 20
 """A process decodes the payloads of this many bytes of shards while another one starts."""
 
 
-class Searched(NamedTuple):
+class SearchedShard(NamedTuple):
     """A shard in which keys were searched: its address, its size in bytes, its number of samples, and the SHA-256 of
     its keys."""
 
@@ -78,7 +78,7 @@ class VerifyReport:
     findings: tuple[Finding, ...]
     counts: dict[str, int]
     ignored: dict[str, int] = field(default_factory=dict)
-    searched: tuple[Searched, ...] = ()
+    searched: tuple[SearchedShard, ...] = ()
     absent: KeyList | None = None
     """The list of keys that had to be absent, and ``absent_keys``, their number."""
     absent_keys: int = 0
@@ -306,7 +306,7 @@ def _report(
         ignored=dict(sorted(ignored.items())),
         undecoded=dict(sorted(ledger.undecoded.items())),
         searched=tuple(
-            Searched(shown(address), result.size_bytes, result.samples, result.keys_digest)
+            SearchedShard(shown(address), result.size_bytes, result.samples, result.keys_digest)
             for address, result in zip(addresses, results)
             if result.keys_digest
         ),

@@ -36,10 +36,10 @@ from wdscli.shards.proof import find_index, scanned_index
 from wdscli.shards.view import (
     MISSING,
     Ancestor,
-    Rule,
     SampleRun,
     Stored,
     View,
+    ViewRule,
     ViewShard,
     runs_of,
     view_address,
@@ -80,7 +80,7 @@ class _Input:
         self.number = 0 if self.view is None or place is None else self.view.places[place[1]]
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> ViewRule | None:
         """Return the rule that makes the fields of its samples from the fields of bases, or None if the fields are
         those of one base."""
         rule = None if self.view is None else self.view.view.rule
@@ -130,13 +130,13 @@ class _Writer:
         self.listed = listed_shards(ShardSet(contents.addresses, None, None, ListingCache()))
         joined = contents.joined
         sets = joined.sets if joined is not None else [0] * len(self.inputs)
-        self.rules: list[list[Rule | None]] = [[] for _ in contents.row_lists]
+        self.rules: list[list[ViewRule | None]] = [[] for _ in contents.row_lists]
         for shard, of_set in zip(self.inputs, sets):
             if shard.rule not in self.rules[of_set]:
                 self.rules[of_set].append(shard.rule)
         policies: tuple[OnConflict, ...] = ("error",) if joined is None else joined.policies
         parts = [_either(rules) for rules in self.rules]
-        self.rule = _flat(Rule(tuple(parts), policies, plan.request.selection.field_rule))
+        self.rule = _flat(ViewRule(tuple(parts), policies, plan.request.selection.field_rule))
 
     def read_bases(self, planned: Sequence[PlannedShard]) -> None:
         """Read the bases on stores that shards need, several at the same time."""
@@ -256,7 +256,7 @@ class _Writer:
             first_inputs[owners != 0] = MISSING_SHARD
         return columns
 
-    def _traced(self, inputs: I64, places: I64, rule: Rule | None) -> list[tuple[I64, I64]]:
+    def _traced(self, inputs: I64, places: I64, rule: ViewRule | None) -> list[tuple[I64, I64]]:
         """Return base and place of samples in each set of a rule. Samples of inputs with another rule are
         :data:`MISSING`."""
         sets = 1 if rule is None else rule.sets
@@ -335,20 +335,20 @@ class _Writer:
         return Stored(len(self.rows) - len(data), len(data), xxh3_64_hexdigest(data))
 
 
-def _either(rules: Sequence[Rule | None]) -> Rule | None:
+def _either(rules: Sequence[ViewRule | None]) -> ViewRule | None:
     """Join several rules to one rule. Each sample has the parts of one of these rules."""
     if len(rules) < 2:
         return rules[0] if rules else None
-    return Rule(tuple(rules), (ALONE,) * len(rules))
+    return ViewRule(tuple(rules), (ALONE,) * len(rules))
 
 
-def _flat(rule: Rule) -> Rule:
+def _flat(rule: ViewRule) -> ViewRule:
     """Return the same rule without inner rules that change nothing."""
     if rule.fields is None and len(rule.parts) == 1 and rule.parts[0] is not None:
         return rule.parts[0]
     is_plain = rule.fields is None and {*rule.policies} == {ALONE}
     if is_plain and all(part is None or part.is_plain for part in rule.parts):
-        return Rule((None,) * rule.sets, (ALONE,) * rule.sets)
+        return ViewRule((None,) * rule.sets, (ALONE,) * rule.sets)
     return rule
 
 

@@ -35,12 +35,12 @@ from typing import (
 from wdscli.errors import UsageError
 from wdscli.loader.checks import Urls
 from wdscli.loader.compat import lacking
-from wdscli.loader.dataset import Iterated, PositionDataset
+from wdscli.loader.dataset import PositionDataset, ProcessDataset
 from wdscli.loader.order.order import DRAWN, Shuffle, key
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker
-from wdscli.loader.read.failures import Counts, reraise_exception, warning_of_losses
+from wdscli.loader.read.failures import SkipCounts, reraise_exception, warning_of_losses
 from wdscli.loader.stages.flow import Item, Pipeline, RawSample
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, shuffled, through
@@ -143,14 +143,14 @@ class RepeatedItems:
 
 
 @runtime_checkable
-class Counted(Protocol):
+class CountingStage(Protocol):
     """A stage that counts the samples it skips."""
 
-    def counted_in(self, counts: Counts) -> Callable[[Any], Iterable[Any]]:
+    def counted_in(self, counts: SkipCounts) -> Callable[[Any], Iterable[Any]]:
         """Return the stage as a generator function that adds the skipped samples to ``counts``."""
 
 
-class FluidWrapper(Iterated[Item]):
+class FluidWrapper(ProcessDataset[Item]):
     """Has the stage methods for any iterable, and for a function that returns an iterator. The stages run as
     generators, one after the other. Only a stage can divide the items among ranks and workers. There is no state to
     resume from."""
@@ -160,7 +160,7 @@ class FluidWrapper(Iterated[Item]):
         self._state = IterationState()
         self.pipeline = Pipeline(generators=(iter,))
         self.stages: tuple[Any, ...] = (initial,)
-        self._counts = Counts()
+        self._counts = SkipCounts()
 
     def __iter__(self) -> Iterator[Item]:
         iteration = self._state.begin(self._state.next_start())
@@ -202,7 +202,7 @@ class FluidWrapper(Iterated[Item]):
         ``wds.map(...)``."""
         new = self
         for stage in args:
-            new = new._through(stage.counted_in(self._counts) if isinstance(stage, Counted) else stage)
+            new = new._through(stage.counted_in(self._counts) if isinstance(stage, CountingStage) else stage)
             new.stages = (*new.stages[:-1], stage)
         return new
 

@@ -29,11 +29,11 @@ from wdscli.loader.compat.gopen import gopen, gopen_schemes
 from wdscli.loader.compat.utils import make_seed, pytorch_worker_seed
 from wdscli.loader.place.ranks import TorchIterable
 from wdscli.loader.read.failures import (
-    Counts,
-    Failed,
+    FailedSample,
     Guard,
     Handler,
     Policy,
+    SkipCounts,
     StopEpoch,
     each,
     reraise_exception,
@@ -414,7 +414,7 @@ def tarfile_samples(
 ) -> Iterator[dict[str, Any]]:
     """Yield the samples of the shards in ``src``, which has a dict ``{"url": ...}`` for each shard. ``handler`` decides
     about a shard that cannot be read to its end; the complete samples before the damage are yielded first."""
-    return _Samples(handler, select_files, rename_files, Counts())(src)
+    return _Samples(handler, select_files, rename_files, SkipCounts())(src)
 
 
 def tarfile_to_samples(
@@ -435,7 +435,7 @@ class Opening(NamedStage):
         super().__init__(OPENS, **kw)
         self.f = tarfile_samples
 
-    def counted_in(self, counts: Counts) -> Any:
+    def counted_in(self, counts: SkipCounts) -> Any:
         """Return the stage as a function of shards that adds lost samples to ``counts``."""
         return _Samples(**self.kw, counts=counts)
 
@@ -445,7 +445,9 @@ class _Samples:
 
     __name__ = OPENS
 
-    def __init__(self, handler: Handler, select_files: Choose, rename_files: Rename, counts: Counts) -> None:
+    def __init__(
+        self, handler: Handler, select_files: Choose, rename_files: Rename, counts: SkipCounts
+    ) -> None:
         self._policy = Policy("raise", counts, handler)
         how: dict[str, Any] = {"select_files": select_files, "rename_files": rename_files}
         self._by_steps = handler, how
@@ -471,7 +473,7 @@ class _Samples:
                 try:
                     yield from self._of_shard(shard)
                 except (DataError, StorageError) as error:
-                    self._policy.leave_out(Failed(error, shard["url"]))
+                    self._policy.leave_out(FailedSample(error, shard["url"]))
             except StopEpoch:
                 return
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from wdscli.loader.order.source import BatchSlice, Passes, PositionSource, Slice, Viewed
+from wdscli.loader.order.source import BatchSlice, Passes, PositionSource, Slice, SourceView
 from wdscli.loader.place.ranks import Batches, EpochBatches, Share, Tail
 
 
@@ -135,9 +135,9 @@ class EqualSizes(NamedTuple):
             if isinstance(cut, Epochs):
                 source = cut.of_source(source, share, self.item_size)
             elif cut.of == "batches":
-                source = Viewed(source, BatchSlice(cut.chosen, self.size * share.world, tail == "drop"))
+                source = SourceView(source, BatchSlice(cut.chosen, self.size * share.world, tail == "drop"))
             else:
-                source = Viewed(source, cut.chosen)
+                source = SourceView(source, cut.chosen)
         return source
 
     def batches(

@@ -31,8 +31,8 @@ from wdscli.loader.order.source import (
     Passes,
     PositionSource,
     Slice,
+    SourceView,
     ValueFact,
-    Viewed,
 )
 from wdscli.loader.place.cuts import Cut, Epochs, EpochSlice
 from wdscli.loader.place.ranks import EpochBatches, Fill, Share, Tail
@@ -420,7 +420,7 @@ class Plans:
         an impossible order of cuts."""
         for number, cut in enumerate(cuts):
             if isinstance(cut, EpochSlice):
-                source = Viewed(source, cut.chosen) if cut.of == "samples" else source
+                source = SourceView(source, cut.chosen) if cut.of == "samples" else source
             elif any(
                 isinstance(earlier, EpochSlice) and earlier.of == "batches" for earlier in cuts[:number]
             ):

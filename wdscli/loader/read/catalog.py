@@ -30,7 +30,7 @@ from wdscli.arrays import F64, I64, U16, numpy
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.loader.checks import cache_of
 from wdscli.model import to_bytes, to_text
-from wdscli.samples import Ignored
+from wdscli.samples import IgnoredMembers
 from wdscli.samples.reading import Expected
 from wdscli.selection.values import Numbers
 from wdscli.shards.index import Index, IndexBuilder
@@ -77,7 +77,7 @@ ORDER_BLOCK_BYTES, MEMBER_BYTES = 1 << 22, 1 << 10
 """The approximate bytes of an order block, and the bytes that each member's header and padding add to its payload."""
 
 
-class Packed(NamedTuple):
+class CoreTable(NamedTuple):
     """A table in the form that the compiled core accepts, with memory views as columns."""
 
     address: str
@@ -145,10 +145,10 @@ class ShardTable:
         self.key_ends: I64 = index.key_ends.view(numpy.int64)
 
     @cached_property
-    def packed(self) -> Packed:
+    def packed(self) -> CoreTable:
         """The columns for the compiled core. To read a single number from such a column is three times as fast as from
         an array."""
-        return Packed(
+        return CoreTable(
             self.address,
             self.keys,
             self._raw_fields,
@@ -618,7 +618,7 @@ def _salvaged(address: str, open_shard: Callable[[str], Source]) -> tuple[Index,
     if the shard cannot be opened."""
     from wdscli.samples.grouping import Salvager
 
-    builder, ignored, dropped, size = IndexBuilder(), Ignored(), dict[str, int](), 0
+    builder, ignored, dropped, size = IndexBuilder(), IgnoredMembers(), dict[str, int](), 0
     try:
         with open_shard(address) as source:
             size = source.size or 0

@@ -1,9 +1,9 @@
 """This module reads samples by shard and place, in any order, as dictionaries of payloads.
 
 Only one thread may use a :class:`Fetcher`. Any number of threads may use a :class:`Pool`, also after a fork, because it
-gives each call its own fetcher. :class:`Shared` reads remote shards. The samples of one call are sorted by shard and
-place, and the samples of one shard are read together by :mod:`wdscli.loader.read.rows`, which notices a stale index.
-This module does not know orders, ranks or stages."""
+gives each call its own fetcher. :class:`RemoteShards` reads remote shards. The samples of one call are sorted by shard
+and place, and the samples of one shard are read together by :mod:`wdscli.loader.read.rows`, which notices a stale
+index. This module does not know orders, ranks or stages."""
 
 from __future__ import annotations
 
@@ -267,9 +267,9 @@ def in_order(rows: I64, samples: Sequence[Any]) -> list[Any]:
 
 class Pool:
     """Reads samples of ``catalog``. Any number of threads may use a pool. Local shards are read in the calling thread,
-    or in ``threads`` threads. :class:`Shared` reads remote shards, with up to ``threads`` threads, by default 16. A
-    pool can be pickled. The owner closes the pool. Without ``reads_gaps``, a pool never reads long gaps between remote
-    samples.
+    or in ``threads`` threads. :class:`RemoteShards` reads remote shards, with up to ``threads`` threads, by default 16.
+    A pool can be pickled. The owner closes the pool. Without ``reads_gaps``, a pool never reads long gaps between
+    remote samples.
 
     A forked process begins with an empty pool, because it cannot share connections with its parent, and can quickly
     open files again."""
@@ -293,7 +293,7 @@ class Pool:
         self._process = os.getpid()
         self._idle: dict[int, list[Fetcher]] = {}
         self._executor: DaemonPool | None = None
-        self._shared: Shared | None = None
+        self._shared: RemoteShards | None = None
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
         """Return the samples at ``places`` of ``shards``, in the requested order. Raises InputError, DataError."""
@@ -321,9 +321,9 @@ class Pool:
         return self._remote.read({shard: [place]})[0]
 
     @property
-    def _remote(self) -> Shared:
+    def _remote(self) -> RemoteShards:
         if self._shared is None:
-            self._shared = Shared(self._catalog, self._fields, self._pool(), self._reads_gaps)
+            self._shared = RemoteShards(self._catalog, self._fields, self._pool(), self._reads_gaps)
         return self._shared
 
     def _check_process(self) -> None:
@@ -387,7 +387,7 @@ class Pool:
         self._begin()
 
 
-class Shared:
+class RemoteShards:
     """Reads samples of remote shards, with one source for each shard. Any number of threads may use this object. All
     ranges of a call, and of an announced later call (``soon``), are requested before the call waits for the first
     answer. If reading a gap was cheaper than another request, its bytes are kept for later calls. If two threads read

@@ -59,7 +59,7 @@ class Kept(NamedTuple):
     error: WdsError | None = None
 
 
-class Wanted(NamedTuple):
+class SelectionArguments(NamedTuple):
     """The arguments that select samples. ``sample`` has the form of the option ``--sample``, or is a pair of such a
     value and a seed."""
 
@@ -71,7 +71,7 @@ class Wanted(NamedTuple):
     @property
     def is_all(self) -> bool:
         """Whether the arguments keep all samples."""
-        return self == Wanted()
+        return self == SelectionArguments()
 
 
 class Filter(NamedTuple):
@@ -82,7 +82,7 @@ class Filter(NamedTuple):
     on_error: OnUndecodable = "raise"
 
     @classmethod
-    def parse(cls, wanted: Wanted, on_error: str = "raise") -> Filter | None:
+    def parse(cls, wanted: SelectionArguments, on_error: str = "raise") -> Filter | None:
         """Return the filter for these arguments, or None if they keep all samples. Raises UsageError for an invalid
         expression, and InputError if ``keys_from`` cannot be read."""
         if wanted.is_all:
@@ -291,14 +291,21 @@ class FilteredCatalog(Catalog):
 
 
 def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalog:
-    """Return a catalog of the samples that the arguments of :class:`Wanted` keep. If the arguments keep all samples,
+    """Return a catalog of the samples that the arguments of :class:`SelectionArguments` keep. If the arguments keep all
+    samples,
     return ``catalog`` itself."""
-    chosen = Filter.parse(Wanted(**wanted), on_error)
+    chosen = Filter.parse(SelectionArguments(**wanted), on_error)
     return catalog if chosen is None else FilteredCatalog(catalog, chosen)
 
 
 def open_catalog(
-    urls: Urls, wanted: Wanted, access: Access, *, on_error: str, salvage: bool, spelled: bool = False
+    urls: Urls,
+    wanted: SelectionArguments,
+    access: Access,
+    *,
+    on_error: str,
+    salvage: bool,
+    spelled: bool = False,
 ) -> Catalog:
     """Open a set for a dataset, with its cache and with only the wanted samples. Raises UsageError, InputError,
     DataError."""

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 from wdscli.loader.order.source import Spare
 from wdscli.loader.place.ranks import EpochBatches
-from wdscli.loader.read.failures import Failed, Guard, Policy, Replacing, StopEpoch
-from wdscli.loader.read.reading import Block, Read, Times
+from wdscli.loader.read.failures import FailedSample, Guard, Policy, Replacing, StopEpoch
+from wdscli.loader.read.reading import BatchBlock, Read, Times
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -419,13 +419,13 @@ class UnitMaker:
             read.number, len(each), partial(self._pipeline.joined, results, sample_count, stops), stops
         )
 
-    def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
+    def samples(self, blocks: Iterable[tuple[BatchBlock, list[Any]]]) -> Iterator[tuple[int, Any]]:
         """Yield pairs (number, item) for a pipeline without a batch stage, until a handler ends the epoch. To be fast,
         the method makes no units."""
         times, clock = self._times, time.perf_counter
         for block, samples in blocks:
             kinds = set(map(type, samples))
-            if not self._pipeline.before and Failed not in kinds and kinds <= {dict}:
+            if not self._pipeline.before and FailedSample not in kinds and kinds <= {dict}:
                 begin = clock()
                 yield from zip(block.numbers, samples)
                 times.waiting += clock() - begin

@@ -19,13 +19,13 @@ from wdscli.errors import UsageError, nearest
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.batches import WINDOW, Rule, rule_of_batches, want_expression
 from wdscli.loader.order.source import (
-    Derived,
+    DerivedSource,
     PositionSource,
+    RandomShare,
     ShuffledPositions,
     Slice,
-    Thinned,
+    SourceView,
     ValueFact,
-    Viewed,
 )
 from wdscli.loader.place.cuts import Cut, Epochs, EpochSlice
 from wdscli.loader.place.planned import Plans
@@ -48,7 +48,7 @@ from wdscli.loader.stages.per_batch import concatenated, default_collation, unba
 from wdscli.loader.stages.per_sample import XDECODERS, alternatives, want_callable
 
 if TYPE_CHECKING:
-    from wdscli.loader.read.failures import Counts, Policy
+    from wdscli.loader.read.failures import Policy, SkipCounts
 
 Function = Callable[[Any], Any]
 
@@ -81,7 +81,7 @@ class PerSample(Generic[Item]):
     change."""
 
     pipeline = Pipeline()
-    _counts: Counts
+    _counts: SkipCounts
     _policy: Policy | None = None
 
     def stats(self) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class Fluent(PerSample[Item]):
             raise UsageError(
                 "mcached() keeps samples, not batches", hint="call mcached() before batched() and compose()"
             )
-        kept = per_sample.Remembered(self.pipeline.before)
+        kept = per_sample.MapOnce(self.pipeline.before)
         return self._with(pipeline=self.pipeline._replace(before=(kept,)))
 
     def lmdb_cached(self, *args: Any, **kw: Any) -> Any:
@@ -490,7 +490,7 @@ class Fluent(PerSample[Item]):
         if self.pipeline.generators or self.is_stream:
             return self._through(self._thinning(p))
         self._refuse_after_slice("rsample")
-        return self if p == 1 else self._with(source=Viewed(self.source, Thinned(p, self._seed)))
+        return self if p == 1 else self._with(source=SourceView(self.source, RandomShare(p, self._seed)))
 
     def _thinning(self, p: float) -> Any:
         """Return the generator stage that keeps each item with probability ``p``."""
@@ -542,7 +542,7 @@ class Fluent(PerSample[Item]):
         span = self._span
         if not self._cuts or (len(self._cuts) == 1 and span is not None and span.items is None):
             source = self.source if span is None else span.of_source(self.source, Share(), 1)
-            return self._with(source=Viewed(source, chosen), _cuts=())
+            return self._with(source=SourceView(source, chosen), _cuts=())
         cuts = [cut._replace(samples=True) if isinstance(cut, Epochs) else cut for cut in self._cuts]
         return self._with(_cuts=(*cuts, EpochSlice(chosen, "samples")))
 
@@ -634,12 +634,12 @@ def _by_iterator(self: Any) -> Iterator[Any]:
 def _shuffled(source: PositionSource, seed: int) -> PositionSource:
     """Return ``source`` in a shuffled order. If ``source`` is already shuffled, return it unchanged."""
     inner = source
-    while isinstance(inner, Derived):
-        if isinstance(inner, Viewed) and isinstance(inner.view, ShuffledPositions):
+    while isinstance(inner, DerivedSource):
+        if isinstance(inner, SourceView) and isinstance(inner.view, ShuffledPositions):
             return source
         inner = inner.source
     if inner.is_shuffled:
         return source
     if source is inner and isinstance(inner, IndexedSource):
         return inner.shuffled(seed)
-    return Viewed(source, ShuffledPositions(seed))
+    return SourceView(source, ShuffledPositions(seed))

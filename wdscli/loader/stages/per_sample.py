@@ -241,7 +241,7 @@ class Info:
         return "\n".join([f"--- {self._name}", *(f"{k} {v!r:.{self._width}}" for k, v in sample.items())])
 
 
-class Remembered:
+class MapOnce:
     """Applies functions to each sample once, and keeps the results by shard and key. A pickle does not include the
     results."""
 
