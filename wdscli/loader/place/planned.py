@@ -401,9 +401,10 @@ class Plans:
         if self.rule.together < 0:
             return self.rule._replace(together=world)
         if self.rule.together > 1 and self.rule.together % world:
+            word = "same_bucket" if self.rule.kind == "bucket" else "balance"
             raise UsageError(
-                f"same_bucket={self.rule.together} is not a multiple of the number of ranks, {world}",
-                hint="same_bucket=True",
+                f"{word}={self.rule.together} is not a multiple of the number of ranks, {world}",
+                hint=f"{word}=True",
             )
         return self.rule
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import chain, islice
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, cast
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import UsageError, nearest
 from wdscli.loader.checks import want_whole
-from wdscli.loader.order.batches import WINDOW, Rule, rule_of_batches, want_expression
+from wdscli.loader.order.batches import BATCH_SAMPLES, WINDOW, Rule, rule_of_batches, rule_of_packs
 from wdscli.loader.order.source import (
     DerivedSource,
     PositionSource,
@@ -70,10 +70,6 @@ def in_place(method: Method) -> Method:
 
 Self = TypeVar("Self", bound="PerSample")
 Whole = TypeVar("Whole", bound="Fluent")
-
-
-BATCH_SAMPLES = 20
-"""The default number of samples in a batch, as in webdataset."""
 
 
 class PerSample(Generic[Item]):
@@ -350,6 +346,7 @@ class Fluent(PerSample[Item]):
         budget: float | None = None,
         length: str | Mapping[str, str] | None = None,
         max_samples: int | None = None,
+        balance: bool | int = False,
         window: int = WINDOW,
     ) -> Whole:
         """Make batches of ``batchsize`` samples for each rank. ``collation_fn`` makes a batch from a list of samples;
@@ -360,16 +357,11 @@ class Fluent(PerSample[Item]):
         ``buckets={(0, 256): 128, (256, 512): 64}`` also sets the batch size of each bucket. With ``same_bucket=True``
         all ranks have the same bucket in each step. With ``same_bucket=8``, the batches are the same for 1, 2, 4 and 8
         ranks, and all ranks have the same bucket in each step. With ``budget=16384, length="json.tokens",
-        max_samples=256`` the number of samples times the largest length is at most the budget. ``window`` is the number
-        of samples that are planned together."""
+        max_samples=256`` the number of samples times the largest length is at most the budget; ``balance=True`` gives
+        the ranks about equal lengths in each step. ``window`` is the number of samples that are planned together."""
         batchsize = want_whole("batched: batchsize", batchsize, 1)
-        groups = (bucket, buckets, same_bucket), (budget, length, max_samples)
-        if groups != ((None, (), False), (None, None, None)) or window != WINDOW:
-            if batchsize != BATCH_SAMPLES and (budget is not None or isinstance(buckets, Mapping)):
-                raise UsageError(
-                    f"batched({batchsize}) has a batch size, but also a budget or sizes of buckets",
-                    hint=f"leave out the batch size {batchsize}",
-                )
+        groups = (bucket, buckets, same_bucket), (budget, length, max_samples, balance)
+        if groups != ((None, (), False), (None, None, None, False)) or window != WINDOW:
             rule = rule_of_batches(batchsize, partial, want_whole("batched: window", window, 1), *groups)
             return self._planned(rule, collation_fn or list)
         if self.pipeline.generators or self.pipeline.spreads:
@@ -390,20 +382,19 @@ class Fluent(PerSample[Item]):
         *,
         truncate: bool = False,
         drop: bool = False,
+        max_samples: int | None = None,
+        order: Literal["free", "kept"] = "free",
+        balance: bool | int = False,
         window: int = WINDOW,
     ) -> Whole:
         """Make packs of samples. ``length`` is an expression for a sample's length, such as ``"json.tokens"``. The
         lengths of the samples in a pack add up to at most ``size``. A pack has the joined arrays of its samples,
         ``position_ids``, and ``cu_seqlens``, an array of 0 and the end of each sample. ``collation_fn`` can make
         another value from the list of samples. A sample longer than ``size`` is an error, unless ``truncate`` shortens
-        it or ``drop`` leaves it out."""
-        if truncate and drop:
-            raise UsageError("packed(truncate=True, drop=True)", hint="give one of them")
-        size = want_whole("packed: size", size, 1)
-        want_expression("packed: length", length)
-        too_long: Any = "truncate" if truncate else "drop" if drop else "error"
-        window = want_whole("packed: window", window, 1)
-        rule = Rule("packed", length, size, too_long=too_long, window=window)
+        it or ``drop`` leaves it out. With ``order="kept"``, packs have neighbours, in the order of the epoch. With
+        ``balance=True``, the sums of the squared lengths are about equal for the ranks in each step."""
+        rule = Rule("packed", length, size, window=window)
+        rule = rule_of_packs(rule, (truncate, drop, max_samples), order, balance)
         return self._planned(rule, collation_fn or partial(concatenated, size, truncate))
 
     def _planned(self: Whole, rule: Rule, collate: Function) -> Whole:
