@@ -21,7 +21,7 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in HOUSE.rglob("*.py")}
-COMPILED = {"wdscli.tar._core"}
+COMPILED = {"wdscli.tar._core", "wdscli.tar._crc"}
 
 
 @cache
@@ -98,9 +98,9 @@ def room(package: str, module: str) -> str:
 
 CALLERS = {
     "is_other_version": "shards.proof",
-    "parse_index": "ops.index shards.proof",
+    "parse_index": "ops.adopt ops.index shards.proof",
     "proven_by": "shards.proof verify.beside",
-    "read_index": "loader.read.catalog shards.moving shards.proof verify.beside",
+    "read_index": "loader.read.catalog ops.adopt shards.moving shards.proof verify.beside",
     "scan_index": "ops.index shards.proof shards.reading",
 }
 """The modules that call a piece with which a question was once answered in several places. All others call the function

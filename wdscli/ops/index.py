@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError
 from wdscli.executors import (
@@ -24,7 +24,8 @@ from wdscli.executors import (
     tick_of_task,
     useful_shard_jobs,
 )
-from wdscli.model import ShardInfo
+from wdscli.model import Facts, ShardInfo
+from wdscli.ops.adopt import adopt_shard, note_version
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet
@@ -44,7 +45,7 @@ from wdscli.shards.inputs import (
 from wdscli.shards.locks import OutputLock, remove_receipts
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_folder, name_from, set_prefix
 from wdscli.shards.proof import ProvenIndex, prove_index, scan_index
-from wdscli.shards.reading import Digest, checksum_of, index_batches, new_digest, written
+from wdscli.shards.reading import Digest, index_batches, new_digest, written
 from wdscli.storage import (
     Source,
     base_name,
@@ -59,13 +60,20 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import DigestedSource
-from wdscli.storage.kinds import note_of, stored_version, tells_bytes
+from wdscli.storage.kinds import stored_version, tells_bytes
 from wdscli.storage.opening import has_notes
+from wdscli.tar.crc import StoreDigest
 
 WORTH_PROCESSES_BYTES = 1 << 27
 """A process computes the values of this many bytes of shards while another one starts."""
 SHARED_CLAIM = "index"
 """The name of a shared lock. Several runs may hold it at the same time, because they make the same indexes."""
+
+
+Adoption = Literal["", "bytes", "sizes"]
+"""What is compared to adopt a copied set; see :mod:`wdscli.ops.adopt`."""
+BELIEVED = "believed"
+"""The key in a manifest's ``made`` for a set that was adopted by its sizes."""
 
 
 class Side(NamedTuple):
@@ -110,6 +118,7 @@ class IndexTask(NamedTuple):
     """False if it is known that the shard has no index."""
     values: tuple[str, ...] = ()
     """The names of the values that the index must have."""
+    adopt: Adoption = ""
 
 
 class IndexedShard(NamedTuple):
@@ -136,6 +145,7 @@ def index(
     trust_addresses: bool = False,
     dry_run: bool = False,
     check: bool = False,
+    adopt: Adoption = "",
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> IndexReport:
@@ -151,7 +161,8 @@ def index(
     ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the algorithm of the manifest's checksums:
     ``xxh3_128``, ``sha256``, or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
     ``dry_run`` reads the shards and writes nothing. With ``check``, a manifest that contradicts the shards is no error;
-    it counts as a file to rewrite. ``jobs`` is the number of processes; None means one per processor.
+    it counts as a file to rewrite. With ``adopt``, indexes are compared with the shards' bytes or sizes, and become
+    their proven indexes. ``jobs`` is the number of processes; None means one per processor.
 
     Raises UsageError for streams and compressed shards, and InputError if nothing is found. Raises DataError for a
     damaged shard, a key repeated in a shard, and a manifest that contradicts the shards. Raises OutputExistsError for
@@ -171,6 +182,7 @@ def index(
     plan = SetPlan(
         shards, manifest, with_manifest and not dialects, force=force, dry_run=dry_run, check=check
     )
+    plan.adopt = adopt
     makers = [make_dialect(name, plan.folder, plan.prefix) for name in dict.fromkeys(dialects)]
     tasks = plan.tasks(checksum, with_index=with_index, has_makers=bool(makers), values=names)
     # Another run that is writing these shards will write their manifest too.
@@ -262,10 +274,13 @@ def _files_of(indexed: IndexedShard, shard: ShardPlace, makers: Iterable[Dialect
 
 def index_shard(task: IndexTask) -> IndexedShard:
     """Keep or make one shard's index, and collect the shard's facts. This is the task that processes run."""
-    digest = new_digest(task.checksum) if _reads_once(task) else None
-    update = None if digest is None else _counted(digest)
+    if task.adopt:
+        info = adopt_shard(task.address, task.listed, trust_sizes=task.adopt == "sizes", write=task.write)
+        return IndexedShard(Side(index_address(task.address), "made", "adopted", task.address), info, None)
+    digest, crcs = new_digest(task.checksum), StoreDigest()
+    update = None if digest is None else _counted(digest, crcs)
     reads_all = task.checksum != "none" or bool(task.values)
-    with open_source(task.address, whole=reads_all, digest=update) as source:
+    with open_source(task.address, whole=reads_all, digest=update if _reads_once(task) else None) as source:
         _refuse_compressed(source, task.address)
         place = index_address(task.address)
         proven, names = ProvenIndex(), set(task.values)
@@ -276,24 +291,28 @@ def index_shard(task: IndexTask) -> IndexedShard:
         if old is not None and names <= old.numbers.keys():
             if task.write:
                 _note_version(old, task.address, source)
-            return IndexedShard(
+            side, info = (
                 Side(place, "kept", shard=task.address),
-                _facts(task, old, source),
-                None,
-                _without(old.numbers),
+                _facts(task, old.facts(), source, digest, update),
             )
+            return IndexedShard(side, info, None, _without(old.numbers))
         sample_numbers = SampleNumbers(sorted(names), lenient=True)
         builder, ignored = scan_index(source, numbers=sample_numbers)
         source.confirm()
         builder.values = sample_numbers.numbers()
-        name, version = base_name(task.address), stored_version(task.address, source.version)
-        data = builder.to_bytes(shard=name, size=source.size, ignored=ignored, version=version)
+        info = replace(_facts(task, builder.facts(), source, digest, update), index=False)
+        data = builder.to_bytes(
+            shard=base_name(task.address),
+            size=source.size,
+            ignored=ignored,
+            version=stored_version(task.address, source.version),
+            checksums=crcs.checksums() if source.stored is source else {},
+        )
         index = parse_index(data, place)
         _refuse_repeats(index, task.address)
         if task.write:
             _store(place, data)
         reason = "forced" if task.force else _reason(proven)
-        info = replace(_facts(task, index, source, digest), index=False)
         side = Side(place, "made", reason, task.address)
         return IndexedShard(
             side, info, data if task.want_index else None, _without(index.numbers), sample_numbers.remarks()
@@ -333,12 +352,13 @@ def _without(numbers: Mapping[str, Numbers]) -> frozenset[str]:
     return frozenset(name for name, column in numbers.items() if column.missing.all())
 
 
-def _counted(digest: Digest) -> Callable[[bytes], None]:
-    """Return a function that updates a digest and the task's progress."""
+def _counted(digest: Digest, crcs: StoreDigest) -> Callable[[bytes], None]:
+    """Return a function that updates two digests and the task's progress."""
     tick = tick_of_task()
 
     def update(data: bytes) -> None:
         digest.update(data)
+        crcs.update(data)
         tick(len(data))
 
     return update
@@ -351,11 +371,8 @@ def _note_version(index: Index, address: str, source: Source) -> None:
     if is_local(address) or not tells_bytes(version) or version in (index.version, index.noted):
         return
     with suppress(InputError, OutputError):
-        data = read_all(index.name) if has_notes(address) else b""
-        if data and parse_index(data, index.name).digest == index.digest:
-            with open_sink(index.name, force=True) as sink:
-                sink.write(data)
-                sink.note = note_of(version)
+        if has_notes(address):
+            note_version(index, version)
 
 
 def _reads_once(task: IndexTask) -> bool:
@@ -364,10 +381,16 @@ def _reads_once(task: IndexTask) -> bool:
     return not is_local(task.address) and not (task.listed or (task.has_index and not task.force))
 
 
-def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None = None) -> ShardInfo:
-    """Return the shard's entry for the manifest. The existing manifest's checksum is reused if headers and size
-    agree."""
-    info = index.facts().of_shard(base_name(task.address), source.stored.size or 0, checksum=None, index=True)
+def _facts(
+    task: IndexTask,
+    facts: Facts,
+    source: Source,
+    digest: Digest | None,
+    update: Callable[[bytes], None] | None,
+) -> ShardInfo:
+    """Return the shard's entry for the manifest. The existing manifest's checksum is reused if headers and size agree.
+    Otherwise ``update`` gets all bytes, and updates ``digest``."""
+    info = facts.of_shard(base_name(task.address), source.stored.size or 0, checksum=None, index=True)
     listed = task.listed
     if (
         listed is not None
@@ -375,13 +398,13 @@ def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None 
         and (listed.headers, listed.size_bytes) == (info.headers, info.size_bytes)
     ):
         return replace(info, checksum=listed.checksum)
-    if digest is not None and isinstance(source.stored, DigestedSource):
+    if isinstance(source.stored, DigestedSource):
         source.stored.read_rest()
-        checksum = written(task.checksum, digest)
-    else:
-        checksum = checksum_of(source.stored, task.checksum, tick_of_task())
+    elif update is not None:
+        for data in source.stored.pieces():
+            update(data)
     source.confirm()
-    return replace(info, checksum=checksum)
+    return replace(info, checksum=written(task.checksum, digest))
 
 
 def _refuse_repeats(index: Index, address: str) -> None:
@@ -442,6 +465,7 @@ class SetPlan:
     ) -> None:
         self.force, self.dry_run, self.takes_contradictions = force, dry_run, force or check
         self.writes = not (dry_run or check)
+        self.adopt: Adoption = ""
         self._shards, self._addresses = shards, shards.addresses
         prefix, folder = set_prefix(self._addresses), common_folder(self._addresses)
         default = folder + (f"{prefix}-{MANIFEST_SUFFIX}" if prefix else MANIFEST_SUFFIX)
@@ -477,6 +501,7 @@ class SetPlan:
                 want_index=has_makers,
                 has_index=address not in unindexed,
                 values=values,
+                adopt=self.adopt,
             )
             for address in self._addresses
         ]
@@ -513,8 +538,11 @@ class SetPlan:
         return name_from(self.folder, address)
 
     def listed(self, address: str) -> ShardInfo | None:
-        """Return the manifest's entry for a local shard if the shard is not newer than the manifest."""
+        """Return the manifest's entry for a local shard if the shard is not newer than the manifest. Return any entry
+        to adopt a shard."""
         shard = self._listed.get(self.name(address))
+        if self.adopt:
+            return shard
         if shard is None or not self.manifest or not (is_local(address) and is_local(self.manifest)):
             return None
         with suppress(OSError):
@@ -544,6 +572,9 @@ def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manif
     else:
         # Keep the old manifest's record of how the set was made.
         manifest = replace(old, shards=shards)
+    if plan.adopt:
+        made = {name: fact for name, fact in manifest.made.items() if name != BELIEVED}
+        manifest = replace(manifest, made={**made, **({BELIEVED: "sizes"} if plan.adopt == "sizes" else {})})
     if manifest == old and not force and plan.contradiction is None:
         return manifest, Side(address, "kept")
     is_stale = old is None or place is not None or plan.contradiction is not None

@@ -1,10 +1,9 @@
 """This module has the index of a shard, ``.wds/<shard name>.wdx``: the place of every sample and every member.
 
-An index is one msgpack map of numbers, strings and packed little-endian arrays. So loading an array is a call of
-``frombuffer``, without parsing. wdscli-index(5) documents the format. :class:`Index` is a loaded index.
-:class:`IndexBuilder` collects an index while a shard is written or scanned. It takes samples, batches or arrays. An
-index has about ninety bytes per small sample. All but the last few MB are kept in a temporary file, so that a writer's
-memory does not grow with the number of samples.
+An index is one msgpack map of numbers, strings and packed little-endian arrays (wdscli-index(5)). So loading an array
+is a call of ``frombuffer``, without parsing. :class:`Index` is a loaded index. :class:`IndexBuilder` collects an index
+while a shard is written or scanned. An index has about ninety bytes per small sample. All but the last few MB are kept
+in a temporary file, so that a writer's memory does not grow with the number of samples.
 
 An index is verified in several ways. ``digest`` is an XXH3-64 over the packed columns, which contain the facts of the
 headers: names, places, sizes. If a scan of the shard gives another digest, the index is stale. ``seal``, the last
@@ -86,8 +85,12 @@ class Index:
         """The version of the shard that the index was made from, if the store has versions."""
         self.noted = ""
         """The version of the shard when both were written, if the store keeps it with the index."""
+        self.compared = ""
+        """The version whose checksum in the store was compared with :attr:`checksums`."""
         self.checksum = ""
         """The checksum of that version, as manifests write it, if it is kept too."""
+        self.checksums: Mapping[str, str] = raw.get("checksums", {})
+        """The checksums of the shard's file, in the form of :mod:`wdscli.tar.crc`."""
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
         self.mark_bytes: bytes = raw["marks"]
@@ -178,9 +181,9 @@ class Index:
         return renamed
 
     def without_values(self) -> Index:
-        """Return the same index without stored values."""
+        """Return the same index without stored values and checksums, which depend on the payloads."""
         plain = copy(self)
-        plain.numbers = {}
+        plain.numbers, plain.checksums = {}, {}
         return plain
 
     def part(self, rows: I64) -> Index:
@@ -286,10 +289,7 @@ def parse_index(data: bytes, name: str, *, has_columns: bool = True) -> Index:
 
 def _check_columns(index: Index) -> None:
     """Raise ValueError unless every number points to a possible place. Even a file with a correct seal may be crafted.
-
-    Samples must follow each other in the shard, members must be inside their sample, and keys and members must be in
-    order.
-    """
+    Samples must follow each other in the shard, members must be inside their sample, and both must be in order."""
     samples, members, columns = index.samples, index.members, index._columns
     if any(len(columns[name]) != (members if name in _PER_MEMBER else samples) for name in COLUMNS):
         raise ValueError("its columns have different lengths")
@@ -355,6 +355,7 @@ _FIELDS = {
     "long_names": ("pax", "gnu"),
     "ignored": {...: _COUNT},
     "etag?": str,
+    "checksums?": {...: str},
     "values?": object,
     "digest": str,
     **dict.fromkeys(("fields", "keys", *COLUMNS), bytes),
@@ -391,11 +392,8 @@ class SampleArrays(NamedTuple):
 
 
 class IndexBuilder:
-    """Collects the columns of one shard while it is written or scanned.
-
-    Some hundred single samples are collected as a batch, because packing whole columns is ten times faster than packing
-    single numbers.
-    """
+    """Collects the columns of one shard while it is written or scanned. Some hundred single samples are collected as a
+    batch, because packing whole columns is ten times faster than packing single numbers."""
 
     def __init__(self) -> None:
         self._columns = {name: Column(code) for name, code in {"keys": "B", **COLUMNS}.items()}
@@ -578,7 +576,7 @@ class IndexBuilder:
         return index
 
     def to_bytes(self, **about: Any) -> bytes:
-        """Return the whole index file; see :meth:`pieces`."""
+        """Return the whole file; see :meth:`pieces`."""
         return b"".join(self.pieces(**about))
 
     def _head(
@@ -588,9 +586,10 @@ class IndexBuilder:
         form: Form = CANONICAL,
         ignored: dict[str, int] | None = None,
         version: str = "",
+        checksums: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return the facts about the shard for its index. ``size`` is the shard's size in bytes, and ``shard`` is its
-        file name. ``version`` is its version, if the store has versions. Raises DataError for a field with a NUL."""
+        """Return the facts for an index. ``shard`` is the shard's file name, ``size`` its size in bytes, ``version``
+        its version in a store, ``checksums`` those of its file. Raises DataError for a field with a NUL."""
         for field in self._field_ids:
             if b"\0" in field:
                 raise DataError(
@@ -611,6 +610,7 @@ class IndexBuilder:
             "long_names": form.long_names,
             "ignored": dict(sorted((ignored or {}).items())),
             **({"etag": version} if version else {}),
+            **({"checksums": dict(checksums)} if checksums else {}),
             "digest": self.digest(),
         }
 

@@ -55,9 +55,12 @@ def find_original(address: str, output: str, settings: ShardSettings) -> Origina
 
 
 def _remote(address: str, settings: ShardSettings) -> Original | None:
-    pinned = read_index(address).pinned
-    if pinned is None or pinned.index is None:
+    stored = read_index(address)
+    pinned = stored.pinned
+    if stored.index is None or pinned is None or pinned.index is None:
         return None
+    # The copy has the bytes of the named version, and so the same checksums.
+    pinned.index.checksums = stored.index.checksums
     checksum = None if settings.checksum == "none" else pinned.index.checksum
     is_known = checksum is None or checksum.partition(":")[0] == settings.checksum
     version = stored_version(address, pinned.version)

@@ -7,14 +7,19 @@ gets an index with a :class:`Proof`, or with the reason why the index is not use
     NOTHING    the seal of the index                                        bytes of the version that the index names
     HEADERS    the size, some headers, some gaps; no version contradicts    places; each header is compared again
                                                                             before its payload is read
-    PAYLOADS   for a store: a version that identifies the bytes             everything; nothing else is compared
+    PAYLOADS   for a store: a version that identifies the bytes, or the     everything; nothing else is compared
+               checksum that the store keeps of all bytes
                for a local shard: HEADERS, and it is not newer              places as above, and stored values
 
-A size, version or header that contradicts the index proves that it belongs to another shard. :class:`Evidence` is
-everything that is known of a shard before its headers are read, from a listing, an open source or the file system. The
-functions: :func:`read_index` reads the file, :func:`proven_by` judges it by the evidence, :func:`differing_headers`
-reads headers, and :func:`prove_index` does all of this for an open shard. :func:`open_by_index` and
-:attr:`StoredIndex.pinned` do not read the shard. :func:`find_index` is the short form for callers that warn.
+A size, checksum, version or header that contradicts the index proves that it belongs to another shard. A copy has
+another version, so an equal checksum counts more than the version. It costs one small request for a shard, and replaces
+the requests that compare headers.
+
+:class:`Evidence` is everything that is known of a shard before its headers are read, from a listing, a HEAD answer, an
+open source or the file system. The functions: :func:`read_index` reads the file, :func:`proven_by` judges it by the
+evidence, :func:`differing_headers` reads headers, and :func:`prove_index` does all of this for an open shard.
+:func:`open_by_index` and :attr:`StoredIndex.pinned` do not read the shard. :func:`find_index` is the short form for
+callers that warn.
 
 A caller that reads no header itself asks for a stricter :class:`~wdscli.shards.index.Check`. A view asks the same of
 its bases. This module does not know what a caller does with an index.
@@ -23,7 +28,7 @@ its bases. This module does not know what a caller does with an index.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -41,8 +46,9 @@ from wdscli.shards.layout import ViewSource
 from wdscli.storage import Source, is_local, is_stream
 from wdscli.storage.addresses import local_path
 from wdscli.storage.kinds import is_other_version, parse_note, source_version, stored_version, tells_bytes
-from wdscli.storage.opening import current_version, open_pinned, read_noted
+from wdscli.storage.opening import current_version, is_pinnable, open_pinned, read_noted
 from wdscli.tar import CANONICAL, Form
+from wdscli.tar.crc import agrees
 from wdscli.threads import holding
 
 LOCAL_GAPS = 1 << 10
@@ -68,12 +74,13 @@ class Evidence(NamedTuple):
     """Everything known of a shard before its headers are read. ``version`` is a
     :func:`~wdscli.storage.kinds.stored_version`; it is empty for a local shard and if unknown. ``is_newer`` says
     whether a local shard was changed after its index, and is None for other shards. ``is_untouched`` says that nothing
-    touched a local shard after its index was written."""
+    touched a local shard after its index was written. ``checksums`` are those that the store keeps."""
 
     size: int | None
     version: str = ""
     is_newer: bool | None = None
     is_untouched: bool = False
+    checksums: Mapping[str, str] = {}
 
     @classmethod
     def of_source(cls, address: str, source: Source) -> Evidence:
@@ -178,7 +185,7 @@ def prove_index(
         return ProvenIndex(reason=stored.damage)
     index = stored.index
     evidence = Evidence.of_source(address, source)
-    proof, reason = proven_by(index, evidence)
+    proof, reason, _ = _proven(index, address, evidence)
     if not reason:
         is_doubtful = check is Check.ALL_LOCAL and evidence.is_newer is not None and not evidence.is_untouched
         compares_all = evidence.is_newer or is_doubtful or check is Check.ALL
@@ -210,14 +217,36 @@ def read_index(address: str, *, has_columns: bool = True) -> StoredIndex:
 
 
 def proven_by(index: Index, evidence: Evidence) -> tuple[Proof, str]:
-    """Return the proof that evidence alone gives, and the reason if it contradicts the index. (A checksum that a store
-    keeps is evidence too; indexes do not have such checksums yet.)"""
+    """Return the proof that evidence alone gives, and the reason if it contradicts the index."""
     if evidence.size is not None and evidence.size != index.size:
         return Proof.NOTHING, f"the shard has {evidence.size} bytes, the index is for {index.size}"
-    if is_other_version(index.version, evidence.version):
-        return Proof.NOTHING, "the store has another version of the shard"
-    is_same = evidence.version in (index.version, index.noted) and tells_bytes(evidence.version)
-    return (Proof.PAYLOADS if is_same else Proof.NOTHING), ""
+    if (is_same := agrees(index.checksums, evidence.checksums)) is not None:
+        return (Proof.PAYLOADS, "") if is_same else (Proof.NOTHING, "the store keeps another checksum")
+    if evidence.version in (index.compared, index.noted, index.version) and tells_bytes(evidence.version):
+        return Proof.PAYLOADS, ""
+    is_other = is_other_version(index.version, evidence.version)
+    return Proof.NOTHING, "the store has another version of the shard" if is_other else ""
+
+
+def _proven(index: Index, address: str, evidence: Evidence | None) -> tuple[Proof, str, Evidence | None]:
+    """Do the same as :func:`proven_by`. If this proves no payloads, compare the checksum that the store keeps of this
+    version, or of the current version if there is no evidence. Also return the evidence."""
+    proof, reason = (Proof.NOTHING, "") if evidence is None else proven_by(index, evidence)
+    is_comparable = evidence is None or (evidence.version and evidence.size == index.size)
+    if proof is Proof.PAYLOADS or not (index.checksums and is_comparable):
+        return proof, reason, evidence
+    from wdscli.storage.remote import with_checksums
+
+    entry = with_checksums(address)
+    current = entry and Evidence(
+        entry.size, stored_version(address, entry.version), checksums=entry.checksums
+    )
+    if current is None or (evidence is not None and current.version != evidence.version):
+        return proof, reason, evidence
+    proof, reason = proven_by(index, current)
+    if proof is Proof.PAYLOADS:
+        index.compared = current.version
+    return proof, reason, current
 
 
 def differing_headers(index: Index, source: Source) -> str:
@@ -254,16 +283,18 @@ def difference(index: Index, builder: IndexBuilder, ignored: dict[str, int]) -> 
 def open_by_index(
     address: str, listed: tuple[int, str] | None = None, stored: StoredIndex | None = None
 ) -> tuple[Source | None, StoredIndex]:
-    """Open the shard at an address without reading it. This is possible if the index is for the size and version that a
-    listing returned (``listed``), or for the current version, which takes one request (HEAD). Otherwise return None.
-    The caller must close the source, and pass the index to :func:`prove_index`. ``stored`` is the index file if it was
+    """Open the shard at an address without reading it. This is possible if the size and version that a listing returned
+    (``listed``), or the current version, prove the index; a HEAD request may be needed. Otherwise return None. The
+    caller must close the source, and pass the index to :func:`prove_index`. ``stored`` is the index file if it was
     already read."""
     stored = read_index(address) if stored is None else stored
     version = listed or (None if stored.pinned is None else current_version(address))
-    if stored.index is not None and version is not None:
-        evidence = Evidence(version[0], stored_version(address, version[1]))
-        if proven_by(stored.index, evidence) == (Proof.PAYLOADS, ""):
-            return open_pinned(address, *version), stored
+    if stored.index is None or (version is None and not (stored.index.checksums and is_pinnable(address))):
+        return None, stored
+    evidence = None if version is None else Evidence(version[0], stored_version(address, version[1]))
+    proof, _, evidence = _proven(stored.index, address, evidence)
+    if proof is Proof.PAYLOADS and evidence is not None and evidence.size is not None:
+        return open_pinned(address, evidence.size, source_version(evidence.version)), stored
     return None, stored
 
 

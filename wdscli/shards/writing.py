@@ -58,6 +58,7 @@ from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
 from wdscli.storage.kinds import note_of
 from wdscli.storage.opening import GONE, abort_uploads, current_versions, do_together, is_device
 from wdscli.tar import CANONICAL, Form, TarWriter, padding
+from wdscli.tar.crc import StoreDigest
 
 Payload = bytes | bytearray | memoryview
 Witness = Callable[[str, ShardInfo, str], None]
@@ -94,13 +95,14 @@ class ShardSettings(NamedTuple):
 class _Through:
     """A sink that hashes the bytes it writes."""
 
-    def __init__(self, sink: Sink, digest: Digest | None) -> None:
+    def __init__(self, sink: Sink, digest: Digest | None, crcs: StoreDigest | None) -> None:
         self._sink = sink
         self.digest = digest
+        self._digests = [each for each in (digest, crcs) if each is not None]
 
     def write(self, data: Payload, /) -> None:
-        if self.digest is not None:
-            self.digest.update(data)
+        for digest in self._digests:
+            digest.update(data)
         self._sink.write(data)
 
 
@@ -143,7 +145,8 @@ class ShardFile:
             packed=kind is not None,
             at_leisure=settings.witness is not None,  # a run checks all names before it begins
         )
-        self._through = _Through(self._sink, digest)
+        self._crcs = StoreDigest() if self._with_index and kind is None else None
+        self._through = _Through(self._sink, digest, self._crcs)
         try:
             self._packer = None if kind is None else packer_for(kind, self._through.write)
         except BaseException:
@@ -153,6 +156,7 @@ class ShardFile:
         self.index = IndexBuilder()
         self.numbers = SampleNumbers(settings.values if self._with_index else ())
         self.ignored: dict[str, int] = {}
+        self._checksums: Mapping[str, str] = {}
         self.is_ended = False
 
     @property
@@ -254,7 +258,7 @@ class ShardFile:
         self._sink.copy_of(address, version, index.size)
         for batch in index_batches(index):
             self.index.add_batch(batch)
-        self.index.values = index.numbers
+        self.index.values, self._checksums = index.numbers, index.checksums
         self._settings.check_folder(self.address)
         return self._ending(replace(self._info(index.size), checksum=checksum, is_copy=True)).result()
 
@@ -315,8 +319,14 @@ class ShardFile:
 
         seal = xxh3_64()
         self.index.values = self.index.values or self.numbers.numbers()
+        if self._crcs is not None:
+            self._checksums = self._checksums or self._crcs.checksums()
         for piece in self.index.pieces(
-            shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
+            shard=base_name(self.address),
+            size=size,
+            form=self.form,
+            ignored=self.ignored,
+            checksums=self._checksums,
         ):
             seal.update(piece)
             sink.write(piece)

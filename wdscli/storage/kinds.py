@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from binascii import a2b_base64
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
@@ -366,9 +367,18 @@ def is_other_version(before: str, now: str) -> bool:
     return bool(before and now) and before != now and before.partition(" ")[0] == now.partition(" ")[0]
 
 
+_CHECKSUMS = {
+    "ChecksumCRC64NVME": "crc64nvme",
+    **dict.fromkeys(("ChecksumCRC32C", "crc32c"), "crc32c"),
+    "ChecksumCRC32": "crc32",
+}
+"""The names of checksums in wdscli-index(5), by the names in the answers of S3 and Google."""
+
+
 class Entry(NamedTuple):
     """A store's facts about an object or a folder. ``version`` has the form of a Source's version. ``pin`` is the
-    version that a read can require. ``etag`` has the store's own form. A missing value is empty or None."""
+    version that a read can require. ``etag`` has the store's own form. ``checksums`` are those that the store keeps of
+    all bytes, in the form for :func:`wdscli.tar.crc.agrees`. A missing value is empty or None."""
 
     path: str
     size: int | None = None
@@ -376,6 +386,7 @@ class Entry(NamedTuple):
     version: str = ""
     etag: str = ""
     pin: Any = None
+    checksums: Mapping[str, str] = {}
 
 
 class Store:
@@ -405,6 +416,10 @@ class Store:
         """Do the same as :meth:`look`, for a path that may be a folder."""
         return self._entry(self.fs.info(path))
 
+    def with_checksums(self, path: str) -> Entry:
+        """Return the entry of the object at a path, with its checksums. Raises FileNotFoundError."""
+        return self.info(path)
+
     def entries(self, path: str) -> list[Entry]:
         """Return the entries of a folder."""
         return list(map(self._entry, self.fs.ls(path, detail=True)))
@@ -424,7 +439,22 @@ class Store:
         etag = str(about.get("ETag") or about.get("etag") or "")
         is_folder = about.get("type") == "directory"
         size = None if about.get("size") is None else checked_size(int(about["size"]), about["name"])
-        return Entry(about["name"], size, is_folder, version, etag, about.get(self.kind.pin))
+        pin, checksums = about.get(self.kind.pin), _checksums_in(about)
+        return Entry(about["name"], size, is_folder, version, etag, pin, checksums)
+
+
+def _checksums_in(about: Mapping[str, Any]) -> dict[str, str]:
+    """Return the checksums in a store's answer. S3 and Google write them in Base64. S3 adds the number of parts to the
+    CRC of parts. Some stores write this number only into the ETag."""
+    checksums = {}
+    parts_of_etag = "" if about.get("ChecksumType") == "FULL_OBJECT" else str(about.get("ETag", ""))
+    for answer_name in _CHECKSUMS.keys() & about.keys():
+        name = _CHECKSUMS[answer_name]
+        text, _, parts = str(about[answer_name]).partition("-")
+        parts = parts or ("" if name == "crc64nvme" else parts_of_etag.strip('"').partition("-")[2])
+        with suppress(ValueError):
+            checksums[name] = a2b_base64(text).hex() + (parts and f"-{parts}")
+    return checksums
 
 
 def checked_size(size: int, path: str) -> int:

@@ -42,6 +42,8 @@ from wdscli.storage.s3_obstore import S3Store, open_s3, why_denied
 NO_CONTAINER_HINT = "check its name, and the account, region or endpoint that it is of"
 _found: set[str] = set()
 """The containers that this process has found."""
+_without_checksums: set[str] = set()
+"""The containers with an object of which the store keeps no checksum."""
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -185,6 +187,22 @@ def found_now(address: str) -> Entry | None:
         return remote_look(address, fresh=False)
     except Exception:  # clients raise errors of any class; a failed request means that the answer is unknown
         return None
+
+
+def with_checksums(address: str) -> Entry | None:
+    """Return the current entry of an object with its checksums. Return None if the store does not answer, or if an
+    earlier object in its container had no checksums."""
+    container = root_of(address)
+    try:
+        store, path = store_of(address, fresh=False)
+        entry = (
+            None if container in _without_checksums else retried(lambda: store.with_checksums(path), address)
+        )
+    except Exception:  # as above
+        return None
+    if entry is not None and not entry.checksums:
+        _without_checksums.add(container)
+    return entry
 
 
 def glob_remote(address: str) -> list[str]:

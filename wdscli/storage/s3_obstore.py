@@ -375,8 +375,12 @@ class S3Store(Store):
         from fsspec.asyn import sync
 
         bucket, key, _ = self.split(path)
-        answer = sync(self.fs.loop, self.fs._call_s3, "head_object", Bucket=bucket, Key=key)
+        what = {"Bucket": bucket, "Key": key, "ChecksumMode": "ENABLED"}
+        answer = sync(self.fs.loop, self.fs._call_s3, "head_object", **what)
         return self._entry({**answer, "name": path, "size": answer["ContentLength"]})
+
+    def with_checksums(self, path: str) -> Entry:
+        return S3Store.head(self, path)
 
     def _entry(self, about: Mapping[str, Any]) -> Entry:
         entry = super()._entry(about)

@@ -32,6 +32,9 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
     --no-index  Write only a manifest.
     checksum: --hash  Checksum algorithm of the manifest. With none, the command reads only headers.
     --force  Rewrite existing files, even if they are up to date.
+    --adopt  For a copied set: read each shard once, compare it with its index's or the manifest's checksum, and note
+        its version. Later readers then trust the index.
+    --trust-sizes  With --adopt, compare only sizes and some headers. The manifest says so.
     --check  List missing and stale files, and write nothing. This compares all headers. Exit status 1 if there are
         such files.
     -n, --dry-run  Print what would be written, and write nothing.
@@ -46,6 +49,8 @@ class IndexOptions(NamedTuple):
     checksum: Algorithm = "xxh3_128"
     dialect: Annotated[Texts, DIALECTS] = None
     force: bool = False
+    adopt: bool = False
+    trust_sizes: bool = False
     check: bool = False
     dry_run: bool = False
     jobs: Positive = None
@@ -64,6 +69,14 @@ class IndexOptions(NamedTuple):
                 else "-o is the manifest's name, but --no-manifest writes no manifest",
                 hint="give one of them",
             )
+        if self.trust_sizes and not self.adopt:
+            raise UsageError(
+                "--trust-sizes is an option of --adopt", hint="wds index --adopt --trust-sizes SET"
+            )
+        if self.adopt and (self.dialect or self.no_index or self.force or self.check):
+            raise UsageError(
+                "--adopt makes no indexes", hint="leave out --for, --no-index, --force and --check"
+            )
         return {
             "manifest": self.output,
             "with_manifest": not self.no_manifest,
@@ -73,6 +86,7 @@ class IndexOptions(NamedTuple):
             "force": self.force,
             "dry_run": self.dry_run or self.check,
             "check": self.check,
+            "adopt": ("sizes" if self.trust_sizes else "bytes") if self.adopt else "",
             "jobs": self.jobs,
         }
 
@@ -92,8 +106,11 @@ def index(shards: Shards, *, options: IndexOptions, values: Values = None, gener
         wds index --for parquet shards/
         wds index --values 'json.width,width(jpg)' shards/
         wds index --check shards/ || wds index --force shards/
+        wds index --adopt s3://bucket/shards/
     """
     how, out = options.parse(), Out.of(general)
+    if options.adopt and values:
+        raise UsageError("--adopt makes no indexes, so it stores no values", hint="leave out --values")
     report = run(
         shards, **how, values=values, trust_addresses=general.trust_addresses, progress=out.progress()
     )
