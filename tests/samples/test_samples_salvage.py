@@ -179,7 +179,7 @@ def test_nothing_to_save(tmp_path: Path) -> None:
 
 def test_a_large_member_that_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By way of the scratch file of a stream, too; a cut in the padding counts."""
-    monkeypatch.setattr("wdscli.look.picking.HELD_BYTES", 1000)
+    monkeypatch.setattr("wdscli.selection.reading.HELD_BYTES", 1000)
     data = tar_of(flat([sample("a", 1, [3_000_001]), sample("b", 2, [3_000_001])]))
     for cut in (1024 + 512 + 2, 1024 + 512 + 100, 5000, 1_000_000):
         found, _, codes = both_ways(tmp_path, data[:-cut])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.selection import Selection, SelectionState, Walk
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.where import FUNCTIONS, TEXT_METHODS
 from wdscli.storage import Source, open_source
 from wdscli.tar import TarWriter
@@ -56,7 +56,7 @@ def shard(tmp_path: Path) -> str:
 def iter_selected(
     source: Source, selection: Selection, state: SelectionState, indexed: list[SampleBatch] | None = None
 ) -> Iterator[tuple[SampleBatch, list[int]]]:
-    return Walk(selection, state, Payloads(source, selection.payload_fields)).chosen(indexed)
+    return Walk(selection, state, MemberReader(source, selection.payload_fields)).chosen(indexed)
 
 
 def choose(shard: str, state: SelectionState | None = None, **options: Any) -> list[str]:

@@ -11,7 +11,7 @@ from shard_cases import numbered, tar_of, wds
 from wdscli.errors import DataError
 from wdscli.samples import IgnoredMembers
 from wdscli.selection import Selection, Walk
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.walk import Salvage
 from wdscli.shards.proof import scan_index
 from wdscli.shards.reading import index_batches
@@ -41,7 +41,7 @@ def walked(address: str, road: str, **options: Any) -> tuple[list[bytes], list[b
     state, dropped = selection.new_state(), dict[str, int]()
     keys, read = list[bytes](), list[bytes]()
     with open_source(address) as source:
-        payloads = Payloads(source, selection.payload_fields | {b"cls"}, by_index=road == "index")
+        payloads = MemberReader(source, selection.payload_fields | {b"cls"}, by_index=road == "index")
         salvage = Salvage(lambda error: None, dropped) if road == "salvage" else None
         indexed = None
         if road == "index":
@@ -51,7 +51,7 @@ def walked(address: str, road: str, **options: Any) -> tuple[list[bytes], list[b
             indexed
         ):
             keys += [batch.keys[row] for row in rows]
-            read += [payloads.of(row, b"cls") for row in rows]
+            read += [payloads(row, b"cls") for row in rows]
     return keys, read, {**state.dropped, **dropped}
 
 
@@ -86,7 +86,7 @@ def test_unsafe_names_of_a_walk(tmp_path: Path, road: str) -> None:
     selection, dropped = Selection(), dict[str, int]()
     salvage = Salvage(lambda error: None, dropped) if road == "salvage" else None
     with open_source(str(path)) as source:
-        payloads = Payloads(source, frozenset())
+        payloads = MemberReader(source, frozenset())
         walk = Walk(selection, selection.new_state(), payloads, salvage=salvage, checks_names=True)
         if salvage is None:
             with pytest.raises(DataError, match="unsafe name"):

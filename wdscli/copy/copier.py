@@ -37,7 +37,6 @@ from wdscli.plan.inputs import (
     edges_of,
     grouped_as_planned,
     members_of_run,
-    pieces_of,
     totals_of,
 )
 from wdscli.plan.names import Rekey, shard_stem
@@ -66,6 +65,7 @@ from wdscli.shards.moving import copied, find_original
 from wdscli.shards.view_shards import changed_shard
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage.addresses import view_of
+from wdscli.storage.ends import pieces_of
 from wdscli.storage.kinds import stored_version
 from wdscli.storage.local import announce, is_cold
 from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner, core

@@ -30,7 +30,7 @@ from wdscli.arrays import I64, U64, Mask, edges, numpy, runs
 from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task, workers_of
 from wdscli.plan.cut import PlannedShard
-from wdscli.plan.inputs import Input, Inputs, edges_of, fill, pieces_of
+from wdscli.plan.inputs import Input, Inputs, edges_of, fill
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import HINT, PART_BITS, Objects, Scratch, ScratchPass
 from wdscli.plan.strategy import Limits
@@ -39,6 +39,7 @@ from wdscli.progress import Progress
 from wdscli.shards.view_shards import changed_shard
 from wdscli.storage import Source, open_sink, open_source, remove
 from wdscli.storage.ahead import REQUEST_BYTES, fill_all
+from wdscli.storage.ends import pieces_of
 from wdscli.storage.local import announce, reason, write_all
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size

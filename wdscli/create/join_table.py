@@ -32,7 +32,7 @@ from wdscli.create.table import (
 )
 from wdscli.errors import DataError, InputError, failing
 from wdscli.model import ShardInfo, to_text
-from wdscli.plan.inputs import Stamp, TableShard, pieces_of
+from wdscli.plan.inputs import Stamp, TableShard
 from wdscli.plan.join import JoinedTable
 from wdscli.plan.orders import Look
 from wdscli.plan.plan import DUPLICATE_KEY
@@ -44,10 +44,11 @@ from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeyLog, KeySet
 from wdscli.selection import Selection
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import Source, is_local, is_stream, open_source, remove
 from wdscli.storage.addresses import local_path
+from wdscli.storage.ends import pieces_of
 
 _ROWS_TOGETHER = 512
 JSON = b"json"
@@ -167,7 +168,7 @@ class _Merging(Extract):
         self._objects, self._of_set, self._selection = objects, of_set, selection
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
         for row in rows:
             number = self._objects.find(batch.keys[row], self._of_set)

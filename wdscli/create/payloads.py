@@ -28,10 +28,10 @@ from wdscli.create.left_out import EmptyCellError, LeftOut
 from wdscli.create.walk import OwnOutputs
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError, empty_stream
 from wdscli.model import to_text
-from wdscli.plan.inputs import pieces_of
 from wdscli.progress import QUIET, Progress
 from wdscli.storage import is_local, is_stream, local_path, open_source
 from wdscli.storage.addresses import listed_address
+from wdscli.storage.ends import PIECE_BYTES, pieces_of
 from wdscli.storage.local import write_all
 from wdscli.storage.opening import at_once
 from wdscli.storage.streams import stream_of
@@ -40,7 +40,6 @@ Row = TypeVar("Row")
 _ROWS_AHEAD = 64
 _SMALL_BYTES = 256
 _MAX_IN_MEMORY_BYTES = 1 << 24
-_PIECE_BYTES = 1 << 20
 _HINT = "set the variable TMPDIR to a folder with more free space"
 _BLANKS = re.compile(rb"[ \t]+")
 _PROGRESS_LINES = 256
@@ -160,7 +159,7 @@ class SourcePayloads:
                 path = os.fsencode(address.removeprefix("file://")) if is_local(address) else address
                 return source.size, path
             file, begin = self._file(), self._end
-            while data := source.read_some(self._end - begin, _PIECE_BYTES):
+            while data := source.read_some(self._end - begin, PIECE_BYTES):
                 self._digest.update(data)
                 self._append(file, data)
             return self._end - begin, StoredPayload(file.name, begin)

@@ -29,7 +29,7 @@ from wdscli.samples.separated import JOIN_HINT, SeparatedSamples
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import MissingName
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.walk import Salvage, Walk
 from wdscli.shards.inputs import (
     Missing,
@@ -201,7 +201,7 @@ class SetReader:
         source, self._stored[address] = open_by_index(address, listed)
         return source or open_source(address)
 
-    def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
+    def _indexed(self, source: Source, payloads: MemberReader) -> Iterator[SampleBatch] | None:
         """Return the samples of a shard from its index, or None if the index is not used. For a local shard that is not
         a view's shard, the index is used only if its stored values can replace payloads."""
         is_near = is_local(source.name) and view_of(source.name) is None
@@ -218,7 +218,7 @@ class SetReader:
         payloads.by_index = True
         return index_batches(index, self._ignored)
 
-    def _walk(self, payloads: Payloads) -> Walk:
+    def _walk(self, payloads: MemberReader) -> Walk:
         """Return the walk through the shard that ``payloads`` reads."""
         salvage = None
         if self.skips:
@@ -360,8 +360,8 @@ class Listing(SetReader):
         source: Source,
         payloads_of: frozenset[bytes],
         with_values: Callable[[frozenset[str]], frozenset[bytes]] | None = None,
-    ) -> Iterator[tuple[SampleBatch, list[int], Payloads]]:
-        payloads = Payloads(source, self.selection.payload_fields | payloads_of)
+    ) -> Iterator[tuple[SampleBatch, list[int], MemberReader]]:
+        payloads = MemberReader(source, self.selection.payload_fields | payloads_of)
         indexed = self._indexed(source, payloads) if self._by_index else None
         walk = self._walk(payloads)
         walk.lenient = True
@@ -420,13 +420,13 @@ def settled(
 
 
 def _project(
-    shard: str, batch: SampleBatch, rows: list[int], selection: Selection, payloads: Payloads
+    shard: str, batch: SampleBatch, rows: list[int], selection: Selection, payloads: MemberReader
 ) -> Page:
     """Return a page with the selected samples of a batch."""
     if len(rows) == len(batch.keys) and not selection.changes_members:
         whole = range(batch.index, batch.index + len(rows))
         return Page(
-            shard, batch, whole, batch.fields, lambda row, member: payloads.of(row, batch.fields[member])
+            shard, batch, whole, batch.fields, lambda row, member: payloads(row, batch.fields[member])
         )
     page = new_batch(batch.index)
     stored: list[bytes] = []
@@ -444,4 +444,4 @@ def _project(
         page.firsts.append(len(page.fields))
         page.marks.append(batch.marks[row])
     places = [batch.index + row for row in rows]
-    return Page(shard, page, places, stored, lambda row, member: payloads.of(rows[row], stored[member]))
+    return Page(shard, page, places, stored, lambda row, member: payloads(rows[row], stored[member]))

@@ -88,7 +88,9 @@ def selected_samples(picker: SampleReader) -> Iterator[SelectedSample]:
             first = batch.firsts[row]
             plan = picker.selection.plan_of(batch, row, page.source.name)
             parts = [
-                SelectedMember(field, batch.sizes[member], partial(page.pieces, member), batch.starts[member])
+                SelectedMember(
+                    field, batch.sizes[member], partial(page.reader.pieces, member), batch.starts[member]
+                )
                 for member, field in ((first + place, field) for place, field in plan)
             ]
             yield SelectedSample(

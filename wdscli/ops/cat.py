@@ -30,7 +30,6 @@ from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT, HINT_IN_ONE_SHARD
 from wdscli.plan.inputs import (
     Input,
-    cut_short,
     fill,
     is_of_this_process,
     is_ours_alone,
@@ -60,6 +59,7 @@ from wdscli.shards.reading import index_batches
 from wdscli.shards.view import is_view
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, is_local, local_path, open_source
+from wdscli.storage.ends import cut_short
 from wdscli.storage.patterns import NAME
 from wdscli.tar import FOREIGN, core
 
@@ -503,10 +503,13 @@ class _Copier:
         if batch.end(row) - batch.start(row) > LARGE_SAMPLE_BYTES:
             self._shard.write_pieces(
                 key,
-                [(field, batch.sizes[first + member], page.pieces(first + member)) for member, field in plan],
+                [
+                    (field, batch.sizes[first + member], page.reader.pieces(first + member))
+                    for member, field in plan
+                ],
             )
         else:
-            self._shard.write(key, [(field, page.payload(first + member)) for member, field in plan])
+            self._shard.write(key, [(field, page.reader.payload(first + member)) for member, field in plan])
 
 
 def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:

@@ -25,7 +25,7 @@ from xxhash import xxh3_128
 from wdscli.arrays import I64, Mask, edges, numpy, runs
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.inputs import Input, Inputs, cut_short
+from wdscli.plan.inputs import Input, Inputs
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.survey import SurveyTask, hash_key, out_length, out_sizes, samples_at
@@ -34,8 +34,8 @@ from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
-from wdscli.selection.reading import Payloads
-from wdscli.storage.ends import PIECE_BYTES
+from wdscli.selection.reading import MemberReader
+from wdscli.storage.ends import PIECE_BYTES, cut_short
 
 SAMPLES_AT_ONCE = 1 << 14
 """The number of samples that are read again together. Their names are in memory at the same time."""
@@ -471,25 +471,18 @@ class Digests(Extract):
         return [*self.dedup.named, *(() if self.order_extract is None else self.order_extract.named)]
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
         digests = [self._digest(batch, row, payload_of) for row in rows]
         if self.order_extract is None:
             return digests
         return list(map(bytes.__add__, digests, self.order_extract.values(batch, rows, shard, payload_of)))
 
-    def _digest(self, batch: SampleBatch, row: int, payload_of: Payloads) -> bytes:
+    def _digest(self, batch: SampleBatch, row: int, payload_of: MemberReader) -> bytes:
         members = members_of(batch, row, self.dedup.fields)
         if members is None:
             return _NO_DIGEST
-
-        def pieces_of(member: int) -> Iterable[bytes]:
-            field = batch.fields[member]
-            if batch.sizes[member] > PIECE_BYTES:
-                return payload_of.pieces(row, field)
-            return [payload_of(row, field)]
-
-        return digest_of(self.dedup.content(batch, row, members, pieces_of), self.seed)
+        return digest_of(self.dedup.content(batch, row, members, payload_of.pieces), self.seed)
 
 
 def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:

@@ -8,7 +8,7 @@ named pipe can be read only once, so a survey copies them first. This module doe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from wdscli.plan.table import PlanTable
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
 from wdscli.storage.ahead import together
-from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import may_open, reason
 from wdscli.storage.opening import is_device, open_pinned
 from wdscli.tar import FOREIGN, Columns, Scanner
@@ -250,17 +249,6 @@ def members_of_run(
     return columns
 
 
-def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
-    """Yield a payload in pieces. Raises DataError if the source ends first."""
-    end = offset + size
-    while offset < end:
-        data = source.read_at(offset, min(PIECE_BYTES, end - offset))
-        if not data:
-            raise cut_short(source.name, offset)
-        offset += len(data)
-        yield data
-
-
 def fill(view: memoryview, source: Source, offset: int) -> int:
     """Read from byte ``offset`` of a source until ``view`` is full or the source ends. Return the number of bytes read.
     Raises InputError."""
@@ -277,11 +265,6 @@ def fill(view: memoryview, source: Source, offset: int) -> int:
             break
         done += count
     return done
-
-
-def cut_short(shard: str, offset: int) -> DataError:
-    """Return the error for a payload that ends too early."""
-    return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
 
 
 def grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> SampleBatch:

@@ -52,7 +52,7 @@ from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection
 from wdscli.selection.layers import JoinedMembers, OnConflict, Shape, Slot, lay_out, suffixed
 from wdscli.selection.named import MissingName
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name
 from wdscli.tar import Form
@@ -454,7 +454,7 @@ class Shapes(Extract):
         return PackedValues(lengths, words.reshape(-1).view(numpy.uint8))
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
         """Return the values of some samples of a batch. Raises DataError for a payload that is too large."""
         count, total = len(batch.keys), len(batch.fields)

@@ -35,7 +35,7 @@ from wdscli.plan.values import WORD_BYTES, Extract, PackedValues, Values
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named, Path
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.values import Absent, at_path, field_and_path, stored_at, stored_name
 from wdscli.shards.index import Index
 
@@ -179,7 +179,7 @@ class SortValues(Extract):
         return all(key.field is None and key.how != "numeric" for key in self.keys)
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
         """Return one value for each row. Sorting the values sorts the samples.
 

@@ -36,7 +36,7 @@ from wdscli.samples import IgnoredMembers, SampleBatch, may_be_unsafe
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.values import stored_name
 from wdscli.selection.walk import Salvage, Walk
 from wdscli.shards.index import Check, Index, index_address
@@ -310,7 +310,7 @@ def survey(
     extract = task.extract
     with source:
         result.is_packed = source.stored is not source
-        payloads = Payloads(source, task.payload_fields, by_index=index is not None)
+        payloads = MemberReader(source, task.payload_fields, by_index=index is not None)
         if index is not None and _is_plain(task, index, result, take):
             return result
         indexed = None if index is None else index_batches(index, ignored)
@@ -339,7 +339,11 @@ def survey(
 
 
 def _look(
-    named: Sequence[Named], seen_names: SeenNames, batch: SampleBatch, rows: Sequence[int], payloads: Payloads
+    named: Sequence[Named],
+    seen_names: SeenNames,
+    batch: SampleBatch,
+    rows: Sequence[int],
+    payloads: MemberReader,
 ) -> None:
     """Look for the user's names in a batch. Places in JSON are searched in stored values, or else in payloads."""
     in_payloads = []
@@ -436,7 +440,7 @@ def _index_for(
 
 
 def _walk(
-    task: SurveyTask, payloads: Payloads, state: SelectionState, survey: Survey, ignored: IgnoredMembers
+    task: SurveyTask, payloads: MemberReader, state: SelectionState, survey: Survey, ignored: IgnoredMembers
 ) -> Walk:
     """Return the walk through the shard of a task."""
     salvage = (
@@ -580,7 +584,7 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     place = next(wanted, None)
     with task.input.open() as source:
         index = _index_for(task, source, lambda _: None)
-        selection, payloads = Selection(), Payloads(source, frozenset(), by_index=index is not None)
+        selection, payloads = Selection(), MemberReader(source, frozenset(), by_index=index is not None)
         walk = _walk(
             task._replace(selection=selection), payloads, selection.new_state(), Survey(), IgnoredMembers()
         )

@@ -216,7 +216,7 @@ def _text_fields(task: LookTask, source: Source) -> frozenset[str]:
             probed[field] = True
             if source.seekable and not held_extension(field)[1]:
                 with suppress(DataError):
-                    head = source.read_at(expected.offset, min(expected.size, PROBE_BYTES))
+                    head = expected.payload(source, PROBE_BYTES)
                     probed[field] = bool(guessed_text(head, is_whole=len(head) == expected.size))
     return frozenset(field for field, is_text in probed.items() if is_text)
 
@@ -365,11 +365,10 @@ class _Sample:
         if size is None and data is not None:
             size = picture_size(data)
         elif size is None:
-            whole = min(expected.size, MAX_HEADER_BYTES)
-            first = min(expected.size, HEADER_BYTES) if self.source.seekable else whole
+            lengths = [HEADER_BYTES] if self.source.seekable and expected.size > HEADER_BYTES else []
             with suppress(DataError):
-                for length in dict.fromkeys((first, whole)):
-                    size = size or picture_size(self.source.read_at(expected.offset, length))
+                for length in [*lengths, MAX_HEADER_BYTES]:
+                    size = size or picture_size(expected.payload(self.source, length))
         if size is None:
             self.facts.unread[field] += 1
         else:

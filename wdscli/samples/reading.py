@@ -235,12 +235,21 @@ class Expected(NamedTuple):
         """The first byte of a read that gets the payload together with its headers."""
         return max(self.head, self.offset - FRONT_BYTES)
 
-    def payload(self, source: ByteSource) -> bytes:
-        """Read the headers together with the payload, and return the payload. Raises InputError, and DataError
-        ``stale-index`` unless the headers have this name and size."""
-        data = source.read_at(self.first, self.offset + self.size - self.first)
+    @property
+    def end(self) -> int:
+        """The byte after the payload."""
+        return self.offset + self.size
+
+    def payload(self, source: ByteSource, most: int | None = None) -> bytes:
+        """Read the headers together with the payload, or with its first ``most`` bytes, and return these. Raises
+        InputError, and DataError ``stale-index`` unless the headers have this name and size, and ``truncated``."""
+        size = self.size if most is None else min(self.size, most)
+        data = source.read_at(self.first, self.offset + size - self.first)
         self._want(source, data)
-        return data[self.offset - self.first :]
+        payload = data[self.offset - self.first :]
+        if len(payload) < size:
+            raise self.truncated(source, len(payload))
+        return payload
 
     def check(self, source: ByteSource) -> None:
         """Check the headers like :meth:`payload`, without reading the payload."""
@@ -254,14 +263,17 @@ class Expected(NamedTuple):
 
     def _want(self, source: ByteSource, data: bytes) -> None:
         if not self.is_confirmed(source, data):
-            raise DataError(
-                "the index is stale: the payload has another header",
-                code="stale-index",
-                shard=source.name,
-                offset=self.head,
-                member=to_text(self.name),
-                hint="rebuild the index with `wds index`",
-            )
+            message = "the index is stale: the payload has another header"
+            raise self._error(source, message, "stale-index", "rebuild the index with `wds index`")
+
+    def truncated(self, source: ByteSource, read_bytes: int) -> DataError:
+        """Return the error for an archive that ends after the first ``read_bytes`` of the payload."""
+        message = f"archive ends after {read_bytes} of {self.size} payload bytes"
+        return self._error(source, message, "truncated")
+
+    def _error(self, source: ByteSource, message: str, code: str, hint: str | None = None) -> DataError:
+        name = to_text(self.name)
+        return DataError(message, code=code, shard=source.name, offset=self.head, member=name, hint=hint)
 
 
 def _walk(source: ByteSource, begin: int, end: int) -> Columns | None:

@@ -39,7 +39,7 @@ from wdscli.errors import DataError, InputError
 from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.reading import holds_no_sample, is_there
 from wdscli.selection import Selection
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.walk import Walk
 from wdscli.shards.index import Check, Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
@@ -303,7 +303,7 @@ class BatchReader(Protocol):
 
     payload_fields: frozenset[bytes]
 
-    def add_batch(self, batch: SampleBatch, shard: str, payload_of: Payloads) -> None: ...
+    def add_batch(self, batch: SampleBatch, shard: str, payload_of: MemberReader) -> None: ...
 
 
 def scan_index(
@@ -315,7 +315,7 @@ def scan_index(
     Raises DataError for a damaged shard.
     """
     builder, ignored = IndexBuilder(), IgnoredMembers()
-    payloads = Payloads(source, frozenset() if numbers is None else numbers.payload_fields)
+    payloads = MemberReader(source, frozenset() if numbers is None else numbers.payload_fields)
     for batch, _ in Walk(Selection(), Selection().new_state(), payloads, form, ignored).chosen():
         builder.add_batch(batch)
         if numbers is not None:

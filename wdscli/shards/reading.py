@@ -18,7 +18,7 @@ from wdscli.model import Member, Sample, ShardInfo, to_text
 from wdscli.samples import IgnoredMembers, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.separated import SeparatedSamples, separated
 from wdscli.selection import Selection
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
 from wdscli.selection.walk import Walk
 from wdscli.shards.index import Index
@@ -256,7 +256,7 @@ def _index_of(address: str, open_shard: Callable[[str], Source]) -> Index:
 
 def _read_all(source: Source, index: Index, numbers: SampleNumbers) -> None:
     """Add the numbers of all samples of a shard. Its index gives their places."""
-    payloads = Payloads(source, numbers.payload_fields, by_index=True)
+    payloads = MemberReader(source, numbers.payload_fields, by_index=True)
     walk = Walk(Selection(), Selection().new_state(), payloads)
     for batch, _ in walk.chosen(index_batches(index), requested=payloads.fields):
         numbers.add_batch(batch, source.name, payloads)

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
-from wdscli.errors import InputError, OutputError, OutputExistsError
+from wdscli.errors import DataError, InputError, OutputError, OutputExistsError
 
 SMALL_BYTES = 1 << 16
 """The buffer size for small reads and writes, and the size of the first read at the beginning or end of a remote
@@ -137,6 +137,41 @@ class Source:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
+    """Yield a payload in pieces. Raises DataError if the source ends first."""
+    end = offset + size
+    while offset < end:
+        data = source.read_at(offset, min(PIECE_BYTES, end - offset))
+        if not data:
+            raise cut_short(source.name, offset)
+        offset += len(data)
+        yield data
+
+
+def cut_short(shard: str, offset: int) -> DataError:
+    """Return the error for a payload that ends too early."""
+    return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
+
+
+class RangesInMemory(Source):
+    """A source that has some of its ranges in memory."""
+
+    def __init__(self, source: Source, ranges: list[tuple[int, int]]) -> None:
+        super().__init__(source.name, size=source.size, seekable=source.seekable)
+        self._source = source
+        self.starts = [begin for begin, _ in ranges]
+        self.buffers = [source.read_at(begin, end - begin) for begin, end in ranges]
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        number = bisect_right(self.starts, offset) - 1
+        if number >= 0:
+            inside = offset - self.starts[number]
+            data = self.buffers[number][inside : inside + length]
+            if len(data) == length:
+                return data
+        return self._source.read_at(offset, length)
 
 
 class DigestedSource(Source):

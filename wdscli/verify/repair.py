@@ -28,7 +28,7 @@ from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks
 from wdscli.model import ShardInfo, to_bytes, to_text
-from wdscli.plan.inputs import Input, pieces_of
+from wdscli.plan.inputs import Input
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
@@ -38,7 +38,7 @@ from wdscli.shards.inputs import open_set
 from wdscli.shards.view import check_new_names
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
-from wdscli.storage.ends import PIECE_BYTES
+from wdscli.storage.ends import PIECE_BYTES, pieces_of
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, SPARSE, ByteSource, Columns, Window
 from wdscli.tar.reader import scan_salvaging
 from wdscli.tar.stored import HOLE, Extent, MemberPlace, extents_of, link_targets, linked_names, place_of

@@ -204,7 +204,7 @@ class Fetcher:
         if source is None:
             while self._sources and not may_open(len(self._sources), OPEN_SOURCES):
                 self._forget(*self._sources.popitem(last=False))
-            source = self._sources[shard] = _opened(self._catalog, shard)
+            source = self._sources[shard] = open_shard(self._catalog, shard)
         else:
             self._sources.move_to_end(shard)
         return source
@@ -235,7 +235,7 @@ def _room() -> int:
     return 0
 
 
-def _opened(catalog: Catalog, shard: int) -> Source:
+def open_shard(catalog: Catalog, shard: int) -> Source:
     """Open a shard and compare it with its table. Raises InputError, DataError."""
     source = catalog.open(catalog.addresses[shard])
     try:
@@ -463,7 +463,7 @@ class RemoteShards:
                 raise
         sources.pop(shard).close()
         self._catalog.doubt(shard)
-        source = sources[shard] = _opened(self._catalog, shard)
+        source = sources[shard] = open_shard(self._catalog, shard)
         table = self._catalog.table(shard)
         expect_samples(table, source, self._fields, places)
         return read_samples(table, source, self._fields, places)
@@ -510,7 +510,7 @@ class RemoteShards:
 
     def _open(self, shard: int) -> Source:
         table = self._catalog.table_to_read(shard)
-        return self._catalog.open_as(table, shard) or _opened(self._catalog, shard)
+        return self._catalog.open_as(table, shard) or open_shard(self._catalog, shard)
 
     def _open_soon(self, shard: int, places: list[int], requests: FetchRequests) -> None:
         """In another thread, open a shard and start its requests, while this thread reads other shards."""

@@ -4,7 +4,7 @@
 The compiled core (``core.py`` of tar) reads and compares many samples in one call. The core reads small members
 together with their neighbours, and large payloads directly into their own bytes objects. :func:`_exact` reads unusual
 samples one by one, or all samples if there is no compiled core. Only :func:`_exact` raises errors. The core cannot read
-remote shards. So the bytes of remote samples are first read in a few long ranges (:class:`Held`), which
+remote shards. So the bytes of remote samples are first read in a few long ranges (:class:`RangesInMemory`), which
 :func:`expect_samples` announces to the source.
 
 :class:`FetchRequests` are the requests of one call and of the next call, for an order that jumps from shard to shard.
@@ -17,7 +17,6 @@ get memory first. This module knows neither why samples are wanted nor how reque
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
@@ -32,6 +31,7 @@ from wdscli.shards.layout import ViewSource
 from wdscli.shards.view_shards import changed_shard
 from wdscli.shown import shown
 from wdscli.storage import Source
+from wdscli.storage.ends import RangesInMemory
 from wdscli.tar import core
 
 Raw = dict[str, Any]
@@ -118,7 +118,7 @@ def read_samples(
     InputError, and DataError if a sample differs from the index."""
     names = table.wanted(fields)
     parts = [_ready(part) for part in parts_of(table, source, names, places)]
-    if any(part.source.fd is None and not isinstance(part.source, Held) for part in parts):
+    if any(part.source.fd is None and not isinstance(part.source, RangesInMemory) for part in parts):
         # To open a base, the view has closed another one, because the process may not have more open files.
         parts = [_ready(part, stays_open=False) for part in parts_of(table, source, names, places)]
     answer = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places), small)
@@ -151,7 +151,7 @@ def _ready(part: Part, *, stays_open: bool = True) -> Part:
     """Return the part with its bytes read into memory, unless the core can read them from a file that stays open."""
     if core.CORE is not None and stays_open and part.source.fd is not None:
         return part
-    return part._replace(source=Held(part.source, ranges(part.table, part.names, part.rows)))
+    return part._replace(source=RangesInMemory(part.source, ranges(part.table, part.names, part.rows)))
 
 
 def _by_core(parts: list[Part], count: int, small: SmallParts | None) -> Found:
@@ -163,7 +163,7 @@ def _by_core(parts: list[Part], count: int, small: SmallParts | None) -> Found:
         table, source, names, rows, wanted_rows = part
         begun = samples if wanted_rows is None else [samples[row] for row in wanted_rows]
         where: Any = (source.fd, table.size, [], [])
-        if isinstance(source, Held):
+        if isinstance(source, RangesInMemory):
             where = (-1, table.size, source.buffers, source.starts)
         kept_payloads = None if small is None else small.payloads(part)
         read, read_bytes = core.CORE.read(table.packed, names, rows, *where, begun, kept_payloads)
@@ -228,18 +228,10 @@ def _payloads(part: Part, row: int) -> Iterator[bytes]:
     for number, member in table.members(rows[row]):
         if names[number] is None:
             continue
-        end = member.offset + member.size
-        data = source.read_at(member.first, end - member.first)
-        if len(data) < end - member.first:
-            raise DataError(
-                "archive ends inside a sample",
-                code="truncated",
-                shard=source.name,
-                offset=int(table.starts[rows[row]]),
-            )
-        if not member.is_confirmed(source, data):
-            raise changed(table, rows[row])
-        yield data[member.offset - member.first :]
+        try:
+            yield member.payload(source)
+        except DataError as error:
+            raise changed(table, rows[row]) if error.code == "stale-index" else error from None
 
 
 def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:
@@ -277,25 +269,6 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> tup
     pairs = [(member.first, member.offset + member.size) for member in wanted]
     spans: I64 = numpy.array(pairs, dtype=numpy.int64).reshape(-1, 2)
     return spans[:, 0], spans[:, 1]
-
-
-class Held(Source):
-    """A source that has some of its ranges in memory."""
-
-    def __init__(self, source: Source, ranges: list[tuple[int, int]]) -> None:
-        super().__init__(source.name, size=source.size, seekable=source.seekable)
-        self._source = source
-        self.starts = [begin for begin, _ in ranges]
-        self.buffers = [source.read_at(begin, end - begin) for begin, end in ranges]
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        number = bisect_right(self.starts, offset) - 1
-        if number >= 0:
-            inside = offset - self.starts[number]
-            data = self.buffers[number][inside : inside + length]
-            if len(data) == length:
-                return data
-        return self._source.read_at(offset, length)
 
 
 def changed(table: ShardTable, sample: int) -> DataError:
