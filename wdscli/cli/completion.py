@@ -302,7 +302,7 @@ def _values(option: Any, place: int, typed: str, parsed: TypedWords) -> list[Can
     # In a metavar such as first-dot|last-dot|REGEX, the words in lower case are literal values.
     offers += [Candidate(word) for word in re.split(r"[|,]", metavar) if re.fullmatch(r"[a-z][a-z-]*", word)]
     if option.name == "keys":
-        return [Candidate(key) for key in names_in(parsed.arguments)[1]]
+        return [Candidate(key) for key in fields_and_keys(parsed.arguments)[1]]
     if metavar.endswith("COLUMN"):
         before = re.match(r"(.*=@?)?", typed).group()  # type: ignore[union-attr]
         if not before and metavar != "COLUMN":
@@ -310,7 +310,7 @@ def _values(option: Any, place: int, typed: str, parsed: TypedWords) -> list[Can
         tables = [table for name in ("rows", "table") for table in parsed.values.get(name, ())]
         return [Candidate(before + name, "column") for name in columns_of(tables)]
     if "FIELD" in metavar or metavar.startswith(("EXT,", "WHAT", "NEW=")):
-        offers += [Candidate(name, "field") for name in names_in(parsed.arguments)[0]]
+        offers += [Candidate(name, "field") for name in fields_and_keys(parsed.arguments)[0]]
         if metavar.startswith("WHAT"):
             offers.insert(0, Candidate("key"))
         if option.name == "by" and "." in typed:
@@ -363,7 +363,7 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
     return sorted(paths) or None
 
 
-def names_in(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def fields_and_keys(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return fields and keys of the first samples in local shards."""
     from wdscli.model import to_text
     from wdscli.samples import iter_batches

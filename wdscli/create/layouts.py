@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 from wdscli.create.delimited import PLAIN, Record, RowPlace, TextReading, numbered
 from wdscli.create.rows import batch_rows, class_names, number_type, read_exact
 from wdscli.errors import DataError, InputError, UsageError, WdsError
-from wdscli.look.unpack import is_coded, kind_of
+from wdscli.look.unpack import is_coded, text_form
 from wdscli.model import to_bytes, to_text
 from wdscli.shards.tables import field_of_column
 from wdscli.storage import addresses_of
@@ -140,7 +140,7 @@ def _payload(kind: str, column: str, cell: Any) -> bytes:
         return cell
     if not isinstance(cell, str):
         raise _no_payload(column, f"{type(cell).__name__} is neither text nor bytes")
-    is_text = kind == "parquet" or kind_of(field_of_column(column))
+    is_text = kind == "parquet" or text_form(field_of_column(column))
     return to_bytes(cell) if is_text else _decoded(cell, column)
 
 
@@ -159,7 +159,7 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
             )
         if is_coded(value):
             payloads[name] = _decoded(value["base64"], name)
-        elif kind_of(to_bytes(name)) == "json":
+        elif text_form(to_bytes(name)) == "json":
             texts = texts or dict(_members(dict(_members(line))["fields"]))
             payloads[name] = to_bytes(texts[name])
         elif isinstance(value, str):

@@ -58,7 +58,7 @@ _ARROW_FILE = b"ARROW1\0\0"
 _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 24
 
 
-def kind_of(address: str) -> str:
+def table_format(address: str) -> str:
     """Return the format of an address by its suffix. It is empty for an unknown suffix."""
     return SUFFIXES.get(re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower(), "")
 
@@ -81,7 +81,7 @@ def _expand(address: str) -> list[str]:
         if matches := matching(address):
             return sorted(matches, key=natural)
         raise InputNotFoundError(f"no table matches {address}")
-    if not is_on_disk and not kind_of(address):
+    if not is_on_disk and not table_format(address):
         from wdscli.storage.remote import is_remote_folder
 
         if address.endswith("/") or (not is_web(address) and is_remote_folder(address)):
@@ -91,7 +91,7 @@ def _expand(address: str) -> list[str]:
 
 def _in_folder(address: str) -> list[str]:
     prefix = address if address.endswith("/") else address + "/"
-    names = list_folder(address, lambda name: bool(kind_of(name)) and not name.startswith("."))
+    names = list_folder(address, lambda name: bool(table_format(name)) and not name.startswith("."))
     if not names:
         raise InputNotFoundError(
             f"no table in {address}", hint=f"tables end with {', '.join('.' + suffix for suffix in SUFFIXES)}"
@@ -148,14 +148,14 @@ class Table:
         text = {*columns, *self._reading.text}
         # Bad rows are reported when the rows are read, not here.
         reading = self._reading._replace(refuse=lambda place, error: None)
-        typed = [file for file in self._files if kind_of(file) in ("", "csv", "tsv")]
+        typed = [file for file in self._files if table_format(file) in ("", "csv", "tsv")]
         for file in typed:
             with ExitStack() as stack:
                 if not is_local(file):
                     with open_source(file) as source:
                         self._copies[file] = _copied(stream_of(source, _BUFFER_BYTES))
                 stream, _ = _opened(file, self._copies.get(file), stack)
-                if (kind := kind_of(file) or _sniffed(stream)) in ("csv", "tsv"):
+                if (kind := table_format(file) or _sniffed(stream)) in ("csv", "tsv"):
                     table = DelimitedRows(stream, file, kind, reading)
                     names |= dict.fromkeys(table.names)
                     _drop_text(table, text)
@@ -212,7 +212,7 @@ def read_rows(
     if the extra is missing."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, copy, stack)
-        kind = kind_of(address) or _sniffed(stream)
+        kind = table_format(address) or _sniffed(stream)
         if kind in ("parquet", "arrow"):
             if reading.encoding != UTF8:
                 raise UsageError(
@@ -233,7 +233,7 @@ def read_exact(address: str, reading: TextReading, raw: Collection[str]) -> Iter
     For other formats, one empty row is yielded. Raises the errors of :func:`read_rows`."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, None, stack)
-        kind = kind_of(address) or _sniffed(stream)
+        kind = table_format(address) or _sniffed(stream)
         if kind == "jsonl":
             yield from ((kind, row, line) for row, line in json_lines(stream, address, reading))
         elif kind in ("csv", "tsv"):
@@ -250,7 +250,7 @@ def column_names(address: str) -> list[str]:
     :func:`read_rows`."""
     with open_source(address) as source:
         stream = stream_of(source, _BUFFER_BYTES)
-        if (kind_of(address) or _sniffed(stream)) == "parquet":
+        if (table_format(address) or _sniffed(stream)) == "parquet":
             from pyarrow import parquet
 
             return list(map(str, parquet.read_schema(stream).names))
@@ -269,7 +269,7 @@ def _sniffed(stream: io.BufferedReader) -> str:
 def class_names(address: str, column: str) -> tuple[str, ...] | None:
     """Return the class names for the numbers in a column of Parquet, if Hugging Face's library or ``wds cat`` has
     stored them in the file's metadata."""
-    if kind_of(address) != "parquet" or is_stream(address):
+    if table_format(address) != "parquet" or is_stream(address):
         return None
     import json
 

@@ -36,7 +36,7 @@ from wdscli.codecs.values import NUMBERS
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.look.listing import Listing, Page
 from wdscli.look.picking import SampleReader
-from wdscli.look.unpack import SelectedMember, SelectedSample, kind_of, selected_samples, too_large
+from wdscli.look.unpack import SelectedMember, SelectedSample, selected_samples, text_form, too_large
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
 from wdscli.plan.sort import decoded, json_code, order_of_values
@@ -90,7 +90,7 @@ def _cells(field: bytes, group: int, payload: bytes) -> Iterator[tuple[TableColu
     """Yield the cells for a payload of a ``--column`` field, which is JSON or text. Raises ValueError,
     RecursionError."""
     name = to_text(field)
-    if kind_of(field) == "text":
+    if text_form(field) == "text":
         text = text_of(payload)
         if extension(name) in NUMBERS and isinstance(text, str):
             text = text.strip()
@@ -127,10 +127,10 @@ def listing_table(listing: Listing, form: str, fields: Sequence[str] = ()) -> Sp
     check_format(form)
     groups: dict[bytes, int] = {}
     for field in dict.fromkeys(fields):
-        if not kind_of(to_bytes(field)):
+        if not text_form(to_bytes(field)):
             first, dot, _ = field.partition(".")
             hint = f"text: --rename {field}.txt={field} --column {field}.txt; other payloads: wds cat --to FILE.parquet"
-            if dot and kind_of(to_bytes(first)) == "json":
+            if dot and text_form(to_bytes(first)) == "json":
                 hint = f"--column {first} adds a column for each value at the top of the JSON"
             raise UsageError(f"--column {field}: a field of this name holds neither text nor JSON", hint=hint)
         groups[to_bytes(field)] = _VALUES + len(groups)
@@ -424,13 +424,13 @@ class PayloadCells(NamedTuple):
 
     def kind(self, field: bytes) -> str:
         """Return the type of a field's column."""
-        return "string" if kind_of(field) or self.form != "parquet" else "binary"
+        return "string" if text_form(field) or self.form != "parquet" else "binary"
 
     def cell(self, sample: SelectedSample, part: SelectedMember) -> str | bytes:
         """Return the cell for a payload. Raises DataError ``undecodable`` for text that is not UTF-8, and UsageError
         for bytes in a delimited table without ``base64``."""
         name = to_text(part.field)
-        if kind_of(part.field):
+        if text_form(part.field):
             text = text_of(part.whole())
             if isinstance(text, str):
                 return text

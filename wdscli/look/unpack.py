@@ -43,7 +43,7 @@ stretched."""
 
 
 @lru_cache(1 << 12)
-def kind_of(field: bytes) -> str:
+def text_form(field: bytes) -> str:
     """Return ``json`` or ``text`` for a field that JSON Lines contain unchanged, otherwise an empty text."""
     last = extension(to_text(field))
     return "json" if last == "json" else "text" if find(last).is_text else ""
@@ -167,7 +167,7 @@ def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: s
     counted, or only text and JSON."""
     total = 0
     for part in sample.parts:
-        if takes_all or kind_of(part.field):
+        if takes_all or text_form(part.field):
             total += part.size
             if total > max_decoded:
                 message = f"{what} with {total} bytes of payloads, more than {max_decoded}"
@@ -177,11 +177,11 @@ def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: s
 
 
 def _json_value(part: SelectedMember, base64: bool) -> str:
-    if kind_of(part.field):
+    if text_form(part.field):
         payload = part.whole()
         with suppress(ValueError, RecursionError):
             text = payload.decode("utf-8")
-            if kind_of(part.field) == "text":
+            if text_form(part.field) == "text":
                 return json.dumps(text, ensure_ascii=False)
             value = json.loads(text, parse_constant=_refuse)
             # The JSON is not parsed, so that no number changes. Line breaks in valid JSON are outside strings.

@@ -27,7 +27,7 @@ from wdscli.create.grouping import Samples
 from wdscli.create.left_out import LeftOut, Unit, Unread
 from wdscli.create.packing import PackMaker, PackTask, payload_at
 from wdscli.create.payloads import SourcePayloads, read_recipe
-from wdscli.create.rows import kind_of
+from wdscli.create.rows import table_format
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import FolderWalk, Globs, OwnOutputs
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
@@ -339,7 +339,7 @@ def _check_containers(sources: Sequence[str], output: OutputSet, progress: Progr
     if not sources or not all(map(os.path.isfile, sources)):
         return
     what = f"{sources[0]} is packed as one file"
-    if all(map(kind_of, sources)):
+    if all(map(table_format, sources)):
         progress.warn(f"{what}; to make a sample of each row, use --from {sources[0]}")
     elif tars:
         progress.warn(f"{what}; to rewrite shards, use wds split {sources[0]}")

@@ -43,7 +43,7 @@ from wdscli.shards.inputs import is_manifest_name, open_set
 from wdscli.shards.view import MISSING
 from wdscli.shards.view_shards import OpenView, forget, opened
 from wdscli.shards.writing import ShardSettings
-from wdscli.transform.shards import gathered_bytes, payloads_of, samples_of
+from wdscli.transform.shards import gathered_bytes, parsed_samples, payloads_of
 
 SLICE_SAMPLES = 512
 SLICE_BYTES = 1 << 23
@@ -379,7 +379,7 @@ def compare(sides: Sequence[GatherTask]) -> list[Difference]:
     if data[0] == data[1]:
         return []
     batches = [
-        samples_of(raw, side.address, side.settings.form) for raw, side in zip(data, sides, strict=True)
+        parsed_samples(raw, side.address, side.settings.form) for raw, side in zip(data, sides, strict=True)
     ]
     differences: list[Difference] = []
     for row, keys in enumerate(zip(*(batch.keys for batch in batches), strict=True)):

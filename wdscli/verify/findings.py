@@ -203,7 +203,7 @@ def undecoded_text(undecoded: Mapping[str, str]) -> str:
     return ", ".join(f"{', '.join(names)} ({why})" for why, names in fields.items())
 
 
-def kind_of(code: str) -> FindingRow:
+def row_of_code(code: str) -> FindingRow:
     """Return the row of a code. It is empty for an unknown code."""
     return KINDS.get(code) or DEMANDS.get(code) or FindingRow("")
 
@@ -230,7 +230,7 @@ def parse_codes(codes: Iterable[str]) -> frozenset[str]:
 
 def severity_of(code: str, errors: Collection[str]) -> Severity:
     """Return the severity of a kind. The kinds in ``errors`` are errors."""
-    return "error" if code in errors else kind_of(code).severity
+    return "error" if code in errors else row_of_code(code).severity
 
 
 def by_kind(
@@ -244,7 +244,7 @@ def by_kind(
         FindingKind(
             code,
             severity_of(code, errors),
-            kind_of(code).meaning,
+            row_of_code(code).meaning,
             counts[code],
             reported,
             list(dict.fromkeys(finding.hint for finding in reported if finding.hint)),
@@ -278,7 +278,7 @@ class Ledger:
         """Add one finding. It is only counted if its kind already has ``limit`` findings."""
         self.counts[code] += 1
         if self.room(code):
-            kind = kind_of(code)
+            kind = row_of_code(code)
             text, hint = shown(message), shown(hint) if hint else kind.hint
             name = to_text(member) if isinstance(member, bytes) else member
             self._report(Finding(code, kind.severity, self.shard, offset, name, text, hint))

@@ -207,12 +207,12 @@ def _checked_text(pieces: Iterator[bytes]) -> Iterator[bytes]:
 def _part(what: CatForm) -> "Part | None":
     """Return the part of each sample that is read: one field, or the text fields. None means all fields."""
     from wdscli.look.picking import Part
-    from wdscli.look.unpack import kind_of
+    from wdscli.look.unpack import text_form
 
     if what.field is not None:
         return Part(to_bytes(what.field).__eq__, None if what.key is None else to_bytes(what.key))
     is_text = what.kind in ("jsonl", "csv", "tsv") and not what.base64
-    return Part(kind_of) if is_text else None
+    return Part(text_form) if is_text else None
 
 
 def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) -> None:
