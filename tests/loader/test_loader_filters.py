@@ -423,6 +423,6 @@ def test_a_slice_from_the_end_of_what_is_not_counted(shards: list[str], part: tu
 
 
 def _filter(where: str) -> filters.Filter:
-    chosen = filters.Filter.parse(filters.SelectionArguments(where=where))
+    chosen = filters.Filter.parse(filters.Criteria(where=where))
     assert chosen is not None
     return chosen

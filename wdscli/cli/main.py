@@ -21,14 +21,7 @@ from typer.core import TyperGroup
 
 from wdscli.cli import output
 from wdscli.cli.help import HelpEntry, WdsCommand, render, summary_of
-from wdscli.errors import (
-    MORE_FILES,
-    WdsError,
-    did_you_mean,
-    printable,
-    ran_out_of_files,
-    ran_out_of_memory,
-)
+from wdscli.errors import MORE_FILES, WdsError, did_you_mean, printable, ran_out_of_files, ran_out_of_memory
 from wdscli.shown import shown
 
 WISHES = {

@@ -333,8 +333,7 @@ def encode_json(value: Any) -> bytes:
         json.loads(value, parse_constant=_refuse_constant)
     except ValueError as error:
         raise UsageError(
-            f"text in a json field must be JSON: {error}",
-            hint="use json.dumps(text), or a txt field",
+            f"text in a json field must be JSON: {error}", hint="use json.dumps(text), or a txt field"
         ) from error
     return value.encode("utf-8")
 

@@ -31,14 +31,7 @@ from wdscli.copy.spill import Reading, SpilledRows
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
 from wdscli.model import PendingCommit, ShardInfo
-from wdscli.plan.inputs import (
-    Input,
-    Inputs,
-    edges_of,
-    grouped_as_planned,
-    members_of_run,
-    totals_of,
-)
+from wdscli.plan.inputs import Input, Inputs, edges_of, grouped_as_planned, members_of_run, totals_of
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.strategy import EXPECTED_BYTES
 from wdscli.plan.survey import hash_key

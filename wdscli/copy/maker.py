@@ -163,7 +163,7 @@ class Maker:
         if written != wanted:
             raise self._mistake(
                 f"{info.name} has {written[0]} samples, {written[1]} members, {written[2]} bytes; "
-                f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",
+                f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}"
             )
 
     def check_set(self, written: Sequence[ShardInfo], *, has_made_all: bool) -> None:

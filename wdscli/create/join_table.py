@@ -23,13 +23,7 @@ from wdscli.create.delimited import PLAIN, TextReading, refuse_row
 from wdscli.create.files import RowsByKey, numbers_of
 from wdscli.create.left_out import LeftOut
 from wdscli.create.payloads import NamedSource, SourcePayloads
-from wdscli.create.table import (
-    CellValue,
-    Row,
-    TableOptions,
-    TableReader,
-    samples_of,
-)
+from wdscli.create.table import CellValue, Row, TableOptions, TableReader, samples_of
 from wdscli.errors import DataError, InputError, failing
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, TableShard

@@ -21,14 +21,7 @@ from typing import Any, NamedTuple
 from wdscli.codecs.cells import cell_payload, extension_of, json_bytes, merged_json
 from wdscli.create.delimited import NumberText, RowPlace
 from wdscli.create.files import SEPARATOR, Files, Inline, JsonFiles, KeyRule, check_written
-from wdscli.create.layouts import (
-    OPTIONS,
-    SAMPLE_KEY,
-    TableLayout,
-    exported_layout,
-    hf_layout,
-    no_key_option,
-)
+from wdscli.create.layouts import OPTIONS, SAMPLE_KEY, TableLayout, exported_layout, hf_layout, no_key_option
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.left_out import NO_VALUE, LeftOut
 from wdscli.create.packing import payload_at

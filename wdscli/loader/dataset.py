@@ -273,10 +273,7 @@ class PositionDataset(ProcessDataset[Item]):
         return source if orders == 1 else OrderOfProcess(source, number, orders)
 
     def _batches(
-        self,
-        source: PositionSource | None = None,
-        epoch: int | None = None,
-        share: Share | None = None,
+        self, source: PositionSource | None = None, epoch: int | None = None, share: Share | None = None
     ) -> EpochBatches:
         share = share or self._share()
         source = source or self._viewed_source(share)

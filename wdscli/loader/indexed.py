@@ -52,7 +52,7 @@ from wdscli.loader.read.failures import (
     reraise_exception,
 )
 from wdscli.loader.read.fetch import Pool, Raw
-from wdscli.loader.read.selected import Filter, FilteredCatalog, SelectionArguments, Share, open_catalog
+from wdscli.loader.read.selected import Criteria, Filter, FilteredCatalog, Share, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.model import to_bytes
@@ -316,7 +316,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
     ) -> None:
         self._counts = SkipCounts()
         self._policy = Policy(on_error, self._counts)
-        wanted = SelectionArguments(where, keys, keys_from, sample)
+        wanted = Criteria(where, keys, keys_from, sample)
         access = Access(trust_addresses, pipes, cache_dir, cache_size, join, values)
         catalog = open_catalog(urls, wanted, access, on_error=on_error, salvage=on_error != "raise")
         if not catalog.is_indexed:
@@ -447,7 +447,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
                 "select() of an IndexedDataset needs an expression",
                 hint="use subset(numbers) for any other choice",
             )
-        chosen = Filter.parse(SelectionArguments(where, keys, keys_from, sample), self._policy.on_error)
+        chosen = Filter.parse(Criteria(where, keys, keys_from, sample), self._policy.on_error)
         if chosen is None:
             return self
         if self.ordinals.is_all(self.catalog.total or 0):

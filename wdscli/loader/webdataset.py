@@ -23,7 +23,7 @@ from wdscli.loader.read.catalog import Access
 from wdscli.loader.read.failures import Handler, OnError, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, IndexedSource
 from wdscli.loader.read.renamed import RenamedCatalog, Renaming, renamed
-from wdscli.loader.read.selected import SelectionArguments, open_catalog
+from wdscli.loader.read.selected import Criteria, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.per_sample import MemberFilter
 from wdscli.loader.streams import ShardStream, check_stream
@@ -205,7 +205,7 @@ class WebDataset(PositionDataset[Item]):
             urls, resampled = urls.given, True
         order = _order(shuffle, shardshuffle, resampled)
         split, splitters = _sharing(nodesplitter, workersplitter, resampled, repeat)
-        wanted = SelectionArguments(where, keys, keys_from, sample)
+        wanted = Criteria(where, keys, keys_from, sample)
         _check_sharing(split, splitters, wanted, rank)
         catalog = open_catalog(
             urls,
@@ -268,9 +268,7 @@ class WebDataset(PositionDataset[Item]):
         return new
 
 
-def _check_sharing(
-    split: Split, splitters: Sequence[Splitter], wanted: SelectionArguments, rank: int | None
-) -> None:
+def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Criteria, rank: int | None) -> None:
     """Raise UsageError for arguments that cannot be combined with these splitters."""
     if splitters and not (wanted.is_all and rank is None):
         raise UsageError(

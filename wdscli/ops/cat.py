@@ -28,13 +28,7 @@ from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT, HINT_IN_ONE_SHARD
-from wdscli.plan.inputs import (
-    Input,
-    fill,
-    is_of_this_process,
-    is_ours_alone,
-    is_read_once,
-)
+from wdscli.plan.inputs import Input, fill, is_of_this_process, is_ours_alone, is_read_once
 from wdscli.plan.names import DEFAULT, Rekey, shard_stem
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import make_plan, shaping_options, sum_counts
@@ -251,10 +245,7 @@ def _copy(picker: SampleReader, keys: _Keys, request: Request, shard: ShardFile)
 
 
 def _copy_each(
-    request: Request,
-    addresses: Sequence[str],
-    places: Sequence[str | None],
-    progress: Progress,
+    request: Request, addresses: Sequence[str], places: Sequence[str | None], progress: Progress
 ) -> Iterator[_Copied]:
     """Copy each input to its own shard, by several processes if that is faster."""
     tasks, copy_one = list(zip(addresses, places, strict=True)), partial(copy_shard, request)

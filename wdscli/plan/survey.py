@@ -330,10 +330,7 @@ def survey(
         if chosen_of:
             _keep(task, result, RowBlock(rows_of_batches(task, chosen_of), PackedValues.of(values)), take)
         source.confirm()
-    result.members, result.payload_bytes = (
-        state.members - members,
-        state.payload_bytes - payload_bytes,
-    )
+    result.members, result.payload_bytes = (state.members - members, state.payload_bytes - payload_bytes)
     result.ignored, result.end, result.copy = ignored.counts, state.end, task.input.copy
     return result
 

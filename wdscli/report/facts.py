@@ -340,13 +340,7 @@ def _shards(page_input: PageInput) -> Shards:
     if len(rows) > 1:
         spread = _span(min(samples), max(samples), "{:,}".format) + " samples and "
         spread += _span(min(sizes), max(sizes), human_size)
-    return Shards(
-        rows[:MAX_SHARDS],
-        len(rows),
-        *_shard_charts(rows),
-        is_even,
-        spread,
-    )
+    return Shards(rows[:MAX_SHARDS], len(rows), *_shard_charts(rows), is_even, spread)
 
 
 def _span(least: int, most: int, number: Callable[[float], str]) -> str:

@@ -365,8 +365,7 @@ def parse_span(text: str) -> range:
         part == "" or (part.isascii() and part.isdigit()) for part in parts
     ):
         raise UsageError(
-            f'not a slice: "{text}"',
-            hint="A:B:STEP with whole numbers, each optional: 0:1000, ::10",
+            f'not a slice: "{text}"', hint="A:B:STEP with whole numbers, each optional: 0:1000, ::10"
         )
     start, stop, step = [*parts, ""][:3]
     if step and not whole_number(step):

@@ -27,7 +27,7 @@ from wdscli.arrays import (
     U64,
     Buffer,
     Column,
-    ScratchFile,
+    TempFile,
     joined_keys,
     msgpack_pieces,
     numpy,
@@ -397,7 +397,7 @@ class IndexBuilder:
 
     def __init__(self) -> None:
         self._columns = {name: Column(code) for name, code in {"keys": "B", **COLUMNS}.items()}
-        self._scratch = ScratchFile()
+        self._scratch = TempFile()
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []

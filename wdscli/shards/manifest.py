@@ -164,13 +164,7 @@ class Manifest:
                 "view": to_json(self.view),
                 "wdscli": ours,
             }
-        return {
-            "__kind__": KIND,
-            "wids_version": 1,
-            "name": self.name,
-            "shardlist": shards,
-            "wdscli": ours,
-        }
+        return {"__kind__": KIND, "wids_version": 1, "name": self.name, "shardlist": shards, "wdscli": ours}
 
 
 def plain_shard(shard: ShardInfo) -> dict[str, Any]:

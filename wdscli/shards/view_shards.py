@@ -167,9 +167,7 @@ class OpenView:
 
     def _broken(self) -> DataError:
         return DataError(
-            f"{rows_address(self.address)} does not belong to {self.address}",
-            code="changed",
-            hint=_COPY_BOTH,
+            f"{rows_address(self.address)} does not belong to {self.address}", code="changed", hint=_COPY_BOTH
         )
 
     def _check(self, layout: Layout, number: int) -> None:

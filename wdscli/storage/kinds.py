@@ -193,8 +193,7 @@ def token_for(address: str) -> str | None:
         match = _TOKEN_OF_HOST.fullmatch(token)
         if match is None:
             raise UsageError(
-                f"{TOKEN} has a token without a host",
-                hint=f"export {TOKEN}=HOST=TOKEN, or HOST:PORT=TOKEN",
+                f"{TOKEN} has a token without a host", hint=f"export {TOKEN}=HOST=TOKEN, or HOST:PORT=TOKEN"
             )
         if match[1].lower() == host and match[2] in (None, port):
             return match[3]

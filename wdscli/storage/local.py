@@ -92,9 +92,7 @@ class LocalSource(Source):
             self._fd, self.fd = -1, None
 
     def __del__(
-        self,
-        close: Callable[[int], None] = os.close,
-        forget: Callable[[int], None] = _open_files.discard,
+        self, close: Callable[[int], None] = os.close, forget: Callable[[int], None] = _open_files.discard
     ) -> None:
         # Python's own files also close themselves. The functions are arguments because modules may be empty at
         # interpreter shutdown.

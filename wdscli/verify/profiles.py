@@ -121,9 +121,7 @@ def _is_raw_for_hf(field: bytes) -> bool:
 
 FIELD_RULES = (
     ReaderRule(
-        "webdataset-reserved-field",
-        "webdataset reserves the field's name",
-        lambda field: field in _RESERVED,
+        "webdataset-reserved-field", "webdataset reserves the field's name", lambda field: field in _RESERVED
     ),
     ReaderRule(
         "webdataset-upper-case",
@@ -149,11 +147,7 @@ class Judge:
     first shard itself."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        profiles: Sequence[str],
-        source: ByteSource,
-        hf_types: dict[bytes, Type] | None,
+        self, ledger: Ledger, profiles: Sequence[str], source: ByteSource, hf_types: dict[bytes, Type] | None
     ) -> None:
         self._ledger = ledger
         self._profiles = frozenset(profiles)

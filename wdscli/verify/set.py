@@ -26,15 +26,7 @@ from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request
 from wdscli.verify.beside import ManifestEntry, find_listings
-from wdscli.verify.findings import (
-    DEMANDS,
-    KINDS,
-    NOT_SEARCHED,
-    Finding,
-    Ledger,
-    parse_codes,
-    severity_of,
-)
+from wdscli.verify.findings import DEMANDS, KINDS, NOT_SEARCHED, Finding, Ledger, parse_codes, severity_of
 from wdscli.verify.keys import PRESENT, KeyColumns, KeyList, listed_keys, repeats_across, suspicious
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import (

@@ -163,8 +163,7 @@ def _check_lists(show: ShowOptions) -> None:
         raise UsageError(f"{' and '.join(show.lists)} print different lists", hint="choose one of them")
     if show.long and show.lists not in ([], ["--by member"], ["--by shard"]):
         raise UsageError(
-            "-l works only for lists of samples, members or shards",
-            hint=f"leave out -l or {show.lists[0]}",
+            "-l works only for lists of samples, members or shards", hint=f"leave out -l or {show.lists[0]}"
         )
     if show.to is None:
         if show.column or show.force:

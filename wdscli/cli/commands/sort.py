@@ -50,9 +50,6 @@ def sort(*, shards: Shards, output: OutputOptions, order: SortOptions, options: 
         reorder(out, request, listed, dry_run=output.dry_run)
         return
     how = sort_order(
-        order.by or [],
-        reverse=order.reverse,
-        missing=order.missing,
-        lenient=request.on_error == "skip",
+        order.by or [], reverse=order.reverse, missing=order.missing, lenient=request.on_error == "skip"
     )
     reorder(out, request, how, dry_run=output.dry_run)

@@ -3,16 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
-from wdscli.cli.options import (
-    GeneralOptions,
-    Positive,
-    Shards,
-    Text,
-    Texts,
-    decode_limit,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import GeneralOptions, Positive, Shards, Text, Texts, decode_limit, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes

@@ -64,12 +64,7 @@ class Plan:
     into no batch, unless ``skips`` is set. A window is planned with the key ``key(*of_epoch, window)``."""
 
     def __init__(
-        self,
-        rule: Rule,
-        length: int,
-        of_epoch: Sequence[int],
-        reader: EpochReader,
-        skips: bool = False,
+        self, rule: Rule, length: int, of_epoch: Sequence[int], reader: EpochReader, skips: bool = False
     ) -> None:
         self.rule, self._of_epoch, self._reader, self._skips = rule, of_epoch, reader, skips
         self.length = length
@@ -261,12 +256,7 @@ class PlannedBatches(EpochBatches):
     numbers are ``world`` apart. With ``varies``, the list may have another length in other epochs."""
 
     def __init__(
-        self,
-        plan: Plan,
-        share: Share,
-        tail: Tail = "even",
-        part: ListPart = WHOLE_LIST,
-        varies: bool = False,
+        self, plan: Plan, share: Share, tail: Tail = "even", part: ListPart = WHOLE_LIST, varies: bool = False
     ) -> None:
         self.plan, self.share, self.tail = plan, share, tail
         self.length, self.stride = plan.length, share.world

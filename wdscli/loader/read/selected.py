@@ -53,7 +53,7 @@ class Kept(NamedTuple):
     error: WdsError | None = None
 
 
-class SelectionArguments(NamedTuple):
+class Criteria(NamedTuple):
     """The arguments that select samples. ``sample`` has the form of the option ``--sample``, or is a pair of such a
     value and a seed."""
 
@@ -65,7 +65,7 @@ class SelectionArguments(NamedTuple):
     @property
     def is_all(self) -> bool:
         """Whether the arguments keep all samples."""
-        return self == SelectionArguments()
+        return self == Criteria()
 
 
 class Filter(NamedTuple):
@@ -76,7 +76,7 @@ class Filter(NamedTuple):
     on_error: OnUndecodable = "raise"
 
     @classmethod
-    def parse(cls, wanted: SelectionArguments, on_error: str = "raise") -> Filter | None:
+    def parse(cls, wanted: Criteria, on_error: str = "raise") -> Filter | None:
         """Return the filter for these arguments, or None if they keep all samples. Raises UsageError for an invalid
         expression, and InputError if ``keys_from`` cannot be read."""
         if wanted.is_all:
@@ -247,21 +247,14 @@ class FilteredCatalog(Catalog):
 
 
 def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalog:
-    """Return a catalog of the samples that the arguments of :class:`SelectionArguments` keep. If the arguments keep all
-    samples,
+    """Return a catalog of the samples that the arguments of :class:`Criteria` keep. If the arguments keep all samples,
     return ``catalog`` itself."""
-    chosen = Filter.parse(SelectionArguments(**wanted), on_error)
+    chosen = Filter.parse(Criteria(**wanted), on_error)
     return catalog if chosen is None else FilteredCatalog(catalog, chosen)
 
 
 def open_catalog(
-    urls: Urls,
-    wanted: SelectionArguments,
-    access: Access,
-    *,
-    on_error: str,
-    salvage: bool,
-    spelled: bool = False,
+    urls: Urls, wanted: Criteria, access: Access, *, on_error: str, salvage: bool, spelled: bool = False
 ) -> Catalog:
     """Open a set for a dataset, with its cache and with only the wanted samples. Raises UsageError, InputError,
     DataError."""

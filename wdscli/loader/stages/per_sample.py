@@ -25,14 +25,7 @@ from io import BytesIO
 from operator import methodcaller
 from typing import Any, TypeAlias
 
-from wdscli.codecs.handlers import (
-    MAX_DECODED_BYTES,
-    ByExtension,
-    Continue,
-    Decode,
-    Handler,
-    inflate,
-)
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, ByExtension, Continue, Decode, Handler, inflate
 from wdscli.codecs.images import SPECS, Images, Size
 from wdscli.codecs.media import MEDIA
 from wdscli.codecs.values import basichandlers, pickles
