@@ -3,7 +3,7 @@ operations on arrays that indexes need.
 
 Modules that need numpy only sometimes use ``numpy`` from here instead of the package. Loading numpy takes longer than a
 small command runs, so it is loaded at the first use of an attribute. A :class:`Column` keeps its last numbers in memory
-and the others in a file (:class:`TempFile`).
+and the others in a file (:class:`Backing`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Column:
     def size_bytes(self) -> int:
         return sum(piece.length for piece in self._waiting) + len(self.held) * self.held.itemsize
 
-    def wait(self, scratch: TempFile) -> None:
+    def wait(self, scratch: Backing) -> None:
         """Move the numbers in memory to a file. Raises OutputError."""
         if self.held:
             self._waiting.append(scratch.put(self._packed()))
@@ -99,7 +99,7 @@ class Column:
         return b"".join(self.pieces()) if self._waiting else self._packed()
 
 
-class TempFile:
+class Backing:
     """A temporary file in TMPDIR, created with the first piece and deleted with this object."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain
 from typing import Any
 
-from wdscli.arrays import Piece, TempFile
+from wdscli.arrays import Backing, Piece
 from wdscli.model import to_text
 from wdscli.samples import new_batch, split_name
 from wdscli.samples.grouping import SampleAt
@@ -68,9 +68,9 @@ class MemberReader:
         self._keeps_all, self._gap_bytes = keeps_all, gap_bytes
         self._window: Window | None = None
         self._kept: dict[int, bytes] = {}
-        self._stored: dict[int, tuple[TempFile, list[Piece]]] = {}
+        self._stored: dict[int, tuple[Backing, list[Piece]]] = {}
         self._kept_bytes = 0
-        self._file, self._file_bytes = TempFile(), 0
+        self._file, self._file_bytes = Backing(), 0
         self._held: Source = source
         self._requested_rows: list[int] = []
         self._requested_fields = fields
@@ -113,7 +113,7 @@ class MemberReader:
         """Write a payload to the current scratch file. Begin a new file if the current file is full, or if all its
         payloads are no longer needed."""
         if not self._stored or self._file_bytes >= SCRATCH_BYTES:
-            self._file, self._file_bytes = TempFile(), 0
+            self._file, self._file_bytes = Backing(), 0
         stored = [self._file.put(piece) for piece in pieces]
         self._stored[offset] = self._file, stored
         self._file_bytes += sum(piece.length for piece in stored)

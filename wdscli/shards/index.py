@@ -22,18 +22,7 @@ from enum import IntEnum
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
-from wdscli.arrays import (
-    I64,
-    U64,
-    Buffer,
-    Column,
-    TempFile,
-    joined_keys,
-    msgpack_pieces,
-    numpy,
-    spread,
-    steps,
-)
+from wdscli.arrays import I64, U64, Backing, Buffer, Column, joined_keys, msgpack_pieces, numpy, spread, steps
 from wdscli.errors import DataError
 from wdscli.model import Facts, FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
@@ -397,7 +386,7 @@ class IndexBuilder:
 
     def __init__(self) -> None:
         self._columns = {name: Column(code) for name, code in {"keys": "B", **COLUMNS}.items()}
-        self._scratch = TempFile()
+        self._scratch = Backing()
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []

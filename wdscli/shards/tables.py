@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from wdscli.arrays import Piece, TempFile
+from wdscli.arrays import Backing, Piece
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 
@@ -205,7 +205,7 @@ class Spool:
     a column has no cells, it has the given type."""
 
     def __init__(self, columns: Mapping[TableColumn, str]) -> None:
-        self._file = TempFile()
+        self._file = Backing()
         self._pieces: list[Piece] = []
         self._defaults = columns
         self._seen = {column: _Seen() for column in columns}
