@@ -194,11 +194,14 @@ class Pipeline(NamedTuple):
             return 0
         return sum(sample is not DROPPED for sample in samples)
 
-    def unit(self, samples: Iterable[Any], given: int = 0, stops: bool = False) -> list[Any]:
+    def unit(self, samples: Sequence[Any], given: int = 0, stops: bool = False) -> list[Any]:
         """Return the items that the stages make from the samples of one batch. ``given`` is the number of samples in
         the batch (see :meth:`given`). If a handler ends the epoch, or with ``stops``, raises StopEpoch with the items
         made before."""
-        return self.joined((_through(self.before, samples),), given, stops)
+        kept: Iterable[Any] = samples
+        if self.before or _Dropped in set(map(type, samples)):
+            kept = _through(self.before, samples)
+        return self.joined((kept,), given, stops)
 
     def joined(self, parts: Iterable[Iterable[Any]], given: int, stops: bool = False) -> list[Any]:
         """Return the items that the batch stage and later stages make from one batch of ``given`` samples. ``parts``
@@ -424,8 +427,7 @@ class UnitMaker:
         the method makes no units."""
         times, clock = self._times, time.perf_counter
         for block, samples in blocks:
-            kinds = set(map(type, samples))
-            if not self._pipeline.before and FailedSample not in kinds and kinds <= {dict}:
+            if not self._pipeline.before and {FailedSample, _Dropped}.isdisjoint(map(type, samples)):
                 begin = clock()
                 yield from zip(block.numbers, samples)
                 times.waiting += clock() - begin
