@@ -1,5 +1,5 @@
-"""This module loads numpy when the first array is made. It has types of arrays, columns in temporary files, and the
-operations on arrays that indexes need.
+"""This module loads numpy when the first array is made. It has types of arrays, samples as arrays, columns in
+temporary files, and the operations on arrays that indexes need.
 
 Modules that need numpy only sometimes use ``numpy`` from here instead of the package. Loading numpy takes longer than a
 small command runs, so it is loaded at the first use of an attribute. A :class:`Column` keeps its last numbers in memory
@@ -41,6 +41,22 @@ Mask: TypeAlias = "NDArray[numpy.bool_]"
 Rows: TypeAlias = "NDArray[numpy.void]"
 Buffer: TypeAlias = bytes | memoryview
 _READ_BYTES = 1 << 20
+
+
+class SampleArrays(NamedTuple):
+    """Canonical samples as arrays. ``keys`` has all keys, joined. Four arrays have one number per sample: the length of
+    its key, its first byte, its length, and its number of members. Three arrays have one number per member: the number
+    of its field in ``fields``, and the first byte and the length of its payload."""
+
+    keys: bytes
+    key_lengths: I64
+    starts: I64
+    lengths: I64
+    counts: I64
+    fields: list[bytes]
+    codes: I64
+    offsets: I64
+    sizes: I64
 
 
 class Piece(NamedTuple):

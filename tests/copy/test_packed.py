@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tar_cases import with_checksum
 
+from wdscli.arrays import SampleArrays
 from wdscli.copy.copier import packed
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, group_columns
-from wdscli.shards.index import IndexBuilder, SampleArrays
+from wdscli.shards.index import IndexBuilder
 from wdscli.tar import CANONICAL, Form, Scanner, build_header, padding
 
 

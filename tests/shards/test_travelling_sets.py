@@ -20,8 +20,10 @@ from storage_servers import S3, forget_listings, forget_s3
 
 from wdscli.shards import ShardWriter
 from wdscli.shards.proof import Evidence, read_index
+from wdscli.shards.reading import values_of
 from wdscli.storage import open_source
 from wdscli.tar import crc
+from wdscli.units import human_size
 
 SHARDS, SAMPLES = 8, 2000
 pytestmark = pytest.mark.skipif(crc.CRC is None, reason="this processor computes no CRCs quickly")
@@ -149,7 +151,17 @@ def test_an_index_without_checksums_is_adopted(
         patched.setattr(crc, "CRC", None)
         write_set(tmp_path / "set", 80, 4)
     small = uploaded._replace(address=upload(uploaded.server, tmp_path / "set", "travelled", f"old-{client}"))
-    assert read_index(f"{small.address}a-000000.tar").index.checksums == {}
+    shards = [f"{small.address}a-{number:06d}.tar" for number in range(4)]
+    assert not read_index(shards[0]).index.checksums
+    # Reads for want of a proof are said once, with their bytes and the command that ends them.
+    size = human_size(sum(path.stat().st_size for path in (tmp_path / "set").glob("*.tar")))
+    line = f"so {size} are read: `wds index --adopt {small.address}` proves it once"
+    forget_listings()
+    ran = wds("ls", small.address, "--count", "json.tokens")
+    assert (ran.code, ran.err.count(line)) == (0, 1), ran.err
+    warnings: list[str] = []
+    values_of(shards, "json.tokens", warn=warnings.append)
+    assert [line in warning for warning in warnings] == [True]
     begin(small)
     ran = wds("index", "--adopt", small.address)
     assert (ran.code, "4 files made" in ran.err) == (0, True), ran.err
@@ -157,6 +169,8 @@ def test_an_index_without_checksums_is_adopted(
     begin(small)
     assert wds("ls", small.address, "--where", "json.tokens > 100").code == 0
     assert taken(small, f"{client} where, adopted")[:3] == (6, 0, 0)
+    assert "--adopt" not in wds("ls", small.address, "--count", "json.tokens").err
+    values_of(shards, "json.tokens", warn=pytest.fail)
 
 
 def test_trust_in_sizes_is_noted_in_the_manifest(
@@ -211,3 +225,19 @@ def test_a_local_copy_is_adopted(tmp_path: Path) -> None:
     shard.write_bytes(data)
     ran = wds("index", "--adopt", tmp_path / "set")
     assert (ran.code, "a-000001.tar" in ran.err) == (3, True)
+
+
+def test_a_view_of_a_copied_base_is_believed(uploaded: Uploaded, client: str, tmp_path: Path) -> None:
+    """A base that was uploaded has another time and another ETag than the base of which the view was made."""
+    shutil.copytree(uploaded.folder, tmp_path / "set")
+    assert wds("shuffle", tmp_path / "set", "-o", tmp_path / "view.json", "--seed", "1", "-q").code == 0
+    base = f"viewed-{client}"
+    upload(uploaded.server, tmp_path, "travelled", base)
+    here = wds("ls", tmp_path / "view.json", "--where", "json.tokens > 4000")
+    begin(uploaded)
+    there = wds("ls", f"s3://travelled/{base}/view.json", "--where", "json.tokens > 4000")
+    assert (there.code, there.out.count(b"\n")) == (0, here.out.count(b"\n")), there.err
+    counts = taken(uploaded, f"{client} view")
+    assert counts.shard_gets == 0
+    assert counts.heads <= SHARDS
+    assert counts.requests <= 2 * SHARDS + 6

@@ -26,7 +26,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
-from wdscli.arrays import I64, U64, numpy
+from wdscli.arrays import I64, U64, SampleArrays, numpy
 from wdscli.copy.spill import Reading, SpilledRows
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
@@ -52,7 +52,6 @@ from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
 from wdscli.selection.values import Numbers
-from wdscli.shards.index import SampleArrays
 from wdscli.shards.layout import VIEWS_PER_READ, ViewSource
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.view_shards import changed_shard

@@ -150,6 +150,8 @@ class SetReader:
         self._damaged = missing_samples(shards.missing)
         self._known = known_samples(shards) if self.skips else {}
         self._stored: dict[str, StoredIndex] = {}
+        self._unproven_bytes = self._indexed_bytes = 0
+        """The sizes of indexed shards, and of those whose stored values are not proven, so that payloads are read."""
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -208,11 +210,14 @@ class SetReader:
         if not source.seekable or source.name in self._unindexed or (is_near and not payloads.fields):
             return None
         from wdscli.shards.index import Check
-        from wdscli.shards.proof import find_index
+        from wdscli.shards.proof import find_index, unproven_bytes
         from wdscli.shards.reading import index_batches
 
         warn, stored = None if is_near else self._progress.warn, self._stored.pop(source.name, None)
         index = find_index(source.name, source, warn, form=self._form, check=Check.ALL_LOCAL, stored=stored)
+        if index is not None:
+            self._indexed_bytes += index.size
+            self._unproven_bytes += unproven_bytes(index, payloads.fields)
         if index is None or (is_near and not index.exact):
             return None
         payloads.by_index = True
@@ -314,6 +319,10 @@ class Listing(SetReader):
         remarks = [*self.selection.remarks(state), *(absence.text for absence in missing_names), self._lack]
         if not missing_names:
             remarks.append(_empty_where(state))
+        if self._unproven_bytes:
+            from wdscli.shards.proof import unproven_text
+
+            remarks.append(unproven_text(self._unproven_bytes, self._indexed_bytes, self.set.addresses[0]))
         return LsReport(
             self._read,
             state.kept,

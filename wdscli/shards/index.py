@@ -20,9 +20,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from enum import IntEnum
 from itertools import accumulate, chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from wdscli.arrays import I64, U64, Backing, Buffer, Column, joined_keys, msgpack_pieces, numpy, spread, steps
+from wdscli.arrays import (
+    I64,
+    U64,
+    Backing,
+    Buffer,
+    Column,
+    SampleArrays,
+    joined_keys,
+    msgpack_pieces,
+    numpy,
+    spread,
+    steps,
+)
 from wdscli.errors import DataError
 from wdscli.model import Facts, FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
@@ -80,6 +92,8 @@ class Index:
         """The checksum of that version, as manifests write it, if it is kept too."""
         self.checksums: Mapping[str, str] = raw.get("checksums", {})
         """The checksums of the shard's file, in the form of :mod:`wdscli.tar.crc`."""
+        self.unproven = frozenset[str]()
+        """The names of stored values that were left out, because the payloads are not proven."""
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
         self.mark_bytes: bytes = raw["marks"]
@@ -172,6 +186,7 @@ class Index:
     def without_values(self) -> Index:
         """Return the same index without stored values and checksums, which depend on the payloads."""
         plain = copy(self)
+        plain.unproven = frozenset(self.numbers)
         plain.numbers, plain.checksums = {}, {}
         return plain
 
@@ -362,22 +377,6 @@ HELD_BYTES = 2 << 20
 def index_address(address: str) -> str:
     """Return the address of a shard's index: ``.wds/<name>.wdx`` in the shard's folder."""
     return sibling(address, f"{FOLDER}/{base_name(address)}{SUFFIX}")
-
-
-class SampleArrays(NamedTuple):
-    """Canonical samples as arrays. ``keys`` has all keys, joined. Four arrays have one number per sample: the length of
-    its key, its first byte, its length, and its number of members. Three arrays have one number per member: the number
-    of its field in ``fields``, and the first byte and the length of its payload."""
-
-    keys: bytes
-    key_lengths: I64
-    starts: I64
-    lengths: I64
-    counts: I64
-    fields: list[bytes]
-    codes: I64
-    offsets: I64
-    sizes: I64
 
 
 class IndexBuilder:

@@ -16,12 +16,12 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from wdscli.arrays import I64, Mask, edges, joined_keys, numpy, spread, steps
+from wdscli.arrays import I64, Mask, SampleArrays, edges, joined_keys, numpy, spread, steps
 from wdscli.errors import DataError
 from wdscli.samples.reading import Expected
 from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, fields_of, joined
-from wdscli.shards.index import Check, Index, SampleArrays
+from wdscli.shards.index import Check, Index
 from wdscli.storage import Source
 from wdscli.storage.local import may_open
 from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header, core

@@ -40,21 +40,26 @@ from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.reading import holds_no_sample, is_there
 from wdscli.selection import Selection
 from wdscli.selection.reading import MemberReader
+from wdscli.selection.values import SampleNumbers
 from wdscli.selection.walk import Walk
 from wdscli.shards.index import Check, Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
-from wdscli.storage import Source, is_local, is_stream
+from wdscli.shown import shown
+from wdscli.storage import Source, folder_of, is_local, is_stream
 from wdscli.storage.addresses import local_path
 from wdscli.storage.kinds import is_other_version, parse_note, source_version, stored_version, tells_bytes
 from wdscli.storage.opening import current_version, is_pinnable, open_pinned, read_noted
 from wdscli.tar import CANONICAL, Form
 from wdscli.tar.crc import agrees
 from wdscli.threads import holding
+from wdscli.units import human_size
 
 LOCAL_GAPS = 1 << 10
 """How many ranges between samples of a local shard are checked before its index is used."""
 REMOTE_GAPS = 4
 """How many such ranges are checked in a remote shard, where each check is a request."""
+MAX_UNPROVEN_BYTES = 64 << 20
+"""If more bytes are read because stored values are not proven, the user is told."""
 WRITING_NS = 10 * 10**9
 """The longest time from the last write of an index to its final name, in nanoseconds. A copy that keeps the time of
 change is usually made later."""
@@ -166,6 +171,23 @@ def find_index(
         warn(f"{index_address(address)} is not used: {proven.reason} (rebuild it with `wds index`)")
     index = proven.index
     return index if index is not None and form in (None, index.form) else None
+
+
+def unproven_bytes(index: Index, payload_fields: frozenset[bytes]) -> int:
+    """Return the size of a shard if its payloads of these fields are read, because its stored values are not proven.
+    Otherwise return 0."""
+    return index.size if SampleNumbers([*index.unproven]).payload_fields & payload_fields else 0
+
+
+def unproven_text(read_bytes: int, set_bytes: int, address: str) -> str:
+    """Return the line for the user about :func:`unproven_bytes` of a set, or nothing for few bytes. ``address`` is of a
+    shard."""
+    if read_bytes <= min(set_bytes // 20, MAX_UNPROVEN_BYTES):
+        return ""
+    return (
+        f"nothing proves that the stored values belong to these shards, so {human_size(read_bytes)} are read: "
+        f"`wds index --adopt {shown(folder_of(address)) or '.'}` proves it once"
+    )
 
 
 def prove_index(

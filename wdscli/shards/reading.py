@@ -22,7 +22,7 @@ from wdscli.selection.reading import MemberReader
 from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
 from wdscli.selection.walk import Walk
 from wdscli.shards.index import Index
-from wdscli.shards.proof import find_index, scan_index, scanned_index
+from wdscli.shards.proof import find_index, scan_index, scanned_index, unproven_text
 from wdscli.storage import Source, open_source
 from wdscli.tar import CANONICAL, Form, members
 
@@ -210,7 +210,10 @@ def values_of(
         elif name in index.numbers:
             columns.append(index.numbers[name])
         else:
-            if not read:
+            if not read and name in index.unproven:
+                unread_bytes = index.size * (len(addresses) - number)
+                warn(unproven_text(unread_bytes, unread_bytes, address))
+            elif not read:
                 hint = f"`wds index --values '{name}'` stores the numbers in the indexes"
                 warn(f"reading payloads for {name}, which not all indexes have: {hint}")
             read += 1

@@ -18,12 +18,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from wdscli.arrays import SampleArrays
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.model import PendingCommit, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.samples.grouping import PayloadOf
 from wdscli.selection.values import SampleNumbers
-from wdscli.shards.index import Index, IndexBuilder, SampleArrays, index_address
+from wdscli.shards.index import Index, IndexBuilder, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.locks import (
     FOLDER,
