@@ -146,7 +146,9 @@ class SetReader:
         self._progress = progress
         self._form = form
         self._ignored = IgnoredMembers()
-        self._has_parts = False
+        self.names: dict[str, str] = {}
+        """Names for warnings of shards that are local copies, by the copy's address."""
+        self._has_parts = self._writes_names = self._lenient = False
         self._damaged = missing_samples(shards.missing)
         self._known = known_samples(shards) if self.skips else {}
         self._stored: dict[str, StoredIndex] = {}
@@ -177,13 +179,6 @@ class SetReader:
     def _trouble(self, error: DataError) -> None:
         self.troubles.append(error)
         self._progress.warn(str(error))
-
-    def _warn_of_parts(self, search: SeparatedSamples, batch: SampleBatch, shard: str) -> None:
-        """Warn once about a sample whose members are not next to each other."""
-        for row in () if self._has_parts else search.add_batch(batch):
-            self._has_parts = True
-            self._progress.warn(f'"{to_text(batch.keys[row])}" of {shard} is in several parts: {JOIN_HINT}')
-            break
 
     @cached_property
     def _unindexed(self) -> frozenset[str]:
@@ -223,13 +218,23 @@ class SetReader:
         payloads.by_index = True
         return index_batches(index, self._ignored)
 
-    def _walk(self, payloads: MemberReader) -> Walk:
-        """Return the walk through the shard that ``payloads`` reads."""
-        salvage = None
-        if self.skips:
-            salvage = Salvage(self._trouble, self._damaged, self._known.get(payloads.source.name, -1))
-        form = self._form or CANONICAL
-        return Walk(self.selection, self.state, payloads, form, self._ignored, salvage)
+    def _chosen(
+        self, reader: MemberReader, indexed: Iterator[SampleBatch] | None, begin: tuple[int, int] = (0, 0)
+    ) -> Iterator[tuple[SampleBatch, list[int]]]:
+        """Yield the selected samples of the shard that ``reader`` reads, in the way of :class:`Walk`. Warn once about a
+        sample whose members are not next to each other."""
+        shard, form, search = reader.source.name, self._form or CANONICAL, SeparatedSamples()
+        salvage = Salvage(self._trouble, self._damaged, self._known.get(shard, -1)) if self.skips else None
+        how = form, self._ignored, salvage, self._writes_names, self._lenient, begin
+        for batch, rows in Walk(self.selection, self.state, reader, *how).chosen(indexed):
+            row = None if self._has_parts else next(iter(search.add_batch(batch)), None)
+            if row is not None:
+                self._has_parts = True
+                name = self.names.get(shard, shard)
+                self._progress.warn(
+                    f'"{to_text(batch.keys[row])}" of {name} is in several parts: {JOIN_HINT}'
+                )
+            yield batch, rows
 
 
 class Listing(SetReader):
@@ -249,8 +254,7 @@ class Listing(SetReader):
         by_index: bool | None = None,
     ) -> None:
         super().__init__(shards, selection, on_error, progress)
-        self.names: dict[str, str] = {}
-        """Names for warnings of shards that are local copies, by the copy's address."""
+        self._lenient = True
         self._lack = ""
         self._by_index = not self.skips if by_index is None else by_index
         self._absences: list[MissingName] = []
@@ -372,12 +376,8 @@ class Listing(SetReader):
     ) -> Iterator[tuple[SampleBatch, list[int], MemberReader]]:
         payloads = MemberReader(source, self.selection.payload_fields | payloads_of)
         indexed = self._indexed(source, payloads) if self._by_index else None
-        walk = self._walk(payloads)
-        walk.lenient = True
-        search = SeparatedSamples()
         try:
-            for batch, rows in walk.chosen(indexed):
-                self._warn_of_parts(search, batch, self.names.get(source.name, source.name))
+            for batch, rows in self._chosen(payloads, indexed):
                 if payloads.by_index and payloads_of:
                     fields = payloads_of if with_values is None else with_values(frozenset(batch.values))
                     payloads.request(fields, rows)

@@ -26,7 +26,6 @@ from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.samples.keys import KeySet
-from wdscli.samples.separated import SeparatedSamples
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MemberReader
 from wdscli.shards.inputs import ShardStage, open_set
@@ -216,12 +215,8 @@ class SampleReader(SetReader):
         indexed = self._indexed(source, reader) if self._pays_index(source.name, source.size) else None
         if indexed is None and source.seekable and source.size and self._takes_all_bytes:
             source.expect([(begin[0], source.size)])
-        walk = self._walk(reader)
-        walk.checks_names, walk.begin = self._writes_names, begin
-        by_index, search = reader.by_index, SeparatedSamples()
-        for batch, rows in walk.chosen(indexed):
-            self._warn_of_parts(search, batch, source.name)
-            if by_index and (wanted := list(self._wanted(reader, rows[: self.limit]))):
+        for batch, rows in self._chosen(reader, indexed, begin):
+            if reader.by_index and (wanted := list(self._wanted(reader, rows[: self.limit]))):
                 source.expect(wanted)
             yield Page(reader, batch, rows)
 

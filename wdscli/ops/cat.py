@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from os.path import exists
 from typing import Any, NamedTuple
 
-from wdscli.arrays import numpy
+from wdscli.arrays import edges, numpy
 from wdscli.copy.copier import packed
 from wdscli.copy.maker import CarriedValues
 from wdscli.errors import DataError, UsageError, WdsError
@@ -438,29 +438,35 @@ class _Copier:
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write rows of a page under their keys. Adjacent usual samples are copied together, until the buffer is full.
         Other samples, and all samples of a stream, are written member by member."""
-        batch, first = page.batch, 0
-        is_usual = self._are_usual(page, chosen)
-        is_one_run = all(is_usual) and _is_one_run(batch, len(chosen), len(self._buffer))
-        while first < len(chosen):
-            row, end = chosen[first][0], len(chosen) if is_one_run else first + 1
-            last_byte = batch.start(row) + len(self._buffer)
-            while is_usual[first] and end < len(chosen) and is_usual[end]:
-                before, after = chosen[end - 1][0], chosen[end][0]
-                is_adjacent = after == before + 1 and batch.end(before) == batch.start(after)
-                if not is_adjacent or batch.end(after) > last_byte:
-                    break
-                end += 1
-            if not (is_usual[first] and self._copy_packed(page, row, row + end - first)):
+        can_pack = core.CORE is not None and page.source.seekable and not self._selection.changes_members
+        stretches = self._stretches(page.batch, chosen) if can_pack else [(0, len(chosen), False)]
+        for first, end, is_usual in stretches:
+            row = chosen[first][0] if is_usual else 0
+            if not (is_usual and self._copy_packed(page, row, row + end - first)):
                 for row, key in chosen[first:end]:
                     self._write(page, row, key)
-            first = end
 
-    def _are_usual(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
-        """Return, for each sample, whether the core may copy it together with its neighbours."""
-        if core.CORE is None or not page.source.seekable or self._selection.changes_members:
-            return [False] * len(chosen)
-        marks, keys = page.batch.marks, page.batch.keys
-        return [marks[row] in (0, FOREIGN) and key is keys[row] for row, key in chosen]
+    def _stretches(
+        self, batch: SampleBatch, chosen: Sequence[tuple[int, bytes]]
+    ) -> Iterator[tuple[int, int, bool]]:
+        """Yield stretches of adjacent usual samples that fit in the buffer, and single other samples: the place of the
+        first, the end, and whether they are usual."""
+        rows = numpy.array([row for row, _ in chosen], dtype=numpy.int64)
+        firsts, starts, offsets, sizes, marks = (
+            numpy.array(column, dtype=numpy.int64)
+            for column in (batch.firsts, batch.starts, batch.offsets, batch.sizes, batch.marks)
+        )
+        begins, lasts = starts[firsts[rows]], firsts[rows + 1] - 1
+        ends = offsets[lasts] + (sizes[lasts] + 511 & -512)
+        is_new = numpy.array([key is not batch.keys[row] for row, key in chosen], dtype=bool)
+        is_unusual = is_new | (marks[rows] & ~FOREIGN != 0)
+        apart = (rows[1:] != rows[:-1] + 1) | (begins[1:] != ends[:-1]) | is_unusual[1:] | is_unusual[:-1]
+        for first, stop in pairwise(edges(apart, len(rows)).tolist()):
+            while first < stop:
+                fitting = int(ends[first:stop].searchsorted(begins[first] + len(self._buffer), "right"))
+                end = first + max(1, fitting)
+                yield first, end, not is_unusual[first]
+                first = end
 
     def _copy_packed(self, page: Page, first: int, end: int) -> bool:
         """Copy samples through the buffer and give them canonical headers. Return False if they do not fit, or if the
@@ -501,12 +507,3 @@ class _Copier:
             )
         else:
             self._shard.write(key, [(field, page.reader.payload(first + member)) for member, field in plan])
-
-
-def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:
-    """Return whether ``samples`` is the number of all samples in the batch, they are adjacent, and have at most
-    ``most`` bytes."""
-    if samples != len(batch.keys) or not samples:
-        return False
-    length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])
-    return length <= most and batch.end(samples - 1) - batch.start(0) == length

@@ -23,7 +23,6 @@ from wdscli.samples import new_batch, split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.reading import Expected
 from wdscli.storage import Source
-from wdscli.storage.ahead import joined
 from wdscli.storage.ends import PIECE_BYTES, RangesInMemory, pieces_of
 from wdscli.storage.local import is_cold
 from wdscli.tar import Window, core, padded
@@ -213,6 +212,8 @@ class MemberReader:
             return
         where: Any = (source.fd, source.size, [], [])
         if source.fd is None or core.CORE is None:
+            from wdscli.storage.ahead import joined
+
             held = self._held = RangesInMemory(source, joined(self._ranges(range(row, end)), GAP_BYTES))
             where = (-1, source.size, held.buffers, held.starts)
         if core.CORE is None:
