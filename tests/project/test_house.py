@@ -175,7 +175,7 @@ def test_nothing_at_the_top_of_a_module_is_unused() -> None:
 SHARED_NAMES = frozenset(["Held", "Number", "Page", "Part", "Place", "ShardWriter", "TarWriter", "Window"])
 """Public classes of two modules with one name. ShardWriter and TarWriter are webdataset's names."""
 PARTICIPLES = frozenset(
-    ["Absent", "Cached", "Expected", "Mixed", "Named", "Packed", "Planned", "Replaced", "Stored"]
+    ["Cached", "Expected", "Held", "Kept", "Mixed", "Named", "Packed", "Planned", "Replaced", "Stored"]
 )
 """Classes that are named by a participle. Cached, Mixed and Packed are names that users know."""
 MOST_SHARED_NAMES = 20

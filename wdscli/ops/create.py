@@ -24,7 +24,7 @@ from wdscli.arrays import numpy
 from wdscli.create import grouping
 from wdscli.create.files import Files, KeyRule, is_value, numbers_of
 from wdscli.create.grouping import Samples
-from wdscli.create.left_out import LeftOut, Unit, Unread
+from wdscli.create.left_out import LeftOut, Unit
 from wdscli.create.packing import PackMaker, PackTask, payload_at
 from wdscli.create.payloads import SourcePayloads, read_recipe
 from wdscli.create.rows import table_format
@@ -107,8 +107,8 @@ class CreateReport:
     manifest_address: str | None = None
     kept: int = 0
     """The number of shards that an earlier run made."""
-    unread: tuple[Unread, ...] = ()
-    """The sources that could not be read. Their members are left out."""
+    unread: int = 0
+    """The number of sources that could not be read. Their members are left out, and ``report`` lists them."""
     left_out: Mapping[Unit, Mapping[str, int]] = field(default_factory=dict)
     """Counts of files, rows, fields and samples that were left out, by unit and reason. A field's reason begins with
     the field's name."""
@@ -423,8 +423,7 @@ class _Creating:
 
     def arrange(self) -> None:
         """Group the files into samples, leave out unwanted samples, and order the rest."""
-        request, options, base = self.request, self.options, self.base
-        left_out = self.left_out
+        request, options, base, left_out = self.request, self.options, self.base, self.left_out
         rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
         first_index = 0 if base is None else base.samples
         samples, repeated = grouping.separated(self.files, request.on_duplicate, rekey, left_out, first_index)
@@ -493,7 +492,7 @@ class _Creating:
             oversized=sizes.oversized(self.cuts),
             classes=self.classes,
             manifest_address=out.manifest_address,
-            unread=tuple(left_out.unread),
+            unread=left_out.unread,
             links_outside=left_out.outside,
             left_out=left_out.summary(),
             dropped=dropped,

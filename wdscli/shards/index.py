@@ -446,16 +446,6 @@ class IndexBuilder:
         ids: I64 = numpy.array([self._field_id(field) for field in fields])
         return ids[codes]
 
-    def add_sample(
-        self, key: bytes, start: int, fields: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]
-    ) -> None:
-        """Add one canonical sample that begins at byte ``start``."""
-        pending = self._pending
-        pending.fields.extend(fields)
-        pending.offsets.extend(offsets)
-        pending.sizes.extend(sizes)
-        self.end_sample(key, start)
-
     def end_sample(self, key: bytes, start: int) -> None:
         """Add a sample with the members that were appended to :attr:`places` since the last sample."""
         pending = self._pending

@@ -346,15 +346,20 @@ def check_shard(task: VerifyTask) -> ShardResult:
         ledger.add_error(error)
     except StorageError as error:
         version, result.keys_digest = None, ""
-        if task.listing is not None and view_of(task.address) is None and not exists(task.address):
-            where = task.listing.manifest
-            ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")
-        else:
-            ledger.add("unreadable", error.message, hint=error.hint)
+        _report_unread(task, error, ledger)
     if checks.checksums:
         check_checksum(task.address, task.listing, ledger, version, checksum)
     ledger.blame_shard()
     return result
+
+
+def _report_unread(task: VerifyTask, error: StorageError, ledger: Ledger) -> None:
+    """Report a shard that cannot be read, or that only a manifest lists."""
+    if task.listing is not None and view_of(task.address) is None and not exists(task.address):
+        where = task.listing.manifest
+        ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")
+    else:
+        ledger.add("unreadable", error.message, hint=error.hint)
 
 
 def check_base(task: VerifyTask) -> ShardResult:

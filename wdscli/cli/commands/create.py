@@ -281,11 +281,10 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
         **facts(report, "samples members"),
         "shards": len(report.shards),
         "kept": report.kept,
-        "unread": len(report.unread),
-        "links_outside": report.links_outside,
         **facts(
             report,
-            "bytes=size_bytes skipped left_out dropped incomplete matched renamed renamed_keys classes oversized",
+            "unread links_outside bytes=size_bytes skipped left_out dropped incomplete matched renamed renamed_keys "
+            "classes oversized",
         ),
         "manifest": shown(address) if address else None,
         "fingerprint": None if manifest is None else manifest.fingerprint,
