@@ -38,7 +38,7 @@ from wdscli.errors import DataError, StorageError
 from wdscli.look.listing import Page
 from wdscli.look.unpack import cut, excerpt, guessed_text, picture_size, visible
 from wdscli.model import to_text
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.shards.index import Index
 from wdscli.shards.proof import find_index
 from wdscli.storage import Source, is_local, open_source
@@ -77,7 +77,7 @@ class DrawnSample(NamedTuple):
     shard: str
     place: int
     key: bytes
-    members: tuple[tuple[bytes, Expected], ...]
+    members: tuple[tuple[bytes, ExpectedMember], ...]
 
 
 class SmallestRanks:
@@ -125,7 +125,7 @@ def _drawn(page: Page, row: int, rank: int) -> DrawnSample:
     members = tuple(
         (
             batch.fields[member],
-            Expected(
+            ExpectedMember(
                 batch.starts[member],
                 batch.offsets[member],
                 key + b"." + page.stored[member],
@@ -240,7 +240,9 @@ def _spans(
     return spans
 
 
-def _stored_size(sample: DrawnSample, expected: Expected, index: Index | None) -> tuple[int, int] | None:
+def _stored_size(
+    sample: DrawnSample, expected: ExpectedMember, index: Index | None
+) -> tuple[int, int] | None:
     """The stored size of a picture; None without one."""
     # Damage that is left out moves the samples after it.
     if index is None or sample.place >= index.samples or index.key(sample.place) != sample.key:
@@ -303,7 +305,7 @@ class _Sample:
             )
             self.facts.cards.append((drawn.rank, card))
 
-    def _payload(self, field: str, expected: Expected) -> bytes | None:
+    def _payload(self, field: str, expected: ExpectedMember) -> bytes | None:
         """Return a payload, or None if it is missing or too large to decode."""
         if expected.size > MAX_DECODED_BYTES:
             return None
@@ -360,7 +362,7 @@ class _Sample:
         self.facts.characters.setdefault(source, Counter())[len(text)] += 1
         self.facts.words.setdefault(source, Counter())[len(text.split())] += 1
 
-    def _picture(self, field: str, expected: Expected, data: bytes | None) -> None:
+    def _picture(self, field: str, expected: ExpectedMember, data: bytes | None) -> None:
         size = _stored_size(self.drawn, expected, self.index)
         if size is None and data is not None:
             size = picture_size(data)

@@ -6,9 +6,9 @@ many samples together from a window's buffer. :meth:`_Reading._add` handles all 
 sample, new or repeated fields, and payloads of streams that continue after the buffer. Samples and errors are the same
 in both ways. :func:`iter_salvaged` makes one pass over a damaged archive.
 
-:class:`Expected` is a member that an index or a plan describes. Its headers are compared before its payload is used.
-Nearly always, the block before the payload is enough (:func:`says`). The exact scanner decides all other cases, such as
-foreign members before the member (:func:`is_there`).
+:class:`ExpectedMember` is a member that an index or a plan describes. Its headers are compared before its payload is
+used. Nearly always, the block before the payload is enough (:func:`says`). The exact scanner decides all other cases,
+such as foreign members before the member (:func:`is_there`).
 
 This module does not know where bytes and expectations come from, and does not know shard sets.
 """
@@ -222,7 +222,7 @@ def _are_of_no_sample(columns: Columns, count: int) -> bool:
     return all(flag & KIND_MASK or split_name(name) is None for name, flag in zip(names, flags))
 
 
-class Expected(NamedTuple):
+class ExpectedMember(NamedTuple):
     """A member that an index describes. Its headers begin at byte ``head``."""
 
     head: int

@@ -21,7 +21,7 @@ from wdscli.arrays import Backing, Piece
 from wdscli.model import to_text
 from wdscli.samples import new_batch, split_name
 from wdscli.samples.grouping import SampleAt
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.storage import Source
 from wdscli.storage.ends import PIECE_BYTES, RangesInMemory, pieces_of
 from wdscli.storage.local import is_cold
@@ -150,11 +150,11 @@ class MemberReader:
                     expected = self.expected(member)
                     yield expected.first, expected.end
 
-    def expected(self, member: int) -> Expected:
+    def expected(self, member: int) -> ExpectedMember:
         """Return a member of the batch, given by its number, as an Expected."""
         batch = self.batch
         name = batch.keys[self._row(member)] + b"." + batch.fields[member]
-        return Expected(batch.starts[member], batch.offsets[member], name, batch.sizes[member])
+        return ExpectedMember(batch.starts[member], batch.offsets[member], name, batch.sizes[member])
 
     def __call__(self, row: int, field: bytes) -> bytes:
         """Return the payload of a field of a sample. Raises DataError if it is too large to decode, or truncated."""

@@ -38,7 +38,7 @@ from wdscli.arrays import (
 from wdscli.errors import DataError
 from wdscli.model import Facts, FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.schema import check
 from wdscli.selection.values import Numbers, pack_numbers, unpack_numbers
 from wdscli.shards.locks import FOLDER, SUFFIX
@@ -124,14 +124,14 @@ class Index:
         """Return the key of one sample."""
         return self.keys[int(self.key_ends[row - 1]) if row else 0 : int(self.key_ends[row])]
 
-    def member(self, number: int) -> Expected:
+    def member(self, number: int) -> ExpectedMember:
         """Return a member with the place of its headers."""
         row = int(numpy.searchsorted(self.member_ends, number, "right"))
         head = int(self.starts[row])
         if number and (not row or number > int(self.member_ends[row - 1])):
             head = int(self.member_offsets[number - 1]) + padded(int(self.member_sizes[number - 1]))
         name = self.key(row) + b"." + self.fields[int(self.member_fields[number])]
-        return Expected(head, int(self.member_offsets[number]), name, int(self.member_sizes[number]))
+        return ExpectedMember(head, int(self.member_offsets[number]), name, int(self.member_sizes[number]))
 
     @classmethod
     def of(

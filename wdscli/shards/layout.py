@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import I64, Mask, SampleArrays, edges, joined_keys, numpy, spread, steps
 from wdscli.errors import DataError
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, fields_of, joined
 from wdscli.shards.index import Check, Index
@@ -156,7 +156,7 @@ class Layout:
         """Return the base of a member."""
         return int(self._origins()[0][member])
 
-    def expected(self, number: int) -> tuple[int, Expected]:
+    def expected(self, number: int) -> tuple[int, ExpectedMember]:
         """Return the base of a member, and the member's headers in the base. ``member`` is the number among the members
         of all layers."""
         for layer in self.layers:

@@ -57,7 +57,7 @@ from wdscli.storage import (
     read_all,
     remove,
 )
-from wdscli.storage.addresses import VIEW_SUFFIX, Held, hold, view_of
+from wdscli.storage.addresses import VIEW_SUFFIX, HeldBytes, hold, view_of
 from wdscli.storage.ends import taken
 from wdscli.storage.opening import abort_uploads, at_once
 from wdscli.tar import END_OF_ARCHIVE
@@ -407,7 +407,7 @@ def _write(
     abort_uploads(folder_of(address), (address, place).__contains__)
 
 
-def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = False) -> list[Held]:
+def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = False) -> list[HeldBytes]:
     """Make the view of some joined sets in memory, and its rows if it has any. Raises UsageError, InputError,
     DataError."""
     from xxhash import xxh3_128_hexdigest

@@ -49,7 +49,7 @@ PLANS = 4
 """The number of epochs whose plans are kept."""
 
 
-class Window(NamedTuple):
+class PlannedWindow(NamedTuple):
     """A planned window. ``digest`` identifies the values of its samples. ``left_out`` counts by shard and
     reason the samples that fit into no batch."""
 
@@ -71,7 +71,7 @@ class Plan:
         self.windows = -(-length // rule.window)
         self._firsts = {0: 0}
         """The number of the first batch of each counted window."""
-        self._held: OrderedDict[int, Window] = OrderedDict()
+        self._held: OrderedDict[int, PlannedWindow] = OrderedDict()
         self._current = 0
         """The window that had the latest requested batch."""
         self._lock = ForkLock()
@@ -203,7 +203,7 @@ class Plan:
             self._reader.about(self._positions(window), ValueFact(self.rule.value)), dtype=float
         )
 
-    def _window(self, window: int) -> Window:
+    def _window(self, window: int) -> PlannedWindow:
         if window not in self._held:
             self._held[window] = self._planned(window)
             if len(self._held) > HELD:
@@ -211,7 +211,7 @@ class Plan:
         self._held.move_to_end(window)
         return self._held[window]
 
-    def _planned(self, window: int) -> Window:
+    def _planned(self, window: int) -> PlannedWindow:
         values, positions = self._values(window), self._positions(window)
         try:
             plan = planned(values, self.rule, key(*self._of_epoch, window), self._skips)
@@ -220,10 +220,10 @@ class Plan:
             hint = HINT_OF_PACKS if self.rule.kind == "packed" else HINT
             raise DataError(f"{self.rule.value} {error}", code="misfit", member=sample, hint=hint) from None
         if not len(plan.left_out):
-            return Window(plan, _digest(values), NOTHING)
+            return PlannedWindow(plan, _digest(values), NOTHING)
         shards = self._reader.about(positions[plan.left_out], Addresses())
         reasons = (reason_of_misfit(value, self.rule) for value in values[plan.left_out])
-        return Window(plan, _digest(values), Counter(zip(shards, reasons)))
+        return PlannedWindow(plan, _digest(values), Counter(zip(shards, reasons)))
 
 
 def _digest(values: F64) -> str:

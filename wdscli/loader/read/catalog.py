@@ -31,7 +31,7 @@ from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.loader.checks import cache_of
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import IgnoredMembers
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.selection.values import Numbers
 from wdscli.shards.index import Index, IndexBuilder
 from wdscli.shards.inputs import ShardSet, manifest_of, open_set
@@ -49,7 +49,7 @@ from wdscli.shards.reading import check_joined, without_parts
 from wdscli.shards.view_shards import check_view
 from wdscli.shown import shown
 from wdscli.storage import Source, folder_of, has_folder, is_local, local_path, open_source
-from wdscli.storage.addresses import TRUSTED, Held, is_web
+from wdscli.storage.addresses import TRUSTED, HeldBytes, is_web
 from wdscli.storage.kinds import stored_version
 from wdscli.storage.opening import (
     COMPRESSED_SUFFIX,
@@ -169,7 +169,7 @@ class ShardTable:
             ]
         return self._wanted[fields]
 
-    def members(self, place: int) -> list[tuple[int, Expected]]:
+    def members(self, place: int) -> list[tuple[int, ExpectedMember]]:
         """Return pairs (number of the field, member) for the members of one sample. The header of a member begins at
         the end of the previous member, or at the start of the sample."""
         _, keys, fields, key_ends, starts, ends, offsets, sizes, ids = self.packed
@@ -178,7 +178,7 @@ class ShardTable:
         members = []
         for number in range(first, ends[place]):
             field, offset, size = ids[number], offsets[number], sizes[number]
-            members.append((field, Expected(head, offset, prefix + fields[field], size)))
+            members.append((field, ExpectedMember(head, offset, prefix + fields[field], size)))
             head = offset + padded(size)
         return members
 
@@ -230,7 +230,7 @@ class Catalog:
         *,
         salvage: bool = False,
         spelled: bool = False,
-        held: Sequence[Held] = (),
+        held: Sequence[HeldBytes] = (),
     ) -> None:
         self._view = held
         self._salvages, self.spelled = salvage, spelled

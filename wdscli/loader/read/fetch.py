@@ -26,8 +26,8 @@ from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.rows import (
     FetchRequests,
+    FieldShard,
     Found,
-    Part,
     SmallParts,
     by_shard,
     changed,
@@ -132,7 +132,7 @@ class Fetcher:
         [(begin, end), *_] = ranges(part.table, part.names, part.rows)
         return is_cold(part.source.fd, (begin + end) // 2)
 
-    def _parts(self, shard: int, places: list[int]) -> list[Part]:
+    def _parts(self, shard: int, places: list[int]) -> list[FieldShard]:
         table = self._catalog.table(shard)
         return list(parts_of(table, self.source(shard), table.wanted(self._fields), places))
 

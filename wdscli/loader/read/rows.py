@@ -26,7 +26,7 @@ from wdscli.arrays import I64, numpy, runs
 from wdscli.errors import DataError
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog, ShardTable
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.view_shards import changed_shard
 from wdscli.shown import shown
@@ -63,7 +63,7 @@ class Found(NamedTuple):
     size_bytes: int
 
 
-class Part(NamedTuple):
+class FieldShard(NamedTuple):
     """A shard that has some of the wanted fields. ``names`` has the names of the fields by number, and None for
     unwanted fields. ``rows`` has the places of the samples in this shard. ``wanted_rows`` has the rows of these samples
     among the wanted samples; None means all wanted samples."""
@@ -86,7 +86,7 @@ class SmallParts:
         self._scattered: Counter[ShardTable] = Counter()
         self._payloads: dict[ShardTable, list[Any]] = {}
 
-    def payloads(self, part: Part) -> list[Any] | None:
+    def payloads(self, part: FieldShard) -> list[Any] | None:
         """Return the payloads of all members of a part's shard, None for unknown ones. Return None if they are not
         kept."""
         table, source, names, rows, _ = part
@@ -125,12 +125,14 @@ def read_samples(
     return _completed(table, names, parts, places, answer)
 
 
-def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> Iterator[Part]:
+def parts_of(
+    table: ShardTable, source: Source, names: list[str | None], places: list[int]
+) -> Iterator[FieldShard]:
     """Yield the shards to read: ``source`` itself, or, if it is a shard of a view, the base shards that have wanted
     fields. A base may be closed when the next one is opened (:meth:`ViewSource.base`)."""
     is_view = isinstance(source, ViewSource) and source.fd is None and source.layout.is_plain
     if not isinstance(source, ViewSource) or not is_view or table.are_members:
-        yield Part(table, source, names, places)
+        yield FieldShard(table, source, names, places)
         return
     layout = source.layout
     for number, layer in enumerate(layout.layers):
@@ -144,17 +146,17 @@ def parts_of(table: ShardTable, source: Source, names: list[str | None], places:
             rows = [all_rows[places[row]] for row in wanted_rows]
         if rows:
             layer.table = layer.table or ShardTable(table.address, layer.index)
-            yield Part(layer.table, source.base(layer.base), wanted, rows, wanted_rows)
+            yield FieldShard(layer.table, source.base(layer.base), wanted, rows, wanted_rows)
 
 
-def _ready(part: Part, *, stays_open: bool = True) -> Part:
+def _ready(part: FieldShard, *, stays_open: bool = True) -> FieldShard:
     """Return the part with its bytes read into memory, unless the core can read them from a file that stays open."""
     if core.CORE is not None and stays_open and part.source.fd is not None:
         return part
     return part._replace(source=RangesInMemory(part.source, ranges(part.table, part.names, part.rows)))
 
 
-def _by_core(parts: list[Part], count: int, small: SmallParts | None) -> Found:
+def _by_core(parts: list[FieldShard], count: int, small: SmallParts | None) -> Found:
     """Read samples with the compiled core. Each part adds its fields to the samples."""
     assert core.CORE is not None
     samples: list[Any] = [0] * count
@@ -198,7 +200,7 @@ def expect_samples(
 
 
 def _completed(
-    table: ShardTable, names: list[str | None], parts: list[Part], places: list[int], answer: Found
+    table: ShardTable, names: list[str | None], parts: list[FieldShard], places: list[int], answer: Found
 ) -> Found:
     """Return ``answer`` after :func:`_exact` has read the samples that are None."""
     samples, size_bytes = answer
@@ -209,7 +211,7 @@ def _completed(
     return Found(samples, size_bytes)
 
 
-def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place: int, row: int) -> Raw:
+def _exact(table: ShardTable, names: list[str | None], parts: list[FieldShard], place: int, row: int) -> Raw:
     """Return sample number ``row`` of the wanted samples, which is at ``place`` of the shard."""
     raw: Raw = {"__key__": table.key(place), "__url__": table.address}
     ids = [number for number, _ in table.members(place) if names[number] is not None]
@@ -218,7 +220,7 @@ def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place:
     return raw
 
 
-def _payloads(part: Part, row: int) -> Iterator[bytes]:
+def _payloads(part: FieldShard, row: int) -> Iterator[bytes]:
     """Yield the wanted payloads that a part has of sample number ``row``."""
     table, source, names, rows, wanted_rows = part
     if wanted_rows is not None:
@@ -262,7 +264,7 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> tup
             # The samples of a shuffled view are in any order in its bases.
             order = begins.argsort()
             return begins[order], ends[order]
-    wanted: list[Expected] = [
+    wanted: list[ExpectedMember] = [
         member for place in places for number, member in table.members(place) if names[number] is not None
     ]
     wanted.sort(key=lambda member: member.offset)

@@ -31,7 +31,7 @@ from wdscli.selection import Selection, SelectionState, Walk
 from wdscli.selection.reading import MemberReader
 from wdscli.shards.reading import index_batches
 from wdscli.storage import Source
-from wdscli.storage.addresses import Held, check_pipe
+from wdscli.storage.addresses import HeldBytes, check_pipe
 from wdscli.threads import Recent
 
 OnUndecodable = Literal["raise", "skip"]
@@ -44,7 +44,7 @@ UNPACKED_PLACES = 1 << 23
 """The largest number of kept places in memory. A place has eight bytes."""
 
 
-class Kept(NamedTuple):
+class FilteredPlaces(NamedTuple):
     """The result of a filter for one shard: the places of the kept samples in rising order, and the counts in
     ``state``. If the shard cannot be read, there are no places, and ``error`` is set."""
 
@@ -122,7 +122,7 @@ class Filter(NamedTuple):
                 lowest.add(index.key(place) for place in places.tolist())
         return self._replace(selection=self.selection._replace(draw=draw.settled(lowest)))
 
-    def kept(self, catalog: Catalog, shard: int) -> Kept:
+    def kept(self, catalog: Catalog, shard: int) -> FilteredPlaces:
         """Return the kept samples of a shard. Raises DataError and InputError. With ``on_error="skip"``, no samples of
         an unreadable shard are kept."""
         # An expression stores its current sample, so each call needs a copy.
@@ -142,8 +142,8 @@ class Filter(NamedTuple):
         except (DataError, StorageError) as error:
             if self.on_error == "raise":
                 raise
-            return Kept(numpy.empty(0, dtype=numpy.int64), selection.new_state("skip"), error)
-        return Kept(numpy.array(places, dtype=numpy.int64), state)
+            return FilteredPlaces(numpy.empty(0, dtype=numpy.int64), selection.new_state("skip"), error)
+        return FilteredPlaces(numpy.array(places, dtype=numpy.int64), state)
 
 
 def _opened(catalog: Catalog, shard: int, *, is_read: bool) -> Source:
@@ -268,7 +268,7 @@ def open_catalog(
     return filtered(catalog, on_error, **wanted._asdict())
 
 
-def _joined(addresses: Sequence[str], access: Access) -> list[Held]:
+def _joined(addresses: Sequence[str], access: Access) -> list[HeldBytes]:
     """Return a view in memory that joins the sets at ``addresses``. Raises UsageError, InputError, DataError."""
     from wdscli.views.writing import hold_join
 
