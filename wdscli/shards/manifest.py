@@ -22,6 +22,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.schema import PackedObject, Records, check, packed, unpacked
 from wdscli.shards.locks import FOLDER
+from wdscli.shards.rows import SECTION
 from wdscli.shards.view import View, from_json, to_json
 from wdscli.shown import shown
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
@@ -46,8 +47,7 @@ _SHARD = {
     "fields?": ({...: {"count": int, "bytes": int}}, None),
 }
 _RUN = [range(-1, 1 << 32), range(1 << 32), range(1 << 32)]
-_STORED = [int, int, str]
-_VIEW_SHARD = {"digest": str, "runs?": [[_RUN, ...], ...], "rows?": _STORED, "keys?": _STORED}
+_VIEW_SHARD = {"digest": str, "runs?": [[_RUN, ...], ...], "rows?": SECTION, "keys?": SECTION}
 _OF_SHARD = {name.removesuffix("?") for name in _SHARD}
 _OF_VIEW_SHARD = {name.removesuffix("?") for name in _VIEW_SHARD}
 _MANIFEST = {

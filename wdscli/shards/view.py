@@ -18,6 +18,7 @@ from wdscli.model import ShardInfo
 from wdscli.schema import Records, check
 from wdscli.selection.choice import FieldRule
 from wdscli.selection.layers import OnConflict, Shape, lay_out
+from wdscli.shards.rows import Section
 from wdscli.storage import base_name, is_stream
 from wdscli.storage.addresses import VIEW_SUFFIX
 from wdscli.storage.patterns import BRACES, NAME
@@ -43,14 +44,6 @@ class SampleRun(NamedTuple):
     base: int
     first: int
     samples: int
-
-
-class Stored(NamedTuple):
-    """The place of numbers in ``VIEW.rows``: the first byte, the length in bytes, and the XXH3-64 of the bytes."""
-
-    start: int
-    length: int
-    seal: str
 
 
 class ViewRule(NamedTuple):
@@ -123,8 +116,8 @@ class ViewShard(NamedTuple):
 
     digest: str
     runs: tuple[tuple[SampleRun, ...], ...] | None
-    rows: Stored | None = None
-    keys: Stored | None = None
+    rows: Section | None = None
+    keys: Section | None = None
 
 
 class Ancestor(NamedTuple):
@@ -201,7 +194,11 @@ def to_json(view: View) -> dict[str, Any]:
         "ancestors": [ancestor._asdict() for ancestor in view.ancestors],
         "parents": view.parents,
         "shards": [
-            {name: value for name, value in shard._asdict().items() if value is not None}
+            {
+                name: value.plain() if isinstance(value, Section) else value
+                for name, value in shard._asdict().items()
+                if value is not None
+            }
             for shard in view.shards
         ],
     }
@@ -239,7 +236,7 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
 
 def _shard_of(plain: Mapping[str, Any]) -> ViewShard:
     runs = plain.get("runs")
-    stored = {name: Stored(*plain[name]) for name in ("rows", "keys") if name in plain}
+    stored = {name: Section.from_plain(plain[name]) for name in ("rows", "keys") if name in plain}
     return ViewShard(
         plain["digest"],
         None if runs is None else tuple(tuple(SampleRun(*run) for run in set_runs) for set_runs in runs),

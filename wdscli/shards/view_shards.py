@@ -20,7 +20,8 @@ from wdscli.shards.index import Check, Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import Manifest, parse_manifest
 from wdscli.shards.proof import checking, current_check, find_index, open_by_index, scanned_index
-from wdscli.shards.view import MISSING, Stored, samples_of
+from wdscli.shards.rows import Section, read_section
+from wdscli.shards.view import MISSING, samples_of
 from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.addresses import HELD, TRUSTED, is_web, shard_address, view_of
 from wdscli.storage.opening import is_pinnable, read_noted, refuse_device
@@ -141,21 +142,18 @@ class OpenView:
         ends = [4 + 8 * count + end for end in accumulate(lengths)]
         return {sample: data[end - length : end] for sample, length, end in zip(samples, lengths, ends)}
 
-    def _stored(self, place: Stored) -> bytes:
-        from xxhash import xxh3_64_hexdigest
-
-        address, data = rows_address(self.address), b""
+    def _stored(self, section: Section) -> bytes:
+        address = rows_address(self.address)
         try:
             refuse_device(address)
             with open_source(address, decompress=False) as source:
                 if source.size is None:
                     raise self._needs_ranges(address)
-                if place.start + place.length <= source.size:
-                    data = source.read_at(place.start, place.length)
+                data = read_section(source, section)
         except InputNotFoundError as error:
             error.hint = _COPY_BOTH
             raise
-        if len(data) != place.length or xxh3_64_hexdigest(data) != place.seal:
+        if data is None:
             raise self._broken()
         return data
 

@@ -33,17 +33,8 @@ from wdscli.shards.inputs import ListingCache, ShardSet, listed_shards
 from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.proof import find_index, scanned_index
-from wdscli.shards.view import (
-    MISSING,
-    Ancestor,
-    SampleRun,
-    Stored,
-    View,
-    ViewRule,
-    ViewShard,
-    runs_of,
-    view_address,
-)
+from wdscli.shards.rows import SectionWriter
+from wdscli.shards.view import MISSING, Ancestor, SampleRun, View, ViewRule, ViewShard, runs_of, view_address
 from wdscli.shards.view_shards import INDEX_CACHE_BYTES, OpenView, opened, rows_address
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import (
@@ -127,6 +118,7 @@ class _Writer:
         self.totals: list[Mapping[str, FieldTotals] | None] = []
         """The fields of each base that is as wdscli writes it, None for other bases."""
         self.rows = bytearray()
+        self.sections = SectionWriter(self.rows.extend)
         self.listed = listed_shards(ShardSet(contents.addresses, None, None, ListingCache()))
         joined = contents.joined
         sets = joined.sets if joined is not None else [0] * len(self.inputs)
@@ -207,13 +199,15 @@ class _Writer:
         runs_of_columns = [
             runs_of(*column_runs, max(1, shard.samples // ROWS_PER_RUN)) for column_runs in columns
         ]
+        runs, rows = None, None
         if None in runs_of_columns:
             numbers: I64 = numpy.concatenate([column for pair in columns for column in pair])
-            rows = self._store(numbers.astype("<u4").tobytes())
-            return ViewShard(digest, None, rows, self._store(keys) if keys else None), info
-        runs = tuple(column_runs or () for column_runs in runs_of_columns)
-        whole = self._whole(runs, info) if not keys else None
-        return ViewShard(digest, runs, None, self._store(keys) if keys else None), whole or info
+            rows = self.sections.add([numbers.astype("<u4").tobytes()])
+        else:
+            runs = tuple(column_runs or () for column_runs in runs_of_columns)
+        if keys:
+            return ViewShard(digest, runs, rows, self.sections.add([keys])), info
+        return ViewShard(digest, runs, rows), (runs and self._whole(runs, info)) or info
 
     def _digest(self, columns: Sequence[tuple[I64, I64]], keys: bytes) -> str:
         """Return a digest of samples and keys. It uses the contents of bases, not their numbers."""
@@ -327,12 +321,6 @@ class _Writer:
             old, shard_stem(shard.address), place, self.contents.inputs[number].first
         )
         return new if hash_key(new) == planned else old
-
-    def _store(self, data: bytes) -> Stored:
-        from xxhash import xxh3_64_hexdigest
-
-        self.rows += data
-        return Stored(len(self.rows) - len(data), len(data), xxh3_64_hexdigest(data))
 
 
 def _either(rules: Sequence[ViewRule | None]) -> ViewRule | None:
