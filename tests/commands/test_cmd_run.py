@@ -23,7 +23,8 @@ from xxhash import xxh3_64_intdigest
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.run import parse_tasks, run_all, run_tasks_of, states
-from wdscli.plan.planfile import ROW_BYTES, load_plan, mark_of
+from wdscli.plan.planfile import ROW_BYTES, load_plan
+from wdscli.run.digests import mark_of
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []

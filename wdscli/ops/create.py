@@ -36,13 +36,13 @@ from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, ReorderPlan
-from wdscli.plan.planfile import digest_of, shaping_mark, write_plan
+from wdscli.plan.planfile import write_plan
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
 from wdscli.progress import QUIET, Progress
+from wdscli.run.digests import digest_of, mark_of, run_digest, shaping_mark, source_version
 from wdscli.run.execute import locked, run_plan
 from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
-from wdscli.run.input_versions import run_digest, source_version
 from wdscli.samples import iter_batches
 from wdscli.shards.index import Check
 from wdscli.shards.inputs import read_manifest
@@ -271,7 +271,8 @@ def _carried_out(plan: CreatePlan, left_out: LeftOut, *, dry_run: bool, progress
     if standing is not None and not plan.report.shards:
         return replace(plan.report, manifest=standing.manifest)
     if request.plan_file is not None:
-        write_plan(plan.work(), request.plan_file, force=request.settings.force)
+        work = plan.work()
+        write_plan(work, mark_of(work), request.plan_file, force=request.settings.force)
         return plan.report
     return run_create(plan, progress=progress)
 

@@ -22,7 +22,6 @@ from wdscli.executors import make_executor, run_shard_tasks
 from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
 from wdscli.plan.inputs import is_read_once
-from wdscli.plan.planfile import option_of
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
@@ -37,6 +36,7 @@ from wdscli.report.looking import (
     order,
 )
 from wdscli.report.page import make_page, needed_packages
+from wdscli.run.digests import option_of
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, open_set, without_index
 from wdscli.shards.manifest import Manifest, set_prefix

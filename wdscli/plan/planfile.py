@@ -12,12 +12,10 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cached_property, partial
 from typing import Any
-
-from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from wdscli import __version__
 from wdscli.arrays import U64, numpy
@@ -35,7 +33,7 @@ from wdscli.shards.manifest import Provenance
 from wdscli.shards.rows import SECTION, Section, SectionWriter, read_section
 from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown, shown_command, shown_in
-from wdscli.storage import Source, base_name, is_local, is_stream, local_path, open_sink, open_source
+from wdscli.storage import Source, is_local, is_stream, local_path, open_sink, open_source
 from wdscli.storage.addresses import listed_address
 from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
@@ -43,8 +41,6 @@ from wdscli.tar.header import MTIMES
 
 MAGIC = b"WDSPLAN\x01"
 VERSION = 3
-FAILURES = "on_failure"
-"""The name of an option of a transform. The option does not change the shards of a run without failures."""
 TAIL = struct.Struct("<QQQ8s")
 """The tail of a plan file: the header's offset, length and seal, and the magic again."""
 ROW_BYTES = 49
@@ -106,10 +102,10 @@ HEADER: dict[str, Any] = {
 later. It does not show that wdscli wrote the plan."""
 
 
-def write_plan(plan: ReorderPlan, address: str, *, force: bool = False) -> None:
-    """Write a plan. Raises OutputError, and UsageError for a plan that depends on this process."""
+def write_plan(plan: ReorderPlan, mark: PlanMark, address: str, *, force: bool = False) -> None:
+    """Write a plan with its fingerprint. Raises OutputError, and UsageError for a plan that depends on this process."""
     check_storable(plan, address)
-    header = _header(plan)
+    header = _header(plan, mark)
     with open_sink(address, force=force) as sink:
         sink.write(MAGIC)
         writer = SectionWriter(sink.write, sink.written)
@@ -173,7 +169,7 @@ def _plain_input(shard: Input) -> list[str | int]:
     return [absolute(shard.address), stamp.size_bytes, stamp.version, shard.first]
 
 
-def _header(plan: ReorderPlan) -> dict[str, Any]:
+def _header(plan: ReorderPlan, mark: PlanMark) -> dict[str, Any]:
     """Return a header without the shards, whose places are known only after the rows are written."""
     request, provenance, contents = plan.request, plan.provenance, plan.contents
     joined, rekey = contents.joined, contents.rekey
@@ -189,7 +185,7 @@ def _header(plan: ReorderPlan) -> dict[str, Any]:
             name: {field: getattr(record, field) for field in HEADER[name]}
             for name, record in records.items()
         },
-        "plan": mark_of(plan)._asdict(),
+        "plan": mark._asdict(),
         "output": absolute_output(request.output),
         "fields": request.selection.field_rule and request.selection.field_rule.plain(),
         "rekey": rekey and rekey.format,
@@ -414,113 +410,3 @@ def _joined(plain: Mapping[str, Any], later_parts: Sequence[OrderedSamples]) -> 
     return JoinedParts(
         tuple(later_parts), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts)
     )
-
-
-def mark_of(plan: ReorderPlan) -> PlanMark:
-    """Return the fingerprint of a plan. A stored plan has it in its file."""
-    if plan.mark is not None:
-        return plan.mark
-    rows, contents = xxh3_128(), plan.contents
-    for ordered in contents.row_lists:
-        for block in ordered.blocks():
-            rows.update(block.rows.tobytes())
-    inputs = [
-        [base_name(shard.address), shard.stamp.size_bytes, shard.stamp.version]
-        for shard in contents.inputs
-        if shard.stamp is not None
-    ]
-    shards = [
-        [
-            contents.outputs[shard.part].part,
-            base_name(shard.address),
-            shard.first,
-            shard.end,
-            shard.size_bytes,
-            shard.members,
-        ]
-        for shard in contents.shards
-    ]
-    failures = (plan.transform or {}).get("on_failure", "stop")
-    return PlanMark(
-        digest_of([len(contents.inputs), *inputs]),
-        shaping_mark(plan),
-        rows.hexdigest(),
-        digest_of(shards),
-        "" if failures == "stop" else failures,
-    )
-
-
-def shaping_mark(plan: ReorderPlan) -> str:
-    """Return the fingerprint of a plan's options."""
-    return digest_of(shaping(plan))
-
-
-def shaping(plan: ReorderPlan) -> dict[str, Any]:
-    """Return everything that decides the bytes, except the inputs and the order of the samples."""
-    settings, rekey = plan.request.settings, plan.contents.rekey
-    rule = plan.request.selection.field_rule
-    return {
-        "operation": plan.provenance.operation,
-        "options": {name: value for name, value in plan.provenance.options.items() if name != FAILURES},
-        "seed": plan.provenance.seed,
-        "form": [settings.form.mtime, settings.form.long_names],
-        "checksum": settings.checksum,
-        "index": settings.with_index,
-        **({"values": list(settings.values)} if settings.values else {}),
-        "fields": rule and rule.plain(),
-        "rekey": rekey and rekey.format,
-    }
-
-
-def differing_options(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return the options of the command in which two runs differ. Each run is given by the result of :func:`shaping`.
-
-    >>> differing_options({"options": {"max_count": 3}, "seed": 1}, {"options": {}, "seed": 2})
-    ['--max-count', '--seed']
-    """
-
-    def differ(first: Any, second: Any, names: Iterable[str]) -> set[str]:
-        plain = json.loads(json.dumps([first, second], default=str))
-        return {name for name in names if plain[0].get(name) != plain[1].get(name)}
-
-    before, after = first.get("options") or {}, second.get("options") or {}
-    names = differ(before, after, {*before, *after}) | differ(
-        first, second, ("seed", "checksum", "index", "values")
-    )
-    return sorted({option_of(str(first.get("operation")), name) for name in names})
-
-
-def option_of(operation: str, name: str) -> str:
-    """Return the current option for a name in manifests and in :func:`shaping`.
-
-    >>> option_of("merge", "key"), option_of("split", "max_count")
-    ('--key-column', '--max-count')
-    """
-    return f"--{_OF_OPERATION.get(operation, {}).get(name) or _OPTIONS.get(name, name)}".replace("_", "-")
-
-
-_OF_OPERATION = {
-    "create": {"incomplete": "missing"},
-    "map": {"field": "filter"},
-    "merge": {"key": "key-column", "field": "column", "interleave": "weights", "json_merge": "json-rest"},
-    "sort": {"order_from": "by"},
-    "split": {"by_map": "by"},
-}
-_OPTIONS = {
-    "checksum": "hash",
-    "index": "no-index",
-    "kind": "cmd",
-    "what": "cmd",
-    "source": "python",
-    "size": "resize",
-    "mode": "resize",
-    "only_if_bigger": "resize",
-    "on_failure": "on-error",
-    "quality": "format",
-}
-"""Current options for the names in manifests that differ from them, for each operation and for all operations."""
-
-
-def digest_of(value: Any) -> str:
-    """Return a fingerprint of plain values."""
-    return xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=str).encode("ascii"))
