@@ -229,13 +229,8 @@ class Join(Order):
         table = surveyed.samples
         policies = self.policies(surveyed.total_sets)
         sets = [
-            SetRows(
-                surveyed,
-                first,
-                end,
-                [number for number, set_number in enumerate(surveyed.sets) if set_number == place],
-            )
-            for place, (first, end) in enumerate(_bounds(surveyed))
+            SetRows(surveyed, first, end, set_number)
+            for set_number, (first, end) in enumerate(_bounds(surveyed))
         ]
         rows = match_exactly(sets, self.kind)
         measured = JoinedSizes(policies, sets, rows)
@@ -249,17 +244,17 @@ class Join(Order):
         table.out_lengths[own] = measured.lengths
         table.members[own] = measured.members
         table.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
+        left, partners = sum(totals) - used, used - len(own)
         counts = JoinCounts(
             matched,
             tuple(total - matched for total in totals),
-            used - len(own),
+            partners,
             measured.replaced,
             measured.left_out,
             measured.renamed,
             self.kind,
             measured.conflicts,
         )
-        left, partners = sum(totals) - used, used - len(own)
         return Arrangement(
             own,
             dropped={NO_PARTNER: left} if left else {},
@@ -507,18 +502,19 @@ class Shapes(Extract):
 
 
 class SetRows:
-    """The samples of one set: the rows ``first`` to ``end - 1`` of the table, and the numbers of the inputs."""
+    """The samples of one set, by its number: the rows ``first`` to ``end - 1`` of the table."""
 
-    def __init__(self, surveyed: SurveyedSamples, first: int, end: int, inputs: Sequence[int]) -> None:
+    def __init__(self, surveyed: SurveyedSamples, first: int, end: int, set_number: int) -> None:
         assert surveyed.values is not None
         self.first = first
         self.samples = surveyed.samples.part(first, end)
         self._values = surveyed.values
         numbers: dict[Shape, int] = {}
         self._numbers: dict[int, U32] = {}
-        for number in inputs:
-            of_shard = [numbers.setdefault(shape, len(numbers)) for shape in surveyed.shapes[number]]
-            self._numbers[number] = numpy.array(of_shard, dtype=numpy.uint32)
+        for number, of_set in enumerate(surveyed.sets):
+            if of_set == set_number:
+                of_shard = [numbers.setdefault(shape, len(numbers)) for shape in surveyed.shapes[number]]
+                self._numbers[number] = numpy.array(of_shard, dtype=numpy.uint32)
         self.shapes = list(numbers)
 
     def second_hashes(self) -> U64:

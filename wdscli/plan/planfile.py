@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, get_args
 
 from wdscli import __version__
 from wdscli.arrays import U64, numpy
@@ -28,7 +28,8 @@ from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import JoinCounts, JoinedParts, OrderedSamples, PlanTable, row_type
 from wdscli.schema import check
 from wdscli.selection import Selection
-from wdscli.selection.choice import FieldRule
+from wdscli.selection.choice import FIELD_RULE, FieldRule
+from wdscli.selection.layers import OnConflict
 from wdscli.shards.manifest import Provenance
 from wdscli.shards.rows import SECTION, Section, SectionWriter, read_section
 from wdscli.shards.writing import ShardSettings
@@ -67,7 +68,7 @@ HEADER: dict[str, Any] = {
         **dict.fromkeys(("with_index", "force", "fsync"), bool),
         "values": [str, ...],
     },
-    "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
+    "fields": (FIELD_RULE, None),
     "transform": (
         {
             **dict.fromkeys(("kind", "what", "field", "on_failure", "mode"), str),
@@ -84,7 +85,7 @@ HEADER: dict[str, Any] = {
     "joined": (
         {
             "sets": [int, ...],
-            "policies": [("error", "left", "right", "suffix"), ...],
+            "policies": [get_args(OnConflict), ...],
             "counts": {
                 **dict.fromkeys(JoinCounts._fields, int),
                 "unmatched": [int, ...],

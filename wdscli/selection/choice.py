@@ -384,6 +384,10 @@ class Rename(NamedTuple):
     olds: tuple[bytes, ...]
 
 
+FIELD_RULE = {"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}
+"""The form of a rule in JSON (:mod:`wdscli.schema`)."""
+
+
 class FieldRule:
     """The rule that decides which members of a sample are kept, and their new names."""
 

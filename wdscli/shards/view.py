@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from wdscli.arrays import I64, edges, numpy, spread
 from wdscli.errors import UsageError
 from wdscli.model import ShardInfo
 from wdscli.schema import Records, check
-from wdscli.selection.choice import FieldRule
+from wdscli.selection.choice import FIELD_RULE, FieldRule
 from wdscli.selection.layers import OnConflict, Shape, lay_out
 from wdscli.shards.rows import Section
 from wdscli.storage import base_name, is_stream
@@ -30,8 +30,8 @@ MISSING = -1
 
 _RULE = {
     "parts": [(dict, None), ...],
-    "policies": [("error", "left", "right", "suffix"), ...],
-    "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
+    "policies": [get_args(OnConflict), ...],
+    "fields": (FIELD_RULE, None),
 }
 """See :mod:`wdscli.schema` for the form of this table. Each part is again an object of this form."""
 _DEEPEST_RULE = 200
