@@ -16,9 +16,9 @@ import errno
 import json
 import os
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
@@ -31,6 +31,7 @@ from wdscli.look.picking import SampleReader
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named, SeenNames, class_name, listed
+from wdscli.selection.reading import MemberReader
 from wdscli.shards.inputs import classes_of
 from wdscli.storage.local import write_all, write_error
 
@@ -50,17 +51,22 @@ def text_form(field: bytes) -> str:
 
 
 class SelectedMember(NamedTuple):
-    """One member of a selected sample: its field (after ``--rename``), its size in bytes, its payload in pieces, and
-    the byte of its first header."""
+    """One member of a selected sample: its field (after ``--rename``), its size in bytes, its reader, its number in the
+    reader's batch, and the byte of its first header."""
 
     field: bytes
     size: int
-    pieces: Callable[[], Iterator[bytes]]
+    reader: MemberReader
+    number: int = 0
     start: int = 0
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the payload in pieces."""
+        return self.reader.pieces(self.number)
 
     def whole(self) -> bytes:
         """Return the payload in one piece."""
-        return b"".join(self.pieces())
+        return self.reader.payload(self.number)
 
 
 class SelectedSample(NamedTuple):
@@ -88,9 +94,7 @@ def selected_samples(picker: SampleReader) -> Iterator[SelectedSample]:
             first = batch.firsts[row]
             plan = picker.selection.plan_of(batch, row, page.source.name)
             parts = [
-                SelectedMember(
-                    field, batch.sizes[member], partial(page.reader.pieces, member), batch.starts[member]
-                )
+                SelectedMember(field, batch.sizes[member], page.reader, member, batch.starts[member])
                 for member, field in ((first + place, field) for place, field in plan)
             ]
             yield SelectedSample(

@@ -4,7 +4,7 @@ place.
 :func:`iter_samples` makes one pass over windows with payloads. The compiled core (``core.py``), if installed, takes
 many samples together from a window's buffer. :meth:`_Reading._add` handles all other cases: members that belong to no
 sample, new or repeated fields, and payloads of streams that continue after the buffer. Samples and errors are the same
-in both ways. :func:`iter_salvaged` makes one pass over a damaged archive.
+in both ways.
 
 :class:`ExpectedMember` is a member that an index or a plan describes. Its headers are compared before its payload is
 used. Nearly always, the block before the payload is enough (:func:`says`). The exact scanner decides all other cases,
@@ -15,12 +15,12 @@ This module does not know where bytes and expectations come from, and does not k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from wdscli.errors import DataError
 from wdscli.model import Sample, to_bytes, to_text
-from wdscli.samples.grouping import Dropped, Grouper, Salvager, duplicate_field
+from wdscli.samples.grouping import Grouper, duplicate_field
 from wdscli.samples.keys import split_name
 from wdscli.tar import KIND_MASK, ByteSource, Columns, Scanner, Window, core, scan
 from wdscli.tar.header import BLOCK, checksum_is_right
@@ -45,35 +45,6 @@ def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) ->
     for window in scan(source, payloads=True):
         yield from reading.add(window)
     yield from reading.rest()
-
-
-def iter_salvaged(
-    source: ByteSource, report: Callable[[DataError], None], dropped: Dropped
-) -> Iterator[Sample]:
-    """Yield every sample of one archive that is surely complete, with its payloads. ``report`` and ``dropped`` are
-    those of a :class:`~wdscli.samples.grouping.Salvager`."""
-    payloads: dict[int, tuple[bytes, bytes]] = {}
-    """By offset: the key and the payload of each member that may still be yielded."""
-    open_key = b""
-
-    def hold(window: Window) -> None:
-        # All samples of earlier windows were yielded or dropped, except the last, which may continue.
-        nonlocal payloads, open_key
-        payloads = {offset: held for offset, held in payloads.items() if held[0] == open_key}
-        names, _, offsets, _, flags = window.columns
-        for row, name in enumerate(names):
-            parts = None if flags[row] & KIND_MASK else split_name(name)
-            if parts is not None:
-                open_key = parts[0]
-                payloads[offsets[row]] = open_key, window.payload(row)
-
-    for batch in Salvager(source, report, dropped, see=hold).batches():
-        for row, key in enumerate(batch.keys):
-            members = range(batch.firsts[row], batch.firsts[row + 1])
-            fields = {
-                to_text(batch.fields[member]): payloads.pop(batch.offsets[member])[1] for member in members
-            }
-            yield Sample(to_text(key), fields, source.name, batch.index + row)
 
 
 class _Reading:

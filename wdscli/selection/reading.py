@@ -45,8 +45,9 @@ GAP_BYTES = 1 << 14
 class MemberReader:
     """Reads payloads of the current ``batch`` of an open shard. ``fields`` are those that the caller reads by name.
     With ``by_index``, the batch comes from an index, and a payload with another header raises DataError
-    ``stale-index``. Of a stream, the payloads of ``fields`` are kept, or all payloads with ``keeps_all``. Requests skip
-    gaps of ``gap_bytes`` or more (:meth:`Source.expect`)."""
+    ``stale-index``. Of a stream, the payloads of ``fields`` are kept, or all payloads with ``keeps_all``: up to
+    ``held_bytes`` (:data:`HELD_BYTES`) in memory, the others in scratch files. Requests skip gaps of ``gap_bytes`` or
+    more (:meth:`Source.expect`)."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class MemberReader:
         *,
         by_index: bool = False,
         keeps_all: bool = False,
+        held_bytes: int | None = None,
         gap_bytes: int | None = None,
     ) -> None:
         self.by_index = by_index
@@ -65,6 +67,7 @@ class MemberReader:
         """Whether a scan must call :meth:`see`."""
         self._suffixes = (b"",) if keeps_all else tuple(b"." + field for field in fields)
         self._keeps_all, self._gap_bytes = keeps_all, gap_bytes
+        self._held_bytes = HELD_BYTES if held_bytes is None else held_bytes
         self._window: Window | None = None
         self._kept: dict[int, bytes] = {}
         self._stored: dict[int, tuple[Backing, list[Piece]]] = {}
@@ -86,7 +89,7 @@ class MemberReader:
         for row, name in enumerate(names):
             if not name.endswith(self._suffixes) or not (self._keeps_all or self._is_read(name, sizes[row])):
                 continue
-            if self._kept_bytes + sizes[row] <= HELD_BYTES:
+            if self._kept_bytes + sizes[row] <= self._held_bytes:
                 self._kept[offsets[row]] = window.payload(row)
                 self._kept_bytes += sizes[row]
             else:
@@ -169,14 +172,14 @@ class MemberReader:
     def payload(self, member: int) -> bytes:
         """Return the payload of a member of the batch. Raises DataError if it is truncated."""
         offset, size, window = self.batch.offsets[member], self.batch.sizes[member], self._window
+        if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
+            return window.buffer[offset - window.base : offset - window.base + size]
         if self._requested_rows and offset not in self._kept:
             self._read_together(self._row(member))
         if offset in self._kept:
             return self._kept[offset]
         if offset in self._stored:
             return b"".join(self.pieces(member))
-        if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
-            return window.buffer[offset - window.base : offset - window.base + size]
         if self.by_index:
             return self.expected(member).payload(self._held)
         data = self.source.read_at(offset, size)

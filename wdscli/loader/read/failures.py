@@ -15,6 +15,7 @@ do."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -26,15 +27,19 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError, printable
 from wdscli.loader.checks import want_word
 from wdscli.loader.order.order import gathered
-from wdscli.samples.reading import iter_salvaged, iter_samples
+from wdscli.model import Sample, to_text
+from wdscli.samples.grouping import Dropped
+from wdscli.samples.reading import iter_samples
 from wdscli.samples.separated import SeparatedSamples, joined_samples, separated
+from wdscli.selection import Selection
+from wdscli.selection.reading import MemberReader
+from wdscli.selection.walk import Salvage, Walk
 from wdscli.shown import shown
 from wdscli.threads import ForkLock
 
 if TYPE_CHECKING:
     from wdscli.loader.read.catalog import Catalog, Loss
     from wdscli.loader.read.fetch import Pool, Raw
-    from wdscli.model import Sample
     from wdscli.storage import Source
 
 
@@ -277,7 +282,7 @@ def samples_of_stream(source: Source, address: str, policy: Policy) -> Iterator[
         return
     errors, dropped, search = list[DataError](), dict[str, int](), SeparatedSamples()
     try:
-        for sample in iter_salvaged(source, errors.append, dropped):
+        for sample in _intact_samples(source, errors.append, dropped):
             if search.add(sample.key, [*sample.fields]):
                 errors.append(separated(sample.key, address))
                 dropped["interleaved-key"] = dropped.get("interleaved-key", 0) + 1
@@ -286,6 +291,19 @@ def samples_of_stream(source: Source, address: str, policy: Policy) -> Iterator[
     finally:
         if errors:
             policy.leave_out(FailedSample(errors[0], address), sum(dropped.values()) or 1)
+
+
+def _intact_samples(
+    source: Source, report: Callable[[DataError], None], dropped: Dropped
+) -> Iterator[Sample]:
+    """Yield the samples that are surely complete. ``report`` and ``dropped`` are those of a :class:`Salvage`."""
+    selection, reader = Selection(), MemberReader(source, keeps_all=True, held_bytes=sys.maxsize)
+    walk = Walk(selection, selection.new_state(), reader, salvage=Salvage(report, dropped))
+    for batch, rows in walk.chosen():
+        for row in rows:
+            members = range(batch.firsts[row], batch.firsts[row + 1])
+            fields = {to_text(batch.fields[member]): reader.payload(member) for member in members}
+            yield Sample(to_text(batch.keys[row]), fields, source.name, batch.index + row)
 
 
 def read_each(catalog: Catalog, pool: Pool, shards: I64, places: I64) -> list[Raw | FailedSample]:
