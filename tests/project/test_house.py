@@ -99,7 +99,7 @@ def room(package: str, module: str) -> str:
 
 CALLERS = {
     "is_other_version": "shards.proof",
-    "parse_index": "ops.adopt ops.index shards.proof",
+    "parse_index": "ops.index shards.proof",
     "proven_by": "shards.proof verify.beside",
     "read_index": "loader.read.catalog ops.adopt shards.moving shards.proof verify.beside",
     "scan_index": "ops.index shards.proof shards.reading",

@@ -25,7 +25,7 @@ from wdscli.executors import (
     useful_shard_jobs,
 )
 from wdscli.model import Facts, ShardInfo
-from wdscli.ops.adopt import adopt_shard, note_version
+from wdscli.ops.adopt import index_to_adopt, refuse_other_bytes
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet
@@ -60,8 +60,9 @@ from wdscli.storage import (
 )
 from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import DigestedSource
-from wdscli.storage.kinds import stored_version, tells_bytes
+from wdscli.storage.kinds import note_of, stored_version, tells_bytes
 from wdscli.storage.opening import has_notes
+from wdscli.tar import CANONICAL
 from wdscli.tar.crc import StoreDigest
 
 WORTH_PROCESSES_BYTES = 1 << 27
@@ -71,7 +72,8 @@ SHARED_CLAIM = "index"
 
 
 Adoption = Literal["", "bytes", "sizes"]
-"""What is compared to adopt a copied set; see :mod:`wdscli.ops.adopt`."""
+"""What is compared to adopt a copied set. With ``bytes``, each shard is read once: its index is made again with the
+shard's version, and must have the same checksums as before. With ``sizes``, sizes and some headers are compared."""
 BELIEVED = "believed"
 """The key in a manifest's ``made`` for a set that was adopted by its sizes."""
 
@@ -274,9 +276,8 @@ def _files_of(indexed: IndexedShard, shard: ShardPlace, makers: Iterable[Dialect
 
 def index_shard(task: IndexTask) -> IndexedShard:
     """Keep or make one shard's index, and collect the shard's facts. This is the task that processes run."""
-    if task.adopt:
-        info = adopt_shard(task.address, task.listed, trust_sizes=task.adopt == "sizes", write=task.write)
-        return IndexedShard(Side(index_address(task.address), "made", "adopted", task.address), info, None)
+    if task.adopt == "sizes":
+        return _adopted_by_sizes(task)
     digest, crcs = new_digest(task.checksum), StoreDigest()
     update = None if digest is None else _counted(digest, crcs)
     reads_all = task.checksum != "none" or bool(task.values)
@@ -284,6 +285,9 @@ def index_shard(task: IndexTask) -> IndexedShard:
         _refuse_compressed(source, task.address)
         place = index_address(task.address)
         proven, names = ProvenIndex(), set(task.values)
+        adopted = index_to_adopt(task.address) if task.adopt else None
+        form = CANONICAL if adopted is None else adopted.form
+        names |= set() if adopted is None else adopted.numbers.keys()
         if task.has_index and not task.force:
             proven = prove_index(task.address, source, check=Check.ALL)
             names |= proven.stored_values
@@ -297,17 +301,21 @@ def index_shard(task: IndexTask) -> IndexedShard:
             )
             return IndexedShard(side, info, None, _without(old.numbers))
         sample_numbers = SampleNumbers(sorted(names), lenient=True)
-        builder, ignored = scan_index(source, numbers=sample_numbers)
+        builder, ignored = scan_index(source, form, sample_numbers)
         source.confirm()
         builder.values = sample_numbers.numbers()
         info = replace(_facts(task, builder.facts(), source, digest, update), index=False)
+        checksums = crcs.checksums() if source.stored is source else {}
         data = builder.to_bytes(
             shard=base_name(task.address),
             size=source.size,
+            form=form,
             ignored=ignored,
             version=stored_version(task.address, source.version),
-            checksums=crcs.checksums() if source.stored is source else {},
+            checksums=checksums,
         )
+        if adopted is not None:
+            refuse_other_bytes(task.address, adopted, info.headers, checksums)
         index = parse_index(data, place)
         _refuse_repeats(index, task.address)
         if task.write:
@@ -317,6 +325,21 @@ def index_shard(task: IndexTask) -> IndexedShard:
         return IndexedShard(
             side, info, data if task.want_index else None, _without(index.numbers), sample_numbers.remarks()
         )
+
+
+def _adopted_by_sizes(task: IndexTask) -> IndexedShard:
+    """Compare size and some headers of a shard with its index, and note its version: on this machine by the index's
+    time."""
+    place = index_address(task.address)
+    with open_source(task.address) as source:
+        index = index_to_adopt(task.address, source)
+        if task.write and is_local(place):
+            _store(place, read_all(place))
+        elif task.write:
+            _note_version(index, task.address, source)
+        size_bytes = source.stored.size or 0
+    info = index.facts().of_shard(index.shard, size_bytes, checksum=None, index=True)
+    return IndexedShard(Side(place, "made", "adopted", task.address), info, None)
 
 
 def _refuse_compressed(source: Source, address: str) -> None:
@@ -371,8 +394,11 @@ def _note_version(index: Index, address: str, source: Source) -> None:
     if is_local(address) or not tells_bytes(version) or version in (index.version, index.noted):
         return
     with suppress(InputError, OutputError):
-        if has_notes(address):
-            note_version(index, version)
+        data = read_all(index.name) if has_notes(address) else b""
+        if data and parse_index(data, index.name).digest == index.digest:
+            with open_sink(index.name, force=True) as sink:
+                sink.write(data)
+                sink.note = note_of(version)
 
 
 def _reads_once(task: IndexTask) -> bool:
@@ -494,9 +520,9 @@ class SetPlan:
         return [
             IndexTask(
                 address,
-                checksum if self.manifest and not self.dry_run else "none",
-                None if self.force else self.listed(address),
-                self.force and not has_makers,
+                self._algorithm(address, checksum) if self.manifest and not self.dry_run else "none",
+                None if self.force or self.adopt else self.listed(address),
+                (self.force and not has_makers) or self.adopt == "bytes",
                 write=with_index and not has_makers and not self.dry_run,
                 want_index=has_makers,
                 has_index=address not in unindexed,
@@ -537,12 +563,14 @@ class SetPlan:
         """Return the name of a shard in the manifest."""
         return name_from(self.folder, address)
 
+    def _algorithm(self, address: str, checksum: str) -> str:
+        """Return the algorithm for a shard's checksum. To adopt a shard, it is the algorithm in the manifest."""
+        shard = self._listed.get(self.name(address)) if self.adopt else None
+        return "none" if self.adopt == "sizes" else ((shard and shard.checksum) or checksum).partition(":")[0]
+
     def listed(self, address: str) -> ShardInfo | None:
-        """Return the manifest's entry for a local shard if the shard is not newer than the manifest. Return any entry
-        to adopt a shard."""
+        """Return the manifest's entry for a local shard if the shard is not newer than the manifest."""
         shard = self._listed.get(self.name(address))
-        if self.adopt:
-            return shard
         if shard is None or not self.manifest or not (is_local(address) and is_local(self.manifest)):
             return None
         with suppress(OSError):
@@ -556,7 +584,7 @@ def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manif
     manifest contradicts the shards, and neither ``force`` nor ``check`` is true."""
     address, force, dry_run = plan.manifest or "", plan.force, plan.dry_run
     old = plan.old if plan.lists_these() else None
-    if old is not None and dry_run:
+    if old is not None and (dry_run or plan.adopt == "sizes"):
         shards = tuple(replace(shard, checksum=listed.checksum) for shard, listed in zip(shards, old.shards))
     differences = [_difference(*pair) for pair in zip(old.shards, shards)] if old is not None else []
     place = next((row for row, difference in enumerate(differences) if difference), None)
