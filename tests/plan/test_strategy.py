@@ -18,8 +18,8 @@ from wdscli.plan.request import Request, Strategy
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.strategy import Choice, Disc, choose, disc_of, mean_run
 from wdscli.plan.table import OrderedSamples, PlanTable, row_type
-from wdscli.storage.ahead import Line
 from wdscli.storage.local import LocalSource
+from wdscli.storage.scatter import Line
 
 GIB = 1 << 30
 

@@ -232,8 +232,8 @@ def test_shards_of_many_requests(
     command: str, store: Store, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers, payloads and checksums come from one pass, also where a shard is more than is held of it."""
-    monkeypatch.setattr("wdscli.storage.ahead.REQUEST_BYTES", 1 << 16)
-    monkeypatch.setattr("wdscli.storage.ahead.READ_AHEAD_BYTES", 1 << 18)
+    monkeypatch.setattr("wdscli.storage.scatter.REQUEST_BYTES", 1 << 16)
+    monkeypatch.setattr("wdscli.storage.scatter.READ_AHEAD_BYTES", 1 << 18)
     name = "manifest" if command.startswith("verify") else "plain"
     words = [*command.split(), "-j1"]
     out = {"index": "m.json", "shuffle": "o-%d.tar"}.get(words[0])

@@ -28,7 +28,7 @@ from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT, HINT_IN_ONE_SHARD
-from wdscli.plan.inputs import Input, fill, is_of_this_process, is_ours_alone, is_read_once
+from wdscli.plan.inputs import Input, is_of_this_process, is_ours_alone, is_read_once
 from wdscli.plan.names import DEFAULT, Rekey, shard_stem
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import make_plan, shaping_options, sum_counts
@@ -418,7 +418,7 @@ class _Copier:
         if source.seekable and source.size is not None:
             source.expect([(0, source.size)])
         while source.seekable and source.size is not None:
-            held += fill(self._buffer[held:], source, offset + held)
+            held += source.fill(offset + held, self._buffer[held:])
             usual = packed(self._buffer[:held], None, self._shard.form)
             if (
                 usual is None
@@ -476,7 +476,7 @@ class _Copier:
         if length > len(self._buffer):
             return False
         view = self._buffer[:length]
-        if fill(view, page.source, begin) < length:
+        if page.source.fill(begin, view) < length:
             raise cut_short(page.source.name, begin)
         members = slice(batch.firsts[first], batch.firsts[end])
         starts = list(map(batch.starts.__getitem__, batch.firsts[first:end]))

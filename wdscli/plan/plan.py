@@ -73,9 +73,9 @@ from wdscli.shards.manifest import Manifest, Provenance
 from wdscli.shards.view import is_view, refuse_view, shards_of_view
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import is_local
-from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.opening import at_once, current_version, listed_version, size_hint
 from wdscli.storage.patterns import NAME
+from wdscli.storage.scatter import REQUEST_BYTES
 
 DUPLICATE_KEY = "duplicate-key"
 """The reason for leaving out samples that repeat a key."""

@@ -32,8 +32,8 @@ from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.table import OrderedSamples, PlanTable
 from wdscli.storage import is_local
-from wdscli.storage.ahead import FIRST_GAP_BYTES, REQUEST_BYTES, line_to
-from wdscli.storage.local import announce, is_cold
+from wdscli.storage.local import is_cold, will_need
+from wdscli.storage.scatter import FIRST_GAP_BYTES, REQUEST_BYTES, line_to
 from wdscli.units import human_size
 
 LONG_RUN_BYTES = 1 << 20
@@ -198,7 +198,7 @@ def disc_of(inputs: Sequence[Input], ordered: OrderedSamples) -> Disc | None:
         if len(cold) * 2 < MEASURED_ROWS:
             return None
         begin = time.perf_counter()
-        announce((source.fd, start, length) for source, start, length in cold)
+        will_need((source.fd, start, length) for source, start, length in cold)
         size = sum(len(source.read_at(start, length)) for source, start, length in cold)
         scattered = size / (time.perf_counter() - begin)
         shard, start = int(rows.shards[-1]), int(rows.starts[-1])

@@ -215,7 +215,7 @@ class MemberReader:
             return
         where: Any = (source.fd, source.size, [], [])
         if source.fd is None or core.CORE is None:
-            from wdscli.storage.ahead import joined
+            from wdscli.storage.scatter import joined
 
             held = self._held = RangesInMemory(source, joined(self._ranges(range(row, end)), GAP_BYTES))
             where = (-1, source.size, held.buffers, held.starts)

@@ -3,7 +3,7 @@
 :class:`RemoteSource` reads ranges of an object with a known size. It uses the requests of S3, of web servers
 (:class:`WebFile`) or of any other store that fsspec knows. :class:`AnswerReader` reads a stream, for an object without
 size and for a server without ranges. fsspec's file objects are not used for reading, because they fetch blocks of 5 to
-50 MiB. Each read is one range request, unless :mod:`wdscli.storage.ahead` has already fetched the range. All requests
+50 MiB. Each read is one range request, unless :mod:`wdscli.storage.scatter` has already fetched the range. All requests
 begin in :meth:`RemoteSource._fetch`, and only :mod:`wdscli.storage.retry` retries them. The first answer sets the
 version of the object, and all later answers must have the same version.
 
@@ -31,7 +31,6 @@ from typing import Any
 
 from wdscli.errors import InputError, InputIsFolderError
 from wdscli.storage.addresses import is_web
-from wdscli.storage.ahead import Ahead, Block, Range, copy, line_to
 from wdscli.storage.ends import SMALL_BYTES, Source, replaced
 from wdscli.storage.kinds import Entry, Store, is_file_name
 from wdscli.storage.remote import explained, found_current, is_bucket_missing, store_of
@@ -54,6 +53,7 @@ from wdscli.storage.retry import (
     retried,
 )
 from wdscli.storage.s3_obstore import S3Store
+from wdscli.storage.scatter import Ahead, Block, Range, copy, line_to
 from wdscli.storage.streams import FileReader, StreamSource
 from wdscli.threads import DaemonPool
 from wdscli.units import whole_number

@@ -43,9 +43,9 @@ from wdscli.loader.read.rows import Raw as Raw
 from wdscli.samples.reading import keep_heap
 from wdscli.shards.proof import Proof
 from wdscli.storage import Source, is_local
-from wdscli.storage.ahead import together
 from wdscli.storage.local import is_cold, may_open
 from wdscli.storage.retry import network
+from wdscli.storage.scatter import together
 from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock
 
 if TYPE_CHECKING:

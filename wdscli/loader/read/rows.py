@@ -129,7 +129,7 @@ def parts_of(
     table: ShardTable, source: Source, names: list[str | None], places: list[int]
 ) -> Iterator[FieldShard]:
     """Yield the shards to read: ``source`` itself, or, if it is a shard of a view, the base shards that have wanted
-    fields. A base may be closed when the next one is opened (:meth:`ViewSource.base`)."""
+    fields. A base may be closed when the next one is opened (:class:`~wdscli.storage.scatter.Sources`)."""
     is_view = isinstance(source, ViewSource) and source.fd is None and source.layout.is_plain
     if not isinstance(source, ViewSource) or not is_view or table.are_members:
         yield FieldShard(table, source, names, places)
@@ -146,7 +146,7 @@ def parts_of(
             rows = [all_rows[places[row]] for row in wanted_rows]
         if rows:
             layer.table = layer.table or ShardTable(table.address, layer.index)
-            yield FieldShard(layer.table, source.base(layer.base), wanted, rows, wanted_rows)
+            yield FieldShard(layer.table, source.bases[layer.base], wanted, rows, wanted_rows)
 
 
 def _ready(part: FieldShard, *, stays_open: bool = True) -> FieldShard:
