@@ -241,3 +241,49 @@ def test_a_view_of_a_copied_base_is_believed(uploaded: Uploaded, client: str, tm
     assert counts.shard_gets == 0
     assert counts.heads <= SHARDS
     assert counts.requests <= 2 * SHARDS + 6
+
+
+def loaded(address: str, **options: Any) -> int:
+    """The number of samples that a loader gives."""
+    from wdscli.loader import WebDataset
+
+    with WebDataset(address, shuffle="none", **options) as data:
+        return sum(1 for _ in data)
+
+
+def test_a_loader_with_stored_values_reads_its_samples_and_no_more(uploaded: Uploaded, client: str) -> None:
+    wanted = sum((number * 37) % 5000 > 4900 for number in range(SAMPLES))
+    begin(uploaded)
+    assert loaded(uploaded.address, where="json.tokens > 4900") == wanted
+    counts = taken(uploaded, f"{client} loader where= ({wanted / SAMPLES:.1%})")
+    assert counts.heads <= SHARDS
+    assert counts.ratio <= 0.01 + 3 * wanted / SAMPLES
+
+
+def test_the_batches_of_an_epoch_read_no_shard(uploaded: Uploaded, client: str) -> None:
+    begin(uploaded)
+    ran = wds("ls", "--epoch", 0, "--batch", "8", uploaded.address)
+    assert ran.code == 0, ran.err
+    assert taken(uploaded, f"{client} ls --epoch --batch").shard_gets == 0
+
+
+def test_a_difference_of_views_reads_no_shard(uploaded: Uploaded, client: str, tmp_path: Path) -> None:
+    shutil.copytree(uploaded.folder, tmp_path / "set")
+    for seed in ("1", "2"):
+        name = tmp_path / f"view{seed}.json"
+        assert wds("shuffle", tmp_path / "set", "-o", name, "--seed", seed, "-q").code == 0
+    place = upload(uploaded.server, tmp_path, "travelled", f"differ-{client}")
+    begin(uploaded)
+    ran = wds("diff", f"{place}view1.json", f"{place}view2.json")
+    assert ran.code in (0, 1), ran.err
+    assert taken(uploaded, f"{client} diff of views").shard_gets == 0
+
+
+def test_packs_by_a_stored_value_read_the_set_once(uploaded: Uploaded, client: str) -> None:
+    from wdscli.loader import WebDataset
+
+    begin(uploaded)
+    with WebDataset(uploaded.address, shuffle="none") as data:
+        packs = sum(1 for _ in data.packed(8192, "json.tokens", collation_fn=list))
+    assert packs
+    assert taken(uploaded, f"{client} packs").ratio <= 1.05
