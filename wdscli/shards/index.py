@@ -255,6 +255,14 @@ class Index:
         is_gap[-1] = self.size - int(begins[-1]) > len(END_OF_ARCHIVE)
         return begins[is_gap], ends[is_gap]
 
+    @property
+    def is_canonical(self) -> bool:
+        """Whether these samples, in this order and in canonical form, are the whole shard, together with the end of the
+        archive."""
+        ends = self.lengths.cumsum()
+        is_full = int(ends[-1:].sum()) + len(END_OF_ARCHIVE) == self.size
+        return is_full and not self.marks.any() and numpy.array_equal(self.starts, ends - self.lengths)
+
     def facts(self) -> Facts:
         """Return the facts of the shard, for its entry in a manifest."""
         return Facts(self.samples, self.members, self.digest, self.totals())

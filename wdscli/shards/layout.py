@@ -182,7 +182,7 @@ def laid_out(
     changed."""
     keys = keys or {}
     is_plain = arrange is None and not keys
-    if is_plain and len(layers) == 1 and layers[0].subset is None and _is_base(layers[0].index):
+    if is_plain and len(layers) == 1 and layers[0].subset is None and layers[0].index.is_canonical:
         index = layers[0].index.renamed(name)
         layers[0].codes = list(range(len(index.fields)))
         return Layout(index, layers, lambda: _origins(layers, keys), is_plain=True, is_base=True)
@@ -308,14 +308,6 @@ def _origins(
     if chosen is None:
         return bases, sources, numbers, is_whole
     return bases[chosen], sources[chosen], lambda: numbers()[chosen], is_whole[chosen] & has_name
-
-
-def _is_base(index: Index) -> bool:
-    """Return whether these samples, in this order and in canonical form, are the whole base, together with the end of
-    the archive."""
-    ends = numpy.cumsum(index.lengths)
-    is_full = int(ends[-1:].sum()) + len(END_OF_ARCHIVE) == index.size
-    return is_full and not index.marks.any() and numpy.array_equal(index.starts, ends - index.lengths)
 
 
 def _by_appearance(fields: list[bytes], code: I64, layers: Sequence[Layer]) -> tuple[list[bytes], I64]:
