@@ -27,7 +27,7 @@ from wdscli.loader.place.ranks import Share, Tail, in_worker
 from wdscli.loader.read.catalog import Catalog, only_streams
 from wdscli.loader.read.failures import FailedSample, OnError, Policy, StopEpoch, samples_of_stream
 from wdscli.loader.read.fetch import METER, Raw
-from wdscli.loader.read.renamed import Renaming, regrouped
+from wdscli.loader.read.renamed import Renaming, with_new_names
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, through_buffer
 from wdscli.model import Sample
 from wdscli.ordering import mix
@@ -229,10 +229,7 @@ class ShardStream(Stream):
             with self._open(address) as source:
                 samples = self._wanted(samples_of_stream(source, address, policy), have, address)
                 if self._renaming is not None:
-                    members = (
-                        (f"{key}.{field}", fields[field]) for key, fields in samples for field in fields
-                    )
-                    samples = regrouped(members, self._renaming, address)
+                    samples = with_new_names(samples, self._renaming, address)
                 for key, fields in samples:
                     METER.add(sum(map(len, fields.values())))
                     yield {"__key__": key, "__url__": address, **fields}

@@ -38,7 +38,7 @@ from wdscli.loader.read.failures import (
     each,
     reraise_exception,
 )
-from wdscli.loader.read.renamed import Renaming, regrouped
+from wdscli.loader.read.renamed import Renaming, with_new_names
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.per_sample import MemberFilter
 from wdscli.loader.streams import fields_of
@@ -485,8 +485,7 @@ class _Samples:
                 stored = joined_samples(stored, shard["url"])
             samples: Iterator[Any] = ((sample.key, fields_of(sample.fields, spelled)) for sample in stored)
             if self._renaming is not None:
-                members = ((f"{key}.{field}", fields[field]) for key, fields in samples for field in fields)
-                samples = regrouped(members, self._renaming, shard["url"])
+                samples = with_new_names(samples, self._renaming, shard["url"])
             for key, fields in samples:
                 raw: dict[str, Any] = {"__key__": key, "__url__": shard["url"]}
                 if shard.get("local_path") is not None:

@@ -162,26 +162,22 @@ class EpochBoard:
             mine = contents.of_process(os.getpid())
         return None if mine.epoch is None else (mine.epoch, mine.workers)
 
-    def start_of(self, begun: Beginning) -> Place:
-        """Return the start of the iteration that this worker begins: the published start, and after it the beginning of
-        the epoch that follows the latest one. All workers of an iteration get the same start."""
+    def start_of(self, begun: Beginning, known: Place | None = None) -> Place:
+        """Return the start of the iteration that this worker begins: ``known`` if the worker knows it. Otherwise it is
+        the published start, and after it the beginning of the epoch that follows the latest one. All workers of an
+        iteration get the same start."""
         with self._read() as contents:
             parents = contents.of_process(begun.parent)
-            note = contents.note_of(begun)
-            if note is None:
-                epoch = parents.start.epoch if parents.epoch is None else parents.epoch + 1
-                contents.add(begun, epoch)
-            else:
+            note = None if known else contents.note_of(begun)
+            if note is not None:
                 epoch = note.epoch
                 note.begun_by.add(begun.worker)
+            else:
+                following = parents.start.epoch if parents.epoch is None else parents.epoch + 1
+                epoch = known.epoch if known else following
+                contents.add(begun, epoch)
             self._write(contents)
-        return parents.start if epoch == parents.start.epoch else Place(epoch)
-
-    def note(self, begun: Beginning, epoch: int) -> None:
-        """Note the epoch of an iteration whose start this worker knows already."""
-        with self._read() as contents:
-            contents.add(begun, epoch)
-            self._write(contents)
+        return known or (parents.start if epoch == parents.start.epoch else Place(epoch))
 
 
 def _unnamed_file() -> int:

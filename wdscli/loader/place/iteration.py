@@ -167,12 +167,9 @@ class IterationState:
                 self.start = self.start
             return self._start
         self._times += 1
-        begun = Beginning.of_worker(worker, self._times)
-        if not self._moved:
-            return self._board.start_of(begun)
-        self._moved = False  # a state was loaded in this worker
-        self._board.note(begun, self._start.epoch)
-        return self._start
+        loaded = self._start if self._moved else None  # a state was loaded in this worker
+        self._moved = False
+        return self._board.start_of(Beginning.of_worker(worker, self._times), loaded)
 
     def begin(
         self, start: Place | None = None, topology: tuple[int, int] | None = None, is_by_worker: bool = False
