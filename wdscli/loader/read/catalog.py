@@ -218,6 +218,10 @@ class Catalog:
     places, the catalog counts the intact samples of a damaged shard without an index, and ``losses`` has the shard's
     error and the number of its other samples."""
 
+    counts: I64 | None = None
+    fingerprint = ""
+    _digests: U16 | None = None
+    """Short digests of the shards' headers, from the manifest. 0 means that the manifest has no digest."""
     _listed_as: str | None = None
     """The fingerprint in the manifest."""
     check_table: Callable[[ShardTable], None] | None = None
@@ -253,12 +257,8 @@ class Catalog:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
         self.manifest: Manifest | None = shards.manifest
         self.is_indexed = all(map(has_folder, self.addresses))
-        self.counts: I64 | None = None
-        self._digests: U16 | None = None
-        """Short digests of the shards' headers, from the manifest. 0 means that the manifest has no digest."""
         self.undecodable: dict[str, int] = {}
         """For each shard, the number of samples that a filter skipped because it could not decode them."""
-        self.fingerprint = ""
         self._read_values: dict[str, list[F64]] = {}
         """The values that were read from payloads or a table, by expression: an array for each shard."""
         self._values_table = access.values
