@@ -188,6 +188,7 @@ def test_workers_of_a_forked_process_follow_it_and_no_other_process(url: str) ->
             right = [list(batches), list(batches)] == known[:2] and data.epoch == 2
             data.set_epoch(4)
             right &= [list(batches), list(batches)] == known[4:] and data.epoch == 6
+            del batches  # ends the workers
             os._exit(0 if right else 3)
         finally:
             os._exit(4)
