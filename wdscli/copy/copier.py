@@ -238,12 +238,14 @@ class Copier:
                 self.announced = end
 
     def _ranges(self, first: int, end: int) -> Ranges:
-        """Return the ranges with the samples ``first`` to ``end - 1``."""
+        """Return the ranges with the samples ``first`` to ``end - 1``. Only joined samples have rows without bytes."""
+        if self.width == 1:
+            return self.chunk.ranges.take(slice(first, end))
         return self.chunk.ranges.take(self.chunk.with_bytes(first * self.width, end * self.width))
 
     def _read(self, begin: int) -> None:
         """Read the runs into the buffer, which begins with byte ``begin`` of the chunk."""
-        ranges = self.chunk.ranges.take(self.runs)
+        ranges = self._ranges(self.samples.start, self.samples.stop)
         try:
             read(self.inputs, ranges._replace(places=ranges.places - begin), self.buffer)
         except EndsEarly as error:

@@ -509,7 +509,8 @@ def descriptors_of(sources: Sources, ranges: Ranges) -> Iterator[tuple[int | Non
 def read(sources: Sources, ranges: Ranges, buffer: memoryview) -> None:
     """Read all ranges into the buffer. Raises InputError, DataError, and EndsEarly with the row of a range that its
     file does not have as a whole."""
-    if core.CORE is not None and core.CORE.scatter(buffer, ranges, sources.descriptors):
+    files = sources.descriptors
+    if core.CORE is not None and files and core.CORE.scatter(buffer, ranges, files):
         return
     # A file is not open yet, is no plain local file, or has changed.
     for file, rows in ranges.by_file():
