@@ -100,12 +100,13 @@ def room(package: str, module: str) -> str:
 CALLERS = {
     "is_other_version": "shards.proof",
     "parse_index": "ops.index shards.proof",
+    "preadv": "create.packing storage.local",
     "proven_by": "shards.proof verify.beside",
     "read_index": "loader.read.catalog ops.adopt shards.moving shards.proof verify.beside",
     "scan_index": "ops.index shards.proof shards.reading",
 }
 """The modules that call a piece with which a question was once answered in several places. All others call the function
-that answers it: ``find_index`` or ``prove_index`` of ``shards/proof.py``."""
+that answers it: ``find_index`` or ``prove_index`` of ``shards/proof.py``, and ``read`` of ``storage/scatter.py``."""
 
 
 @pytest.mark.parametrize("piece", CALLERS)

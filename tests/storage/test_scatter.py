@@ -173,8 +173,10 @@ def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("place", "length"), [(-1, 5), (0, 11), (11, 0), (8, 3), (0, -1), (1 << 62, 1)])
 def test_a_range_that_is_longer_than_its_place(place: int, length: int, tmp_path: Path) -> None:
     ranges = Ranges(*(numpy.array([number]) for number in (0, 0, length, place)))
-    with Files(tmp_path) as files, pytest.raises(ValueError, match="does not fit in the buffer"):
-        read(files, ranges, memoryview(bytearray(10)))
+    with Files(tmp_path) as files:
+        assert files[0].fd is not None, "it is open, so that the core reads it"
+        with pytest.raises(ValueError, match="does not fit in the buffer"):
+            read(files, ranges, memoryview(bytearray(10)))
 
 
 class Slow(Source):
