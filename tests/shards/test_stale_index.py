@@ -151,7 +151,7 @@ class TestLoader:
         for way, read in READ.items():
             with pytest.raises(DataError) as caught:
                 print(way, read(made.manifest, fields))
-            assert (caught.value.code, caught.value.shard) == ("stale-index", made.changed), way
+            assert (caught.value.code, caught.value.shard) == ("changed", made.changed), way
             assert "wds index" in (caught.value.hint or "")
 
     @pytest.mark.exhaustive
