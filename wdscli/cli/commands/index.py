@@ -106,7 +106,7 @@ def index(shards: Shards, *, options: IndexOptions, values: Values = None, gener
         wds index --for parquet shards/
         wds index --values 'json.width,width(jpg)' shards/
         wds index --check shards/ || wds index --force shards/
-        wds index --adopt s3://bucket/shards/
+        wds index --adopt s3://bucket/train/
     """
     how, out = options.parse(), Out.of(general)
     if options.adopt and values:
