@@ -56,6 +56,7 @@ from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.ends import cut_short
 from wdscli.storage.patterns import NAME
 from wdscli.tar import FOREIGN, core
+from wdscli.views.writing import carry_views
 
 COPY_BUFFER_BYTES = 1 << 22
 LARGE_SAMPLE_BYTES = 1 << 20
@@ -65,7 +66,7 @@ LARGE_SAMPLE_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class CatReport:
     """Counts of the input and the output. ``manifest`` is None for a dry run. The manifest of an output ``-`` or
-    ``pipe:`` is not stored."""
+    ``pipe:`` is not stored. ``kept`` counts the shards that an interrupted run had finished."""
 
     samples: int
     members: int
@@ -74,6 +75,7 @@ class CatReport:
     dropped: dict[str, int]
     ignored: dict[str, int]
     manifest: Manifest | None
+    kept: int = 0
 
 
 def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) -> CatReport:
@@ -93,11 +95,11 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/all.tar")]
     (5, ['n0', 'n1', 'n2', 'n3', 'n4'])
     """
-    if is_view(request.output):
-        return _view(request, dry_run, progress)
     is_each = NAME in request.output
     if is_each:
         _check_whole(request)
+    if is_view(request.output) or (is_each and (request.resume or not is_local(request.output))):
+        return _planned(request, dry_run, progress)
     picker = _picker(request, progress)
     addresses = picker.set.addresses
     output = OutputSet(request.output, request.settings, names=names_of(addresses) if is_each else None)
@@ -117,6 +119,8 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         ]
         done = list(_written(picker, request, places, progress))
         manifest = None if dry_run else _finish(output, done, shaping_options(request), picker.set)
+    if is_each and manifest is not None:
+        carry_views(addresses, manifest, request.output, request.settings)
     return _report(done, manifest)
 
 
@@ -164,11 +168,13 @@ def _report(done: list[_Copied], manifest: Manifest | None) -> CatReport:
     )
 
 
-def _view(request: Request, dry_run: bool, progress: Progress) -> CatReport:
-    """Write a view, or only plan it."""
+def _planned(request: Request, dry_run: bool, progress: Progress) -> CatReport:
+    """Write a view, or copy each shard to its own name in a run that can be resumed. A dry run only plans it."""
     with Scratch(request.tmp) as scratch:
         plan = make_plan(request, InputOrder("cat"), scratch, progress=progress)
         report = None if dry_run else run_plan(plan, progress=progress)
+    if report is not None and NAME in request.output:
+        carry_views(plan.contents.addresses, report.manifest, request.output, request.settings)
     counts = plan.counts
     return CatReport(
         counts.samples,
@@ -178,6 +184,7 @@ def _view(request: Request, dry_run: bool, progress: Progress) -> CatReport:
         counts.dropped,
         counts.ignored,
         None if report is None else report.manifest,
+        0 if report is None else report.kept,
     )
 
 

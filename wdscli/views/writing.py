@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from wdscli.arrays import I64, U64, numpy
-from wdscli.errors import DataError, InputNotFoundError, UsageError
+from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input
@@ -29,7 +29,14 @@ from wdscli.plan.survey import hash_key
 from wdscli.plan.table import MISSING_SHARD, RENAMED
 from wdscli.selection.layers import OnConflict
 from wdscli.shards.index import Check, Index
-from wdscli.shards.inputs import ListingCache, ShardSet, listed_shards
+from wdscli.shards.inputs import (
+    MANIFEST_SUFFIX,
+    ListingCache,
+    ShardSet,
+    listed_shards,
+    names_in,
+    read_manifest,
+)
 from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.proof import find_index, scanned_index
@@ -42,6 +49,7 @@ from wdscli.storage import (
     base_name,
     exists,
     folder_of,
+    has_folder,
     is_local,
     open_sink,
     open_source,
@@ -393,6 +401,24 @@ def _write(
     if settings.force and not rows:
         remove(place)
     abort_uploads(folder_of(address), (address, place).__contains__)
+
+
+def carry_views(addresses: Sequence[str], copies: Manifest, output: str, settings: ShardSettings) -> None:
+    """Copy the views in the shards' folder to the folder of the address ``output``. ``copies`` lists the copies of the
+    shards, which are there. A view is copied if all of its bases were copied with their names, sizes and headers.
+    Existing views are replaced. Raises OutputError."""
+    folders, settings = set(map(folder_of, addresses)), settings._replace(force=True)
+    facts = {shard.name: (shard.size_bytes, shard.headers) for shard in copies.shards}
+    for folder in folders if len(folders) == 1 and all(map(has_folder, addresses)) else ():
+        for name in names_in(folder, keep=lambda name: name.endswith(VIEW_SUFFIX)):
+            with suppress(DataError, InputError):
+                view = None if name.endswith(MANIFEST_SUFFIX) else read_manifest(folder + name).view
+                bases = () if view is None else view.bases
+                if bases and all(facts.get(base.name) == (base.size_bytes, base.headers) for base in bases):
+                    rows = rows_address(folder + name)
+                    data = bytearray(read_all(rows) if exists(rows) else b"")
+                    text = read_all(folder + name)
+                    _write(folder_of(output) + name, text, data, settings, replaces_rows=True)
 
 
 def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = False) -> list[HeldBytes]:

@@ -49,11 +49,14 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 @panel("Output")("""
     --link  With {name} in OUT: hard-link unchanged shards instead of copying them. A link and its original are one
         file. Shards on another disc are copied; -v lists them.
+    +--resume  With {name} in OUT: continue an interrupted run. Finished shards are kept. For a folder of this machine,
+        the interrupted run also needs this option.
     """)
 class CatOptions(NamedTuple):
     """The output's format, and which samples are read."""
 
     link: bool = False
+    resume: bool = False
     to: Text = None
     base64: bool = False
     inputs: Annotated[InputOptions, "without report"] = InputOptions()
@@ -130,9 +133,10 @@ def cat(
     if what.kind is not None:
         _check_tar_options(f"--to {form.to}", output, work, inputs)
     out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
-    if work.jobs is not None and (what.kind or NAME not in output.output):
+    only_each = [*(["-j"] if work.jobs is not None else []), *(["--resume"] if form.resume else [])]
+    if only_each and (what.kind or NAME not in output.output):
         raise UsageError(
-            "-j works only if each shard is copied to its own output",
+            f"{only_each[0]} works only if each shard is copied to its own output",
             hint=f"-o 'out/{NAME}.tar' copies each shard",
         )
     on_error = library_word(form.on_error)
@@ -220,7 +224,8 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
     from wdscli.ops.cat import cat as write
     from wdscli.shards.view import is_view
 
-    request = request._replace(settings=request.settings._replace(links=form.link))
+    settings = request.settings._replace(links=form.link)
+    request = request._replace(settings=settings, resume=form.resume)
     report = write(request, dry_run=dry_run, progress=out.progress())
     written_shards = None if report.manifest is None else report.manifest.shards
     if out.json:
@@ -237,6 +242,8 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
     if moved := [shard.size_bytes for shard in written_shards or () if shard.is_copy]:
         how = "linked" if request.settings.links else "moved by the store"
         out.note(f"{how}: {sum(moved)} bytes; copied by this command: {report.bytes_in - sum(moved)} bytes")
+    if report.kept:
+        out.summary(f"kept {plural(report.kept, 'shard')} of an earlier run")
     _print_losses(out, report.dropped, report.ignored)
     if request.output != "-" or dry_run:
         verb = "would write" if dry_run else "wrote"
