@@ -194,7 +194,7 @@ def test_streams_and_cut_compressed_shards(tmp_path: Path) -> None:
 
 def test_large_samples_are_copied_in_pieces(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(package, "LARGE_SAMPLE_BYTES", 100)
-    monkeypatch.setattr("wdscli.plan.inputs.PIECE_BYTES", 300)
+    monkeypatch.setattr("wdscli.storage.ends.PIECE_BYTES", 300)
     _, members = repaired(tmp_path, good_tar())
     assert members == GOOD
     assert (tmp_path / "out.tar").read_bytes() == good_tar()
