@@ -398,10 +398,8 @@ def test_what_a_sample_lacks_makes_the_whole_expression_false(shard: str) -> Non
         ("1 +", "cannot be read"),
         ("json.width = 3", "cannot be read"),
         ("import os", "cannot be read"),
-        ("x == 1", "no such name: x"),
         ("json.lang is 'en'", "`is` does not compare values"),
         ("json.width is not 5", "`is` does not compare values"),
-        ("sizes.jpg > 1", "no such name: sizes"),
         ("lenn(txt)", "no such function: lenn"),
         ("len", "len is a function"),
         ("key('a')", "no such function: key"),
@@ -419,7 +417,7 @@ def test_what_a_sample_lacks_makes_the_whole_expression_false(shard: str) -> Non
         ("~index", "~ is not allowed"),
         ("1 << 9999", "LShift is not allowed"),
         ("lambda: 1", "Lambda is not allowed"),
-        ("[x for x in fields]", "no such name: x"),
+        ("[x for x in fields]", "ListComp is not allowed"),
         ("[1 for key in fields]", "ListComp is not allowed"),
         ("f'{key:>1000000000}'", "JoinedStr is not allowed"),
         ("(lambda: 1)()", "Lambda is not allowed"),
@@ -459,7 +457,7 @@ def test_text_is_never_formatted(shard: str) -> None:
 
 
 def test_a_hint_says_what_was_meant() -> None:
-    for expression, hint in [("jsn.width > 1", "json"), ("lem(txt)", "len"), ("json.get('a')", "get(json")]:
+    for expression, hint in [("lem(txt)", "len"), ("json.get('a')", "get(json")]:
         with pytest.raises(UsageError) as error:
             Selection.parse(where=expression)
         assert hint in (error.value.hint or "")

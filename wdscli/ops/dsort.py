@@ -42,6 +42,7 @@ from wdscli.plan.values import Extract, GrowingValues, PackedValues, Values
 from wdscli.samples import split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.expressions import Expression
+from wdscli.selection.where import Value
 from wdscli.shards.index import Index
 from wdscli.storage import base_name, exists, is_local, read_all
 from wdscli.storage.opening import at_once
@@ -109,7 +110,12 @@ def _order(algorithm: Algorithm) -> Order:
         return ShuffledOrder(algorithm.seed)
     if kind == "content":
         name = algorithm.field.removeprefix(".")
-        key = SortKey(name, to_bytes(name), None, "numeric" if algorithm.numeric else "plain", decreasing)
+        key = SortKey(
+            name,
+            Value.of_payloads(name, "algorithm"),
+            "numeric" if algorithm.numeric else "plain",
+            decreasing,
+        )
         order = sort_order([key], missing="error")
         hint = f"such samples come last with wds sort --by {name}"
         return replace(order, extract=replace(order.extract, hint=hint))

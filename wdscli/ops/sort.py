@@ -21,12 +21,12 @@ from wdscli.plan.orders import VALUED_BYTES, Arrangement, Order, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.sort import (
     KEY,
+    LACK_HINT,
     TO_SORT_BY,
     How,
     Missing,
     SortKey,
     SortValues,
-    lack_hint,
     order_of_values,
     sort_key,
 )
@@ -64,7 +64,7 @@ class SortOrder(Order):
         absent = self.extract.never_seen(values) if self.missing is None else []
         if absent:
             text = " or ".join(key.text for key in absent)
-            raise DataError(f"no sample has {text}{TO_SORT_BY}", code="missing-value", hint=lack_hint(text))
+            raise DataError(f"no sample has {text}{TO_SORT_BY}", code="missing-value", hint=LACK_HINT)
 
 
 @dataclass(frozen=True)

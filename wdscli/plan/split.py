@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
-from typing import Any, NamedTuple
+from json import dumps
+from typing import Any, ClassVar, NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
@@ -33,8 +34,10 @@ from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
-from wdscli.selection.named import Named, class_number, field_hint, is_there
-from wdscli.selection.values import Value, WholeKey
+from wdscli.selection.expressions import Expression
+from wdscli.selection.named import Named, field_hint, is_there
+from wdscli.selection.places import OTHER_NAMES, class_number, parse_place
+from wdscli.selection.where import Value
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name, read_all
 from wdscli.storage.addresses import natural
@@ -73,11 +76,64 @@ class SplitOptions(NamedTuple):
     missing: str = "error"
 
 
+@dataclass(frozen=True)
+class KeyValue:
+    """The match of a pattern in the key: its first group, or the whole match if it has no group. Without a pattern, it
+    is the key itself."""
+
+    text: str
+    pattern: Expression[str] | None = None
+    payload_fields: ClassVar[frozenset[bytes]] = frozenset()
+
+    def named_for(self, purpose: str) -> list[Named]:
+        return []
+
+    def of(self, sample: SampleAt) -> bytes | None:
+        """Return the value of one sample, or None."""
+        if self.pattern is None:
+            return sample.key
+        match = self.pattern.search(to_text(sample.key))
+        text = match and match[1 if self.pattern.groups else 0]
+        return to_bytes(text).strip() or None if text else None
+
+
+def field_or_pattern(text: str, option: str) -> Value | KeyValue:
+    """Parse a place (``cls``, ``json.user.id``), or else a regular expression over the key. Raises UsageError.
+
+    >>> type(field_or_pattern("seg.png", "--group-by")).__name__, type(field_or_pattern("^p[0-9]+", "")).__name__
+    ('Value', 'KeyValue')
+    """
+    if not text:
+        raise UsageError(f"{option} is empty", hint=f"{option} json.patient, or {option} '^p[0-9]+'")
+    if text in OTHER_NAMES or parse_place(text) is not None:
+        return Value.of_payloads(text, option)
+    return KeyValue(text, Expression(text, option))
+
+
+def text_of(value: Value | KeyValue, sample: SampleAt) -> bytes | None:
+    """Return the value of one sample as text, or None: text and payloads without white space at both ends, and any
+    other value as compact JSON. Raises DataError ``undecodable``."""
+    if isinstance(value, KeyValue):
+        return value.of(sample)
+    if value.is_field and value.place:
+        field = value.place.field
+        return sample.payload(field).strip() or None if field in sample.fields else None
+    result = value.value(sample)
+    if result is None:
+        return None
+    try:
+        if not isinstance(result, str):
+            result = dumps(result, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise sample.error(f"{value.text} cannot be text: {error}", "undecodable") from None
+    return result.encode("utf-8", "surrogatepass").strip() or None
+
+
 class OptionValue(NamedTuple):
     """A value for an ``option``, and the policies for samples without it. ``missing`` is ``error`` or ``drop``. With
     ``lenient``, a sample with a value that cannot be decoded is left out; otherwise it is an error."""
 
-    value: Value
+    value: Value | KeyValue
     option: str
     missing: str = "error"
     lenient: bool = False
@@ -85,12 +141,12 @@ class OptionValue(NamedTuple):
     @property
     def named(self) -> list[Named]:
         """The names of the option; some sample must have them."""
-        return self.value.named(f" for {self.option}")
+        return self.value.named_for(f" for {self.option}")
 
     def of(self, sample: SampleAt) -> bytes:
         """Return the value of one sample, or MISSING, or UNDECODABLE. Raises DataError."""
         try:
-            value = self.value.of(sample)
+            value = text_of(self.value, sample)
         except DataError as error:
             if self.lenient and error.code == "undecodable":
                 return UNDECODABLE
@@ -106,7 +162,7 @@ class OptionValue(NamedTuple):
         return MISSING if value is None else value
 
 
-BY_KEY = OptionValue(WholeKey(), "--group-by")
+BY_KEY = OptionValue(KeyValue("key"), "--group-by")
 
 
 @dataclass(frozen=True)

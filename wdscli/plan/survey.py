@@ -37,7 +37,6 @@ from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
 from wdscli.selection.reading import MemberReader
-from wdscli.selection.values import stored_name
 from wdscli.selection.walk import Salvage, Walk
 from wdscli.shards.index import Check, Index, index_address
 from wdscli.shards.proof import StoredIndex, checking, find_index, open_by_index
@@ -343,9 +342,11 @@ def _look(
     payloads: MemberReader,
 ) -> None:
     """Look for the user's names in a batch. Places in JSON are searched in stored values, or else in payloads."""
+    from wdscli.selection.language import place_name
+
     in_payloads = []
     for name in named:
-        stored = None if name.place is None else batch.values.get(stored_name(*name.place))
+        stored = None if name.place is None or not batch.values else batch.values.get(place_name(name.place))
         if stored is None:
             in_payloads.append(name)
         elif name.place is not None and not stored.missing.all():

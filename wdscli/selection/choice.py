@@ -32,7 +32,7 @@ from wdscli.units import whole_number
 
 if TYPE_CHECKING:
     from wdscli.selection.draw import Draw
-    from wdscli.selection.where import Where
+    from wdscli.selection.where import Value
 
 OnError = Literal["stop", "skip"]
 
@@ -85,7 +85,7 @@ class Selection(NamedTuple):
     """A validated selection, made by :meth:`parse`. An attribute that is None selects everything."""
 
     key_rule: KeySelection | None = None
-    where: Where | None = None
+    where: Value | None = None
     field_rule: FieldRule | None = None
     span: range | None = None
     limit: int | None = None
@@ -162,7 +162,7 @@ class Selection(NamedTuple):
         return self._replace(where=self.where.with_classes(read_classes() or ()))
 
     def using(self, names: frozenset[str]) -> Selection:
-        """Return the selection that takes the values with these names from batches (:meth:`Where.using`)."""
+        """Return the selection that takes the values with these names from batches (:meth:`Value.using`)."""
         return self if self.where is None else self._replace(where=self.where.using(names))
 
     @property
@@ -342,16 +342,16 @@ def _words(text_or_texts: str | Iterable[str] | None, option: str) -> tuple[str,
     return words
 
 
-def _where(text_or_texts: str | Sequence[str] | None) -> Where | None:
+def _where(text_or_texts: str | Sequence[str] | None) -> Value | None:
     """Return one expression. Several expressions are joined by ``and``."""
     texts = texts_of(text_or_texts)
     if not texts:
         return None
-    from wdscli.selection.where import Where
+    from wdscli.selection.where import Value
 
-    conditions = [Where(text) for text in texts]
+    conditions = [Value(text) for text in texts]
     # Each expression was parsed alone, so its brackets are balanced. The line break ends a comment in it.
-    return conditions[0] if len(conditions) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
+    return conditions[0] if len(conditions) == 1 else Value(" and ".join(f"({text}\n)" for text in texts))
 
 
 def parse_span(text: str) -> range:
