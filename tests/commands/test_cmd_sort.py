@@ -41,7 +41,7 @@ from wdscli.plan.request import Request
 from wdscli.plan.sort import MAX_VALUE_BYTES, SortValues, sort_key
 from wdscli.samples import SampleBatch
 from wdscli.selection import where
-from wdscli.selection.places import field_value
+from wdscli.selection.places import decoder_of
 
 Command = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("shared_workers")
@@ -386,9 +386,11 @@ class TestByJson:
 
     def test_the_document_is_decoded_once(self, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = []
-        monkeypatch.setattr(
-            where, "field_value", lambda *args, **exact: seen.append(1) or field_value(*args, **exact)
-        )
+
+        def counting(field: str, exact: bool = False) -> Callable[[bytes], Any]:
+            return lambda payload: seen.append(1) or decoder_of(field, exact)(payload)
+
+        monkeypatch.setattr(where, "decoder_of", counting)
         by(SIZES, "--by", "json.width", "--by", "json.name", "--by", "json.box")
         assert len(seen) == len(SIZES)
 

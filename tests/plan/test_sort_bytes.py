@@ -22,7 +22,7 @@ from wdscli.plan.sort import (
     text_code,
 )
 from wdscli.plan.values import GrowingValues, PackedValues
-from wdscli.selection.places import field_value
+from wdscli.selection.places import decoder_of
 
 texts = st.binary(max_size=20) | st.lists(st.sampled_from([b"\0", b"\xff", b"a", b"\1"])).map(b"".join)
 natural_texts = st.lists(
@@ -102,7 +102,7 @@ class TestOrder:
     @example({"a": 2}, {"a": 1, "b": 0})
     def test_json(self, one: Any, other: Any) -> None:
         codes = [
-            json_code(field_value("json", json.dumps(value).encode(), exact=True)) for value in (one, other)
+            json_code(decoder_of("json", exact=True)(json.dumps(value).encode())) for value in (one, other)
         ]
         assert compared(*codes) == compared(jq(one), jq(other))
 
@@ -120,7 +120,7 @@ CODES = [
     pytest.param(number_texts, number_code, id="number"),
     pytest.param(
         documents.map(json.dumps),
-        lambda text: json_code(field_value("json", text.encode(), exact=True)),
+        lambda text: json_code(decoder_of("json", exact=True)(text.encode())),
         id="json",
     ),
 ]
