@@ -43,7 +43,7 @@ from wdscli.plan.table import Growing, blocks_of
 from wdscli.plan.values import GrowingValues, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import SeenNames, class_name
-from wdscli.selection.places import Each
+from wdscli.selection.places import EachValue
 from wdscli.selection.where import Value
 from wdscli.shards.inputs import ShardSet, classes_of, without_index
 from wdscli.shards.tables import (
@@ -254,7 +254,7 @@ class _Counts:
         elements. Raises DataError."""
         value = self._of.value(sample, documents=documents)
         try:
-            lines = map(_text, value) if type(value) is Each else [_text(value)]
+            lines = map(_text, value) if type(value) is EachValue else [_text(value)]
             texts = [line for line in lines if line is not None]
         except (TypeError, ValueError, RecursionError) as error:
             raise sample.error(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from wdscli.errors import nearest
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
-from wdscli.selection.places import Absent, Each, Path, Place, class_number, field_value, step_into
+from wdscli.selection.places import Absent, EachValue, Path, Place, class_number, field_value, step_into
 
 _SHOWN = 8
 _NAMED_AT_MOST = 3
@@ -76,8 +76,8 @@ class SeenNames:
             try:
                 value = step_into(document, step)
             except Absent:
-                value = Each()
-            if type(value) is Each and not value:
+                value = EachValue()
+            if type(value) is EachValue and not value:
                 alternatives = self.alternatives.setdefault(place, set())
                 for element in document if isinstance(document, list) else [document]:
                     if isinstance(element, dict) and len(alternatives) < _MOST_ALTERNATIVES:

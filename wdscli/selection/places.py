@@ -3,7 +3,7 @@
 A place is a field, or a path in a field that holds a document: JSON, msgpack or CBOR (:func:`parse_place`). Options of
 all commands and the loader name places in the same way, alone or in an expression. The field ends with the first part
 of the name that is the extension of a document, or with ``gz`` after it. A step by name into a list gives the values of
-all its elements (:class:`Each`). :func:`field_value` decodes a payload by the name of its field.
+all its elements (:class:`EachValue`). :func:`field_value` decodes a payload by the name of its field.
 
 This module does not know expressions, nor where payloads come from.
 """
@@ -55,7 +55,7 @@ class Place(NamedTuple):
         return self.field.endswith(b".gz")
 
 
-class Each(list[Any]):
+class EachValue(list[Any]):
     """The values of a step by name into a list: one for each element that has the name."""
 
 
@@ -132,13 +132,13 @@ def step_into(value: Any, step: Any) -> Any:
         raise Absent from None
 
 
-def _each(elements: list[Any], name: str) -> Each:
+def _each(elements: list[Any], name: str) -> EachValue:
     """Return the values of a name in the elements; raises Absent if there are elements, and none has the name. After
     another such step, the elements of lists in the list count as its elements."""
-    if type(elements) is Each:
+    if type(elements) is EachValue:
         inner = (element if isinstance(element, list) else [element] for element in elements)
         elements = list(chain.from_iterable(inner))
-    values = Each(element[name] for element in elements if isinstance(element, dict) and name in element)
+    values = EachValue(element[name] for element in elements if isinstance(element, dict) and name in element)
     if elements and not values:
         raise Absent
     return values

@@ -62,7 +62,7 @@ from wdscli.selection.named import MissingName, Named, SeenNames, hint_of, liste
 from wdscli.selection.places import (
     OTHER_NAMES,
     Absent,
-    Each,
+    EachValue,
     FloatText,
     decoder_of,
     is_document,
@@ -243,7 +243,7 @@ class Value:
             hint = "test the value first: json.h > 0 and json.w / json.h > 2"
         elif "'dict'" in str(error):
             hint = "name a value: size.jpg, sum(size), json.width"
-        elif "'Each'" in str(error):
+        elif "'EachValue'" in str(error):
             hint = "test each element: any(a.w > 9 for a in json.boxes)"
         message = f"{self.option} cannot be evaluated: {error}"
         return sample.error(message, "undecodable", hint=f"{hint}; {_SKIP_HINT}")
@@ -417,7 +417,7 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
             return getattr(value, node.attr)
         if getattr(node, CALLED_MARK, False) and value is not None:
             raise TypeError(f"{normal(node.value)} is not text, so it has no .{node.attr}()")
-        if type(value) in (list, Each):
+        if type(value) in (list, EachValue):
             return step_into(value, node.attr)
         raise Absent
 
