@@ -229,7 +229,7 @@ class CarriedValues:
             if index.samples:
                 self._names = [name for name in self._names if name in stored]
             for name in self._names:
-                self._add(name, stored.get(name) or Numbers(numpy.zeros(0, dtype="<i8"), True))
+                self._add(name, stored.get(name) or Numbers(numpy.zeros(0, dtype="<i8"), exact=True))
         self._raw = {
             name: numpy.frombuffer(self._columns[name].mapped(), dtype="<i8") for name in self._names
         }

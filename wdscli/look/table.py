@@ -504,7 +504,7 @@ def _payload_chunks(picker: SampleReader, how: PayloadCells, order: _FieldOrder)
     rows, count = Rows(), 0
     for sample in selected_samples(picker):
         try:
-            error = too_large(sample, True, how.max_decoded, "a row of a table")
+            error = too_large(sample, takes_all=True, max_decoded=how.max_decoded, what="a row of a table")
             if error is not None:
                 raise error
             cells: list[tuple[TableColumn, Cell]] = [(KEY, text_of(sample.key))]

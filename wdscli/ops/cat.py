@@ -351,7 +351,7 @@ def _measured(picker: SampleReader, keys: _Keys, request: Request) -> ShardInfo:
             size += out_length(sizes, request.settings.form)
     if NAME not in request.output:
         picker.check_empty(samples)
-    return ShardInfo("", samples, members, size + END_BYTES, "", None, {}, False)
+    return ShardInfo("", samples, members, size + END_BYTES, "", None, {}, index=False)
 
 
 class _Keys:

@@ -29,6 +29,10 @@ class Stamp(NamedTuple):
     is_pinned: bool = False
     """Whether the store promises to return only bytes of this version, and the shard is not compressed."""
 
+    def has_same_bytes(self, other: Stamp) -> bool:
+        """Return whether size and version are the same."""
+        return (self.size_bytes, self.version) == (other.size_bytes, other.version)
+
 
 class TableShard(NamedTuple):
     """A table that became a shard. It has counts of omitted rows by reason, the number of bytes read, and a stamp of

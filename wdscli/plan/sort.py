@@ -263,7 +263,7 @@ def _code(sample: SampleAt, key: SortKey, documents: dict[str, Any]) -> bytes:
         if (size := sample.batch.sizes[member]) > MAX_VALUE_BYTES:
             raise ValueError(f"it has {size} bytes, and the limit is {MAX_VALUE_BYTES}")
         return payload_code(sample.payload(value.place.field), key.how)
-    result = value.value(sample, True, documents if value.place else None)
+    result = value.value(sample, exact=True, documents=documents if value.place else None)
     if result is None:
         raise Absent
     if value.size_of is not None:

@@ -324,8 +324,8 @@ def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
         max(LEAST_PLAN_BYTES, memory - MAIN_BYTES),
         _between(MIB, buffer_bytes // (3 * fitting), 256 * MIB),
         cache,
-        True,
-        warning,
+        is_user_set=True,
+        warning=warning,
     )
 
 

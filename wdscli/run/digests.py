@@ -242,7 +242,7 @@ def same_inputs(inputs: Sequence[Input], addresses: Sequence[str]) -> tuple[Inpu
     if [address.address for address in inputs] != list(map(absolute, addresses)):
         return None
     stamps = _stamps(addresses)
-    same = all(address.stamp and address.stamp[:2] == now[:2] for address, now in zip(inputs, stamps))
+    same = all(address.stamp and address.stamp.has_same_bytes(now) for address, now in zip(inputs, stamps))
     return tuple(Input(address, stamp=stamp) for address, stamp in zip(addresses, stamps)) if same else None
 
 

@@ -195,7 +195,7 @@ class Value:
     def number(self, sample: SampleAt) -> tuple[float | None, bool]:
         """Return the expression's value as a number that an index can store, or None if it is no number. Also return
         whether it is exact (:class:`wdscli.selection.values.Numbers`). Raises DataError ``undecodable``."""
-        return _as_number(self._value(sample, True, None))
+        return _as_number(self._value(sample, exact=True, documents=None))
 
     def _value(self, sample: SampleAt, exact: bool, documents: dict[str, Any] | None) -> Any:
         """Return the value, or Absent."""

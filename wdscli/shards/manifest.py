@@ -233,10 +233,10 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         check(document, _MANIFEST)
         ours = document.get("wdscli") or {}
         has_index = bool(ours.get("index"))
-        shards = (*Records(document["shardlist"], partial(_shard, has_index)),)
+        shards = (*Records(document["shardlist"], partial(_shard, has_index=has_index)),)
         labels = ours.get("classes")
         classes = None if labels is None else tuple(map(str, labels))
-        bases = Records(document.get("bases") or [], partial(_shard, False))
+        bases = Records(document.get("bases") or [], partial(_shard, has_index=False))
         view = from_json(document["view"], bases, shards) if "view" in document else None
         provenance = json.loads(json.dumps(ours.get("made") or {}, default=unpacked))
         manifest = Manifest(str(document.get("name", "")), shards, provenance, classes, view)
@@ -291,10 +291,10 @@ def parse_shard(entry: Any, has_index: bool) -> ShardInfo:
     """Parse one shard of a manifest. Facts that a plain wids document lacks are -1, empty or None. Raises
     ValueError."""
     check(entry, _SHARD)
-    return _shard(has_index, entry)
+    return _shard(entry, has_index=has_index)
 
 
-def _shard(has_index: bool, entry: Mapping[str, Any]) -> ShardInfo:
+def _shard(entry: Mapping[str, Any], *, has_index: bool) -> ShardInfo:
     name = entry["url"]
     if not name or "\0" in name:
         raise ValueError("the name of a shard has a zero byte" if name else "a shard has no name")

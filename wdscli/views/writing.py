@@ -202,7 +202,14 @@ class _Writer:
         keys = self._new_keys(shard)
         digest = self._digest(columns, keys)
         info = ShardInfo(
-            base_name(shard.address), shard.samples, shard.members, shard.size_bytes, "", None, {}, False
+            base_name(shard.address),
+            shard.samples,
+            shard.members,
+            shard.size_bytes,
+            "",
+            None,
+            {},
+            index=False,
         )
         runs_of_columns = [
             runs_of(*column_runs, max(1, shard.samples // ROWS_PER_RUN)) for column_runs in columns

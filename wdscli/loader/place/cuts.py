@@ -81,7 +81,7 @@ class Epochs(NamedTuple):
 
     def identity(self) -> list[Any]:
         """Return the facts that must be the same in a saved state and here, as plain values."""
-        if self.items is None or self[2:4] == ("rank", False):
+        if self.items is None or (self.of, self.samples) == ("rank", False):
             return [self.passes, self.items]
         return [self.passes, self.items, self.of, *(["samples"] if self.samples else [])]
 

@@ -335,7 +335,7 @@ class Catalog:
                 open_shard=self.open,
                 warn=partial(warn, stacklevel=2) if table is None else lambda text: None,
             ),
-            False,
+            exact=False,
         )
         whole: F64 = numbers_read.as_float().array
         return whole

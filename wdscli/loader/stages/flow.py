@@ -378,7 +378,7 @@ class UnitMaker:
                 try:
                     unit = Unit(number, make())
                 except StopEpoch as stop:
-                    unit = Unit(number, stop.items, True)
+                    unit = Unit(number, stop.items, stops=True)
                 end = clock()
                 times.working += end - begin
                 yield unit

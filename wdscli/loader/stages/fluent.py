@@ -409,7 +409,7 @@ class Fluent(PerSample[Item]):
                 hint='use on_error="skip"; the batch then becomes smaller',
             )
         made = self._with(
-            pipeline=self.pipeline._replace(batch=BatchStage(1, collate, True, Plans(rule, self._skips)))
+            pipeline=self.pipeline._replace(batch=BatchStage(1, collate, plans=Plans(rule, self._skips)))
         )
         made._prepare(ValueFact(rule.value))
         return made
