@@ -183,7 +183,9 @@ class OpenView:
         if the base is not the same as when the view was made."""
         address, base, form = self.bases[number], self.view.bases[number], self.view.form
         state = _state_of(address)
-        key = (address, state, base.headers, check)
+        # ALL_LOCAL asks no more of a base on a store than SOME, so its index is read once for both.
+        is_some = check is Check.ALL_LOCAL and not is_local(address)
+        key = (address, state, base.headers, Check.SOME if is_some else check)
         index = _INDEXES.used(key)
         if index is None:
             source, stored = open_by_index(address) if is_pinnable(address) else (None, None)
