@@ -94,11 +94,9 @@ def _heed_lost_signals() -> None:
 def _leave(code: int) -> None:
     """Leave with ``code``. Standard output has been flushed."""
     import atexit
-    import gc
     import os
 
     if not _WANT_TIDYING.isdisjoint(sys.modules):
-        gc.freeze()  # the teardown would search all objects of the stores' clients for cycles
         sys.exit(code)
     atexit._run_exitfuncs()
     os._exit(code)

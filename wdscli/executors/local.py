@@ -48,8 +48,6 @@ SLOTS = 1024
 """The most tasks in flight. Each has its own counter."""
 MIN_PARALLEL_BYTES = 320 << 20
 """A process copies this many bytes while another one starts, which takes 0.3 s of processor time."""
-MIN_REMOTE_BYTES = 1 << 30
-"""The same for shards on a store, because loading its clients takes more than 1 s of processor time."""
 MIN_PACKED_BYTES = 8 << 20
 """The same for bytes to compress or to unpack."""
 MIN_SCANNED_BYTES = 1 << 29

@@ -22,7 +22,6 @@ from wdscli.executors.local import (
     HELD_BYTES,
     MIN_PACKED_BYTES,
     MIN_PARALLEL_BYTES,
-    MIN_REMOTE_BYTES,
     SLOTS,
     Tick,
     default_jobs,
@@ -71,10 +70,7 @@ def useful_shard_jobs(jobs: int | None, addresses: Sequence[str], worth_bytes: i
 
 def copying_worth(*addresses: str) -> int:
     """Return how many bytes are worth a process that copies shards with such addresses."""
-    if any(map(kind_of_name, addresses)):
-        return MIN_PACKED_BYTES
-    is_ours = all(is_stream(address) or is_local(address) for address in addresses)
-    return MIN_PARALLEL_BYTES if is_ours else MIN_REMOTE_BYTES
+    return MIN_PACKED_BYTES if any(map(kind_of_name, addresses)) else MIN_PARALLEL_BYTES
 
 
 def useful_together(executor: Executor, addresses: Sequence[str], size_bytes: int) -> int:

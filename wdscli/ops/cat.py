@@ -120,7 +120,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         done = list(_written(picker, request, places, progress))
         manifest = None if dry_run else _finish(output, done, shaping_options(request), picker.set)
     if is_each and manifest is not None:
-        carry_views(addresses, manifest, request.output, request.settings)
+        carry_views(addresses, manifest, request, progress.warn)
     return _report(done, manifest)
 
 
@@ -174,7 +174,7 @@ def _planned(request: Request, dry_run: bool, progress: Progress) -> CatReport:
         plan = make_plan(request, InputOrder("cat"), scratch, progress=progress)
         report = None if dry_run else run_plan(plan, progress=progress)
     if report is not None and NAME in request.output:
-        carry_views(plan.contents.addresses, report.manifest, request.output, request.settings)
+        carry_views(plan.contents.addresses, report.manifest, request, progress.warn)
     counts = plan.counts
     return CatReport(
         counts.samples,

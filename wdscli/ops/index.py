@@ -72,7 +72,7 @@ SHARED_CLAIM = "index"
 
 
 Adoption = Literal["", "bytes", "sizes"]
-"""What is compared to adopt a copied set. With ``bytes``, each shard is read once: its index is made again with the
+"""What is compared to adopt a copied set. With ``bytes``, each shard is read once: its index is rebuilt with the
 shard's version, and must have the same checksums as before. With ``sizes``, sizes and some headers are compared."""
 BELIEVED = "believed"
 """The key in a manifest's ``made`` for a set that was adopted by its sizes."""

@@ -3,7 +3,7 @@
 :func:`sort_key` parses a text such as ``json.width:nr`` into a :class:`SortKey`. :class:`SortValues` is the extract. It
 joins all sort values of a sample into one byte string, so that sorting the strings sorts the samples. For each way to
 compare, one function turns a value into its *code*: :func:`text_code`, :func:`natural_code`, :func:`number_code`,
-:func:`json_code`. A value has the same name as in ``--where`` (``key``, a field's name, ``json.PATH``), and a wrong
+:func:`json_code`. A value has the same name as in ``--where`` (a field's name, ``json.PATH``), and a wrong
 name gives the same error. A JSON document is decoded once for all sort keys. The smaller of two values has the smaller
 code, equal values have equal codes, and no code is a prefix of another. So codes can be joined, and the complement of a
 code reverses the order (:func:`reversed_code`). A NUL inside a text becomes ``00 FF``. A text ends with ``00 00``,
@@ -232,7 +232,9 @@ class SortValues(Extract):
             return None
         if key.what == SIZE:
             return _packed_sizes(index)
-        return PackedValues.of([md5_code(key) for _, keys in blocks_of_keys(index) for key in keys])
+        if key.what == MD5:
+            return PackedValues.of([md5_code(key) for _, keys in blocks_of_keys(index) for key in keys])
+        return None
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
         """Return the sort keys that are missing in all ``values``. Return an empty list if there are no values."""

@@ -59,7 +59,7 @@ LOCAL_GAPS = 1 << 10
 REMOTE_GAPS = 4
 """How many such ranges are checked in a remote shard, where each check is a request."""
 MAX_UNPROVEN_BYTES = 64 << 20
-"""If more bytes are read because stored values are not proven, the user is told."""
+"""If more bytes are read because stored values are not proven, a warning says so."""
 WRITING_NS = 10 * 10**9
 """The longest time from the last write of an index to its final name, in nanoseconds. A copy that keeps the time of
 change is usually made later."""

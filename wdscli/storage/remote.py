@@ -43,7 +43,7 @@ NO_CONTAINER_HINT = "check its name, and the account, region or endpoint that it
 _found: set[str] = set()
 """The containers that this process has found."""
 _without_checksums: set[str] = set()
-"""The containers with an object of which the store keeps no checksum."""
+"""The containers with an object for which the store keeps no checksum."""
 _WILD = re.compile(r"[*?\[]")
 
 

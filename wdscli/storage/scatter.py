@@ -1,6 +1,6 @@
 """This module reads many ranges of many files. It knows files and bytes, not samples, and how they share requests.
 
-:class:`Ranges` says which bytes of which files belong to which places of a buffer. :class:`Sources` has the open files.
+:class:`Ranges` has a file, a range in it and a place in the buffer for each read. :class:`Sources` has the open files.
 :func:`announce` announces ranges of local files to the kernel, and :meth:`Sources.expect` those of remote files.
 :func:`read` fills the buffer: one call of the compiled core reads all plain local files. Other sources read their own
 ranges (:meth:`~wdscli.storage.ends.Source.scatter`): stores, compressed files, and views, which name ranges of their

@@ -2,9 +2,9 @@
 them.
 
 A :class:`Finding` is one problem at one place, with a hint how to mend it. The tables :data:`KINDS` and :data:`DEMANDS`
-have the severity and the default hint of each code. The list in the man page is made from them too. A :class:`Ledger`
-keeps the first findings of each kind, and counts the rest. So a shard with a million bad members needs no more memory
-than a shard with a hundred. The ledger of a set collects the ledgers of its shards in the same way.
+have the severity and the default hint of each code. A test compares the man page with them. A :class:`Ledger` keeps the
+first findings of each kind, and counts the rest. So a shard with a million bad members needs no more memory than a
+shard with a hundred. The ledger of a set collects the ledgers of its shards in the same way.
 
 This module does not know how findings are found or shown.
 """

@@ -168,7 +168,8 @@ class HeaderPass:
     def add_samples(self, batch: SampleBatch) -> None:
         """Check samples. Their names come from a scan, and there are no profiles."""
         self.members += len(batch.fields)
-        # The first letter of a file's name is no dot, so a name with safe parts is safe.
+        # The samples of a view. They are checked only if a finding of _check_members is possible. The first letter of a
+        # file's name is no dot, so a name with safe parts is safe.
         if 0 in batch.sizes or may_be_unsafe(batch.keys) or may_be_unsafe([*{*batch.fields}]):
             self._check_members(batch.columns())
         self._add_batch(batch)

@@ -8,7 +8,7 @@ their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -410,11 +410,13 @@ def _write(
     abort_uploads(folder_of(address), (address, place).__contains__)
 
 
-def carry_views(addresses: Sequence[str], copies: Manifest, output: str, settings: ShardSettings) -> None:
-    """Copy the views in the shards' folder to the folder of the address ``output``. ``copies`` lists the copies of the
+def carry_views(
+    addresses: Sequence[str], copies: Manifest, request: Request, warn: Callable[[str], object]
+) -> None:
+    """Copy the views in the shards' folder to the folder of the request's output. ``copies`` lists the copies of the
     shards, which are there. A view is copied if all of its bases were copied with their names, sizes and headers.
-    Existing views are replaced. Raises OutputError."""
-    folders, settings = set(map(folder_of, addresses)), settings._replace(force=True)
+    Another view of the same name is kept without ``--force``, with a warning. Raises OutputError."""
+    folders, settings = set(map(folder_of, addresses)), request.settings._replace(force=True)
     facts = {shard.name: (shard.size_bytes, shard.headers) for shard in copies.shards}
     for folder in folders if len(folders) == 1 and all(map(has_folder, addresses)) else ():
         for name in names_in(folder, keep=lambda name: name.endswith(VIEW_SUFFIX)):
@@ -424,8 +426,11 @@ def carry_views(addresses: Sequence[str], copies: Manifest, output: str, setting
                 if bases and all(facts.get(base.name) == (base.size_bytes, base.headers) for base in bases):
                     rows = rows_address(folder + name)
                     data = bytearray(read_all(rows) if exists(rows) else b"")
-                    text = read_all(folder + name)
-                    _write(folder_of(output) + name, text, data, settings, replaces_rows=True)
+                    text, copy = read_all(folder + name), folder_of(request.output) + name
+                    if request.settings.force or not exists(copy):
+                        _write(copy, text, data, settings, replaces_rows=True)
+                    elif read_all(copy) != text:
+                        warn(f"{copy} is kept, which is not the view beside the input; --force replaces it")
 
 
 def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = False) -> list[HeldBytes]:

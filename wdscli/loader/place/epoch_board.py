@@ -108,8 +108,8 @@ class _Contents:
         for note in notes:
             if abs(note.first.birth - begun.birth) < begun.workers:
                 return note
-        # If other threads started processes between the workers, their births differ by more than that. An iteration
-        # that this worker has already begun is another one with the same seed.
+        # If other threads started processes between the workers, their births differ by more than that. The
+        # iterations that this worker has already begun are others with the same seed.
         return next((note for note in notes if begun.worker not in note.begun_by), None)
 
 
