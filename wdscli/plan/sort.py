@@ -258,18 +258,20 @@ def _code(sample: SampleAt, key: SortKey, documents: dict[str, Any]) -> bytes:
     value = key.value
     if value is None:
         return _own_code(key, sample.batch, sample.row)
-    if value.is_field and value.place:
-        member = sample.member(value.place.field)
+    field = value.place.field if value.is_field and value.place else value.size_of
+    if field is not None:
+        member = sample.member(field)
         if member is None:
             raise Absent
-        if (size := sample.batch.sizes[member]) > MAX_VALUE_BYTES:
+        size = sample.batch.sizes[member]
+        if value.size_of is not None:
+            return size_code(size)
+        if size > MAX_VALUE_BYTES:
             raise ValueError(f"it has {size} bytes, and the limit is {MAX_VALUE_BYTES}")
-        return payload_code(sample.payload(value.place.field), key.how)
+        return payload_code(sample.payload(field), key.how)
     result = value.value(sample, exact=True, documents=documents if value.place else None)
     if result is None:
         raise Absent
-    if value.size_of is not None:
-        return size_code(result)
     code = value_code(result, key.how)
     if len(code) > MAX_VALUE_BYTES:
         raise ValueError(f"it is longer than the limit of {MAX_VALUE_BYTES} bytes")
