@@ -132,6 +132,7 @@ class Value:
         self.payload_fields = frozenset(payloads_in(self._tree))
         self.size_of = sized_field(tree)
         """The field in ``size.FIELD``."""
+        self._field = to_text(self.place.field) if self.place else ""
         self._is_at_place = self.place is not None and bool(self.payload_fields)
         self._scope = _Scope(classes)
         self._evaluator = _Evaluator(self._scope)
@@ -227,10 +228,12 @@ class Value:
     def _at_place(self, sample: SampleAt, exact: bool, documents: dict[str, Any]) -> Any:
         """Return the value of a place, or Absent."""
         assert self.place is not None
-        scope = self._scope
+        scope, name = self._scope, self._field
         scope.sample, scope.documents = sample, documents
         try:
-            value = scope.field(to_text(self.place.field), exact)
+            if name not in documents:
+                documents[name] = scope.decoded(self.place.field, name, decoder_of(name, exact))
+            value = documents[name]
             for step in self.place.path:
                 value = step_into(value, step)
             return value
@@ -305,10 +308,10 @@ class _Scope:
             self.values[name] = self._stored(name) if name.startswith(STORED_MARK) else _VALUES[name](self)
         return self.values[name]
 
-    def field(self, name: str, exact: bool = False) -> Any:
+    def field(self, name: str) -> Any:
         """Return the decoded payload of a field. Raises Absent."""
         if name not in self.documents:
-            self.documents[name] = self.decoded(name, decoder_of(name, exact))
+            self.documents[name] = self.decoded(to_bytes(name), name, decoder_of(name))
         value = self.documents[name]
         if self._classes and name == "cls" and type(value) is int and 0 <= value < len(self._classes):
             value = ClassNumber(value)
@@ -317,15 +320,15 @@ class _Scope:
 
     def payload(self, name: str) -> Any:
         """Return the payload of a field, decompressed. Raises Absent."""
-        return self.decoded(name, partial(unpacked, name))
+        return self.decoded(to_bytes(name), name, partial(unpacked, name))
 
     def text(self, name: str) -> Any:
         """Return the payload of a field as text. Raises Absent."""
-        return self.decoded(name, lambda data: unpacked(name, data).decode())
+        return self.decoded(to_bytes(name), name, lambda data: unpacked(name, data).decode())
 
-    def decoded(self, name: str, decode: Callable[[bytes], Any]) -> Any:
+    def decoded(self, field: bytes, name: str, decode: Callable[[bytes], Any]) -> Any:
         """Return what ``decode`` makes of a payload. Raises Absent, DataError."""
-        field, sample = to_bytes(name), self.sample
+        sample = self.sample
         if field not in sample.fields:
             raise Absent
         payload = sample.payload(field)
