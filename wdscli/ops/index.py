@@ -305,7 +305,9 @@ def index_shard(task: IndexTask) -> IndexedShard:
         source.confirm()
         builder.values = sample_numbers.numbers()
         info = replace(_facts(task, builder.facts(), source, digest, update), index=False)
-        checksums = crcs.checksums() if source.stored is source else {}
+        checksums: Mapping[str, str] = crcs.checksums() if source.stored is source else {}
+        if old is not None and not checksums:
+            checksums = old.checksums  # only if the payloads are proven
         data = builder.to_bytes(
             shard=base_name(task.address),
             size=source.size,
