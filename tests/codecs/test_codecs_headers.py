@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from wdscli.codecs.headers import array_shape, check_container, picture_size, seconds
+from wdscli.codecs.containers import check_container, seconds
+from wdscli.codecs.headers import array_shape, picture_size
 
 SIDES = st.integers(1, 300)
 

@@ -19,7 +19,7 @@ start.
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -30,7 +30,7 @@ from wdscli.errors import UsageError
 from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from wdscli.create.delimited import TextReading
+    from wdscli.create.delimited import Reading
     from wdscli.plan.cut import Cuts
     from wdscli.selection import Selection
     from wdscli.shards.writing import ShardSettings
@@ -44,8 +44,6 @@ Positive = Annotated[Number, 1]
 """Integer options with a minimum."""
 _PARSERS: dict[str | None, Any] = {"SIZE": parse_size, "TIME": parse_time}
 """Parsers for the values of options, by the value's name in the help."""
-WORDS: dict[str, Collection[str]] = {}
-"""Known values of options, by field, for completion."""
 _Decorator = Callable[[Any], Any]
 _ENTRY = re.compile(r"\n {4}(?! )")
 
@@ -56,7 +54,7 @@ def panel(title: str) -> Callable[[str], _Decorator]:
     An entry has the option's names, the name of its value and, after two blanks, its help. The help may continue in
     lines that are indented more. Each option becomes a field of the decorated group. If the field has another name
     than the option, the entry begins with the field's name. An entry that begins with ``+`` is shown only by
-    ``--help-all``. The type of a field may be annotated: with a least number, or with known words for completion.
+    ``--help-all``.
 
     >>> class Group(NamedTuple):
     ...     output: str
@@ -88,13 +86,9 @@ def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
     long = next(name for name in names if name.startswith("--"))
     field = field.removeprefix(MORE) or long[2:].partition("/")[0].replace("-", "_")
     metavar = " ".join(word for word in words if word[0] != "-") or None
-    kind, limits = kinds[field], dict[str, Any]()
+    kind, limits = kinds[field], {}
     if get_origin(kind) is Annotated:
-        kind, extra = get_args(kind)
-        if isinstance(extra, int):
-            limits["min"] = extra
-        else:
-            WORDS[field] = extra
+        kind, limits["min"] = get_args(kind)
     elif kind == Number:
         limits["parser"] = _PARSERS.get(metavar)
     text, heading = " ".join(text.split()), prefix + title
@@ -245,19 +239,23 @@ class CellOptions(NamedTuple):
     text_columns: Texts = None
     encoding: Text = None
 
-    def parse(self, kind: str | None) -> "TextReading":
+    def parse(self, kind: str | None) -> "Reading":
         """Return how to read a source of this kind. The kind None means that there is no table. Raises UsageError for
         options that do not apply."""
-        from wdscli.create.delimited import UTF8, TextReading, checked_encoding
+        from wdscli.create.delimited import UTF8, Reading, checked_encoding
 
-        for name, value in (("--text", self.text_columns), ("--encoding", self.encoding)):
-            if value is not None and kind != "table":
+        is_table = kind == "table"
+        for name, value, fits in (
+            ("--text", self.text_columns, is_table),
+            ("--encoding", self.encoding, is_table),
+        ):
+            if value is not None and not fits:
                 raise UsageError(
                     f"{name} works only for a table in a text format",
                     hint="name the table with --from or --table",
                 )
         encoding = UTF8 if self.encoding is None else checked_encoding(self.encoding)
-        return TextReading(encoding, tuple(self.text_columns or ()), decode_limit())
+        return Reading(encoding, tuple(self.text_columns or ()), decode_limit())
 
 
 @_output("""

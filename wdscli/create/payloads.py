@@ -1,8 +1,8 @@
 """This module has the payloads that are not files: lines of lists, values of tables, and the output of commands.
 
-:class:`SourcePayloads` keeps small payloads in memory up to a limit, and other payloads in one temporary file. So
-memory does not grow with a table, and tasks in other processes can read the payloads. The file is created at the first
-use, and removed at the end of the block.
+:class:`Payloads` keeps small payloads in memory up to a limit, and other payloads in one temporary file. So memory does
+not grow with a table, and tasks in other processes can read the payloads. The file is created at the first use, and
+removed at the end of the block.
 
 :func:`read_recipe` reads a list like tarp's recipes. A line is ``name<TAB>source``, or ``name source`` with blanks
 between them. The source is ``text:...`` (the rest of the line), ``file:PATH``, ``pipe:CMD``, a path, or any address.
@@ -23,15 +23,15 @@ from itertools import islice
 from typing import IO, NamedTuple, TypeVar
 
 from wdscli.create.delimited import RowPlace, refuse_row
-from wdscli.create.files import Files, Inline, KeyRule, Place, StoredPayload, check_written
+from wdscli.create.files import Files, Inline, KeyRule, Place, Stored, check_written
 from wdscli.create.left_out import EmptyCellError, LeftOut
-from wdscli.create.walk import OwnOutputs
+from wdscli.create.walk import Outputs
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError, empty_stream
 from wdscli.model import to_text
+from wdscli.plan.inputs import pieces_of
 from wdscli.progress import QUIET, Progress
 from wdscli.storage import is_local, is_stream, local_path, open_source
 from wdscli.storage.addresses import listed_address
-from wdscli.storage.ends import PIECE_BYTES, pieces_of
 from wdscli.storage.local import write_all
 from wdscli.storage.opening import at_once
 from wdscli.storage.streams import stream_of
@@ -40,12 +40,13 @@ Row = TypeVar("Row")
 _ROWS_AHEAD = 64
 _SMALL_BYTES = 256
 _MAX_IN_MEMORY_BYTES = 1 << 24
+_PIECE_BYTES = 1 << 20
 _HINT = "set the variable TMPDIR to a folder with more free space"
 _BLANKS = re.compile(rb"[ \t]+")
 _PROGRESS_LINES = 256
 
 
-class NamedSource(NamedTuple):
+class Named(NamedTuple):
     """An address in a list or table, the name of this list or table, and for a table the column."""
 
     address: str
@@ -58,11 +59,11 @@ class NamedSource(NamedTuple):
         return listed_address(self.where, self.address, trusted=trusted, is_cell=bool(self.column))
 
 
-class SourcePayloads:
+class Payloads:
     """Use it as a context manager around planning and writing. ``left_out`` decides about sources that cannot be
     read."""
 
-    outputs: OwnOutputs | None = None
+    outputs: Outputs | None = None
     """The command's own outputs, which cannot be payloads."""
 
     def __init__(self, trust_addresses: bool = False, left_out: LeftOut | None = None) -> None:
@@ -86,7 +87,7 @@ class SourcePayloads:
             return Inline(payload)
         file, place = self._file(), self._end
         self._append(file, payload)
-        return StoredPayload(file.name, place)
+        return Stored(file.name, place)
 
     @property
     def digest(self) -> str:
@@ -94,7 +95,7 @@ class SourcePayloads:
         return self._digest.hexdigest()
 
     def of_member(
-        self, key: bytes, field: bytes, named: NamedSource, place: RowPlace | None = None
+        self, key: bytes, field: bytes, named: Named, place: RowPlace | None = None
     ) -> tuple[int, Place] | None:
         """Call :meth:`fetch` for one member. Return None if the member is left out. Raises InputError."""
         try:
@@ -104,7 +105,7 @@ class SourcePayloads:
         return None
 
     def opened(
-        self, key: bytes, field: bytes, named: NamedSource, place: RowPlace, stack: ExitStack
+        self, key: bytes, field: bytes, named: Named, place: RowPlace, stack: ExitStack
     ) -> tuple[int, Iterable[bytes]] | None:
         """Return size and pieces of one member, whose source stays open in ``stack``. Return None if the member is left
         out. Raises InputError."""
@@ -119,7 +120,7 @@ class SourcePayloads:
             self.left_out.lose(key, field, named.address, error, place)
         return None
 
-    def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[NamedSource]]) -> Iterator[Row]:
+    def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[Named]]) -> Iterator[Row]:
         """Yield the rows, and request the sizes of remote payloads in advance, several at the same time. Errors are
         raised later, by :meth:`fetch`."""
         coming, failure = iter(rows), None
@@ -136,7 +137,7 @@ class SourcePayloads:
             yield from batch
         raise failure
 
-    def _ask(self, addresses: Iterable[NamedSource]) -> None:
+    def _ask(self, addresses: Iterable[Named]) -> None:
         remote = []
         for named in addresses:
             with suppress(WdsError):
@@ -145,7 +146,7 @@ class SourcePayloads:
                     remote.append(address)
         self._sizes = dict(zip(remote, at_once(_size_at, remote))) if len(remote) > 1 else {}
 
-    def fetch(self, named: NamedSource) -> tuple[int, Place]:
+    def fetch(self, named: Named) -> tuple[int, Place]:
         """Return size and place of a payload in a list or table. Streams and the output of commands are read here,
         because their size is unknown. Raises InputError."""
         address = self._address(named)
@@ -159,12 +160,12 @@ class SourcePayloads:
                 path = os.fsencode(address.removeprefix("file://")) if is_local(address) else address
                 return source.size, path
             file, begin = self._file(), self._end
-            while data := source.read_some(self._end - begin, PIECE_BYTES):
+            while data := source.read_some(self._end - begin, _PIECE_BYTES):
                 self._digest.update(data)
                 self._append(file, data)
-            return self._end - begin, StoredPayload(file.name, begin)
+            return self._end - begin, Stored(file.name, begin)
 
-    def _address(self, named: NamedSource) -> str:
+    def _address(self, named: Named) -> str:
         """Return the address of a payload. Raises InputError, and UsageError for one of the command's own outputs."""
         if not named.address:
             raise EmptyCellError(f'column "{named.column}" is empty, so it names no file')
@@ -192,7 +193,7 @@ class SourcePayloads:
             raise OutputError(f"cannot write {file.name}: {error}", hint=_HINT) from None
         self._end += len(data)
 
-    def __enter__(self) -> SourcePayloads:
+    def __enter__(self) -> Payloads:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -238,7 +239,7 @@ def parse_line(line: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read_recipe(
-    address: str, rule: KeyRule, files: Files, payloads: SourcePayloads, progress: Progress = QUIET
+    address: str, rule: KeyRule, files: Files, payloads: Payloads, progress: Progress = QUIET
 ) -> None:
     """Add the members of a list. Raises InputError for a source that cannot be read, and DataError ``bad-list`` or
     ``unsafe-name`` for wrong lines. All errors have the line's number."""
@@ -264,13 +265,13 @@ def read_recipe(
     payloads.left_out.check_rows()
 
 
-def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[NamedSource]:
+def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[Named]:
     """Return the address in a line, if it has an address."""
     if b"://" in line[1]:
         with suppress(WdsError):
             parsed = parse_line(line[1])
             if parsed is not None and not parsed[1].startswith((b"text:", b"pipe:")):
-                yield NamedSource(os.fsdecode(parsed[1]), where)
+                yield Named(os.fsdecode(parsed[1]), where)
 
 
 def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
@@ -286,7 +287,7 @@ def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
 
 
 def locate(
-    key: bytes, field: bytes, source: bytes, payloads: SourcePayloads, place: RowPlace
+    key: bytes, field: bytes, source: bytes, payloads: Payloads, place: RowPlace
 ) -> tuple[int, Place] | None:
     """Return size and place of a member's source in a line of a list, or None to leave it out."""
     if source.startswith(b"text:"):
@@ -296,4 +297,4 @@ def locate(
         source = source[5:]
         if not is_local(place.table):
             source = b"file://" + source
-    return payloads.of_member(key, field, NamedSource(os.fsdecode(source), place.table), place)
+    return payloads.of_member(key, field, Named(os.fsdecode(source), place.table), place)

@@ -18,14 +18,22 @@ from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
 
-from wdscli.codecs.cells import cell_payload, extension_of, json_bytes, merged_json
+from wdscli.codecs.cells import cell_payload, extension_of, json_bytes
 from wdscli.create.delimited import NumberText, RowPlace
-from wdscli.create.files import SEPARATOR, Files, Inline, JsonFiles, KeyRule, check_written
-from wdscli.create.layouts import OPTIONS, SAMPLE_KEY, TableLayout, exported_layout, hf_layout, no_key_option
+from wdscli.create.files import SEPARATOR, Files, Inline, KeyRule, check_written
+from wdscli.create.json_merge import JsonFiles, merged_json
+from wdscli.create.layouts import (
+    OPTIONS,
+    SAMPLE_KEY,
+    Layout,
+    exported_layout,
+    hf_layout,
+    no_key_option,
+)
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.left_out import NO_VALUE, LeftOut
 from wdscli.create.packing import payload_at
-from wdscli.create.payloads import NamedSource, SourcePayloads
+from wdscli.create.payloads import Named, Payloads
 from wdscli.create.rows import ABSENT, Table, class_names, column_names, reach, read_lines, table_files
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
@@ -102,7 +110,7 @@ class ClassName(bytes):
     """The name of a class. Its number will later replace it in the field ``cls``."""
 
 
-class CellValue(NamedTuple):
+class Value(NamedTuple):
     """A row's value for one field of its sample. It is bytes, the address of a payload as text, or None. An empty
     address names no file. ``key`` is the key to write."""
 
@@ -112,7 +120,7 @@ class CellValue(NamedTuple):
     column: str = ""
 
 
-def _layout_of(options: TableOptions, option: str) -> TableLayout:
+def _layout_of(options: TableOptions, option: str) -> Layout:
     if options.kind == "hf":
         return hf_layout(options)
     files = table_files(options.address, option)
@@ -126,12 +134,12 @@ def _layout_of(options: TableOptions, option: str) -> TableLayout:
             rekey=options.rekey or rekey,
             fields=options.fields or (() if options.json_rest else ("txt=line",)),
         )
-        return TableLayout(files, lambda file, *_: read_lines(file, options.reading), options)
+        return Layout(files, lambda file, *_: read_lines(file, options.reading), options)
     if options.is_exported:
         return exported_layout(options, files)
     labels = [text.partition("=")[2] for text in options.fields if text.startswith("cls=")]
     classes = class_names(files[0], labels[0]) if labels and files else None
-    return TableLayout(files, Table(files, options.reading).rows, options, classes)
+    return Layout(files, Table(files, options.reading).rows, options, classes)
 
 
 class TableReader:
@@ -197,12 +205,12 @@ class TableReader:
         """Whether some column has addresses of payloads."""
         return any(field.is_address for field in self._fields)
 
-    def addresses(self, row: Row) -> Iterator[NamedSource]:
+    def addresses(self, row: Row) -> Iterator[Named]:
         """Return the addresses of payloads in a row. Wrong addresses are left out."""
         for field in self._fields:
             with suppress(WdsError):
                 if field.is_address and isinstance(value := field.value(row), (str, bytes)):
-                    yield NamedSource(to_text(_as_name(value, field.column)), row.place.table, field.column)
+                    yield Named(to_text(_as_name(value, field.column)), row.place.table, field.column)
 
     def key(self, row: Row) -> bytes:
         """Return the key in a row. Raises UsageError for a missing column, and DataError for a cell that is no key."""
@@ -225,17 +233,17 @@ class TableReader:
                 f'--rekey "{rekey}" cannot be filled in: {error}', code="bad-table", hint=hint
             ) from None
 
-    def values(self, row: Row, key: bytes) -> Iterator[CellValue]:
+    def values(self, row: Row, key: bytes) -> Iterator[Value]:
         """Yield the values of a row with this key, one per field. Raises DataError."""
         for cell in row.cells if self._layout.has_samples else ():
             if cell != SAMPLE_KEY:
                 raw = to_bytes(cell)
-                yield CellValue(self._written(key, raw), raw, row.cells[cell])
+                yield Value(self._written(key, raw), raw, row.cells[cell])
         for field in self._fields:
             name, column, is_address, _, text = field
             value = field.value(row)
             if value is None or value is ABSENT or (is_address and _is_nan(value)):
-                yield CellValue(key, name, "" if is_address else None, column)
+                yield Value(key, name, "" if is_address else None, column)
                 continue
             if isinstance(value, dict) and _is_media(value):
                 value, path = value["bytes"], value["path"]
@@ -244,25 +252,23 @@ class TableReader:
             else:
                 path = ""
             if value is None:
-                yield CellValue(key, name, None)
+                yield Value(key, name, None)
                 continue
             if is_address and not (value := to_text(_as_name(value, column))):
-                yield CellValue(key, name, "", column)
+                yield Value(key, name, "", column)
                 continue
             if _ANY in text:
                 text = text.replace(_ANY, _extension(value, path, column, is_address=is_address))
                 name = to_bytes(text)
             written = self._written(key, name)
             if self._names_classes and text == "cls" and not is_address:
-                yield CellValue(written, name, self._class(value, column))
+                yield Value(written, name, self._class(value, column))
             else:
-                yield CellValue(
-                    written, name, value if is_address else cell_payload(value, column, text), column
-                )
+                yield Value(written, name, value if is_address else cell_payload(value, column, text), column)
         if self._takes_rest:
             json_columns = self._rest(row.cells)
             if json_columns or self._options.json_rest:
-                yield CellValue(self._written(key, b"json"), b"json", json_bytes(json_columns))
+                yield Value(self._written(key, b"json"), b"json", json_bytes(json_columns))
 
     def _class(self, value: Any, column: str) -> bytes | None:
         """Return the number of a class, or its :class:`ClassName`. Return None for a missing value. Raises DataError
@@ -482,8 +488,8 @@ def _columns_of(options: TableOptions) -> set[str]:
 
 
 def samples_of(
-    reader: TableReader, payloads: SourcePayloads, progress: Progress
-) -> Iterator[tuple[Row, list[CellValue]]]:
+    reader: TableReader, payloads: Payloads, progress: Progress
+) -> Iterator[tuple[Row, list[Value]]]:
     """Yield each row with the values of its fields. Empty cells, rows without a value and bad rows are left out. The
     sizes of remote payloads are requested in advance. Raises InputError, and UsageError for a missing column. At the
     end, the caller checks for bad rows (:meth:`~wdscli.create.left_out.LeftOut.check_rows`)."""
@@ -505,7 +511,7 @@ def samples_of(
             yield row, complete
 
 
-def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[CellValue]) -> None:
+def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[Value]) -> None:
     """Count the empty cells of a row. A row with only empty cells is counted as a row."""
     empty = [value.field for value in values if value.value is None]
     if len(empty) == len(values):
@@ -519,15 +525,15 @@ def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[CellVa
 class _Adder:
     """Adds the values of rows to the files of samples."""
 
-    def __init__(self, files: Files, payloads: SourcePayloads, objects: JsonFiles | None) -> None:
+    def __init__(self, files: Files, payloads: Payloads, objects: JsonFiles | None) -> None:
         self._files, self._payloads, self._objects = files, payloads, objects
         self._classes: dict[bytes, int] = {}
 
-    def add(self, row: Row, values: Sequence[CellValue]) -> None:
+    def add(self, row: Row, values: Sequence[Value]) -> None:
         """Add all values of a row. Raises UsageError, and InputError and DataError before a value is added."""
         table, place = row.place.table, row.place
         located = [
-            self._payloads.of_member(key, field, NamedSource(value, table, column), place)
+            self._payloads.of_member(key, field, Named(value, table, column), place)
             for key, field, value, column in values
             if isinstance(value, str)
         ]
@@ -544,7 +550,7 @@ class _Adder:
             elif (size_and_place := next(places)) is not None:
                 self._files.add(key, field, *size_and_place)
 
-    def _merged(self, values: Sequence[CellValue]) -> bool:
+    def _merged(self, values: Sequence[Value]) -> bool:
         """Add the row's JSON object to the sample's existing object. Return False if one of them does not exist."""
         key, columns = next(((cell.key, cell.value) for cell in values if cell.field == b"json"), (b"", None))
         number = None if self._objects is None or not isinstance(columns, bytes) else self._objects.take(key)
@@ -556,7 +562,7 @@ class _Adder:
 
 
 def read_table(
-    options: TableOptions, rule: KeyRule, files: Files, payloads: SourcePayloads, progress: Progress = QUIET
+    options: TableOptions, rule: KeyRule, files: Files, payloads: Payloads, progress: Progress = QUIET
 ) -> tuple[tuple[str, ...] | None, bool]:
     """Add the samples of a table. Return the names of its classes, if it has any, and whether the field ``cls`` has
     names that must be numbered. Raises the errors of :func:`samples_of`."""

@@ -1,9 +1,9 @@
 """This module reads the payloads of drawn samples: classes, lengths of captions, sizes of pictures, and cards for the
 contact sheet.
 
-:class:`SmallestRanks` takes the pages of a listing, and keeps the samples with the smallest hashes of their keys
-(XXH3-64 with the seed). So the rank of a sample depends only on its key, not on the order of shards or the number of
-processes. At most twice the drawn samples are in memory.
+:class:`Drawing` takes the pages of a listing, and keeps the samples with the smallest hashes of their keys (XXH3-64
+with the seed). So the rank of a sample depends only on its key, not on the order of shards or the number of processes.
+At most twice the drawn samples are in memory.
 
 :func:`look_into` is the task for the drawn samples of one shard, and returns :class:`PayloadFacts`. A payload is read
 with its headers, in the order of the shard, so that unseekable streams (a ``.tar.gz``) are read once. The size of a
@@ -33,12 +33,12 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, held_extension, inflate
 from wdscli.codecs.images import opened_image
-from wdscli.codecs.kinds import KINDS, FieldKind, find
+from wdscli.codecs.kinds import KINDS, Kind, find
 from wdscli.errors import DataError, StorageError
 from wdscli.look.listing import Page
 from wdscli.look.unpack import cut, excerpt, guessed_text, picture_size, visible
 from wdscli.model import to_text
-from wdscli.samples.reading import ExpectedMember
+from wdscli.samples.reading import Expected
 from wdscli.shards.index import Index
 from wdscli.shards.proof import find_index
 from wdscli.storage import Source, is_local, open_source
@@ -77,10 +77,10 @@ class DrawnSample(NamedTuple):
     shard: str
     place: int
     key: bytes
-    members: tuple[tuple[bytes, ExpectedMember], ...]
+    members: tuple[tuple[bytes, Expected], ...]
 
 
-class SmallestRanks:
+class Drawing:
     """The ``limit`` samples with the smallest ranks so far."""
 
     def __init__(self, limit: int, seed: int = 0) -> None:
@@ -125,7 +125,7 @@ def _drawn(page: Page, row: int, rank: int) -> DrawnSample:
     members = tuple(
         (
             batch.fields[member],
-            ExpectedMember(
+            Expected(
                 batch.starts[member],
                 batch.offsets[member],
                 key + b"." + page.stored[member],
@@ -216,7 +216,7 @@ def _text_fields(task: LookTask, source: Source) -> frozenset[str]:
             probed[field] = True
             if source.seekable and not held_extension(field)[1]:
                 with suppress(DataError):
-                    head = expected.payload(source, PROBE_BYTES)
+                    head = source.read_at(expected.offset, min(expected.size, PROBE_BYTES))
                     probed[field] = bool(guessed_text(head, is_whole=len(head) == expected.size))
     return frozenset(field for field, is_text in probed.items() if is_text)
 
@@ -240,9 +240,7 @@ def _spans(
     return spans
 
 
-def _stored_size(
-    sample: DrawnSample, expected: ExpectedMember, index: Index | None
-) -> tuple[int, int] | None:
+def _stored_size(sample: DrawnSample, expected: Expected, index: Index | None) -> tuple[int, int] | None:
     """The stored size of a picture; None without one."""
     # Damage that is left out moves the samples after it.
     if index is None or sample.place >= index.samples or index.key(sample.place) != sample.key:
@@ -262,7 +260,7 @@ def _is_picture(field: str) -> bool:
     return _kind_of(field).form == "image"
 
 
-def _kind_of(field: str) -> FieldKind:
+def _kind_of(field: str) -> Kind:
     """Return the kind of a field after decompression."""
     return find(held_extension(field)[0])
 
@@ -305,7 +303,7 @@ class _Sample:
             )
             self.facts.cards.append((drawn.rank, card))
 
-    def _payload(self, field: str, expected: ExpectedMember) -> bytes | None:
+    def _payload(self, field: str, expected: Expected) -> bytes | None:
         """Return a payload, or None if it is missing or too large to decode."""
         if expected.size > MAX_DECODED_BYTES:
             return None
@@ -362,15 +360,16 @@ class _Sample:
         self.facts.characters.setdefault(source, Counter())[len(text)] += 1
         self.facts.words.setdefault(source, Counter())[len(text.split())] += 1
 
-    def _picture(self, field: str, expected: ExpectedMember, data: bytes | None) -> None:
+    def _picture(self, field: str, expected: Expected, data: bytes | None) -> None:
         size = _stored_size(self.drawn, expected, self.index)
         if size is None and data is not None:
             size = picture_size(data)
         elif size is None:
-            lengths = [HEADER_BYTES] if self.source.seekable and expected.size > HEADER_BYTES else []
+            whole = min(expected.size, MAX_HEADER_BYTES)
+            first = min(expected.size, HEADER_BYTES) if self.source.seekable else whole
             with suppress(DataError):
-                for length in [*lengths, MAX_HEADER_BYTES]:
-                    size = size or picture_size(expected.payload(self.source, length))
+                for length in dict.fromkeys((first, whole)):
+                    size = size or picture_size(self.source.read_at(expected.offset, length))
         if size is None:
             self.facts.unread[field] += 1
         else:
@@ -386,7 +385,7 @@ class Uri(str):
     __slots__ = ()
 
 
-class CardPart(NamedTuple):
+class Part(NamedTuple):
     """One field: ``kind`` is ``image``, ``audio``, ``video``, ``text`` or ``note``. The first three have bytes in
     ``uri``; ``text`` is an excerpt, or the reason why the payload is not shown."""
 
@@ -414,7 +413,7 @@ class Card(NamedTuple):
     place: int
     label: str
     caption: str
-    parts: tuple[CardPart, ...]
+    parts: tuple[Part, ...]
 
 
 def make_card(
@@ -429,7 +428,7 @@ def make_card(
     """Make a card from a sample's fields: name, size, payload (None: unreadable). Pictures, sound and film share
     ``room_bytes``. If nothing is left of it, only their names are shown."""
     media = sum(_is_media(_kind_of(field)) for field, _, _ in payloads)
-    parts: list[CardPart] = []
+    parts: list[Part] = []
     left = MAX_CARD_CHARACTERS
     for field, size, data in payloads[:MAX_PARTS]:
         part = _part(field, size, data, room_bytes // max(1, media))
@@ -437,7 +436,7 @@ def make_card(
         left -= len(part.text)
     if len(payloads) > MAX_PARTS:
         size = sum(size for _, size, _ in payloads[MAX_PARTS:])
-        parts.append(CardPart(f"and {len(payloads) - MAX_PARTS} more", "note", size))
+        parts.append(Part(f"and {len(payloads) - MAX_PARTS} more", "note", size))
     label = classes[0][1] if classes else ""
     # A caption comes before other texts.
     texts = sorted(texts, key=lambda named: ": " not in named[0] and not _kind_of(named[0]).role)
@@ -445,7 +444,7 @@ def make_card(
     return Card(to_text(key), shard, place, label, caption, tuple(parts))
 
 
-def _is_media(kind: FieldKind) -> bool:
+def _is_media(kind: Kind) -> bool:
     return kind.card.startswith(("image", "audio", "video"))
 
 
@@ -454,15 +453,15 @@ def field_type(field: str) -> str:
     return _kind_of(field).card.partition("/")[0]
 
 
-def _part(field: str, size: int, data: bytes | None, room: int) -> CardPart:
+def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
     """Make the part for one field. Any payload gives a part."""
     if data is None:
-        return CardPart(field, "note", size, "cannot be read")
+        return Part(field, "note", size, "cannot be read")
     kind = _kind_of(field)
     card, _, mime = kind.card.partition("/")
     try:
         if _is_media(kind) and not room:
-            return CardPart(field, "note", size, card)
+            return Part(field, "note", size, card)
         if card == "video" or mime == "svg+xml":
             return _as_it_is(field, card, kind.card, data, room)._replace(is_clear=card == "image")
         if card == "image":
@@ -472,21 +471,21 @@ def _part(field: str, size: int, data: bytes | None, room: int) -> CardPart:
         text, is_text = excerpt(kind, data)
     except Exception as error:
         # Decoders raise any error at broken data.
-        return CardPart(field, "note", size, f"not what its name says: {type(error).__name__}")
-    return CardPart(field, "text" if is_text else "note", size, text)
+        return Part(field, "note", size, f"not what its name says: {type(error).__name__}")
+    return Part(field, "text" if is_text else "note", size, text)
 
 
 def _uri(kind: str, data: bytes) -> Uri:
     return Uri(f"data:{kind};base64,{b64encode(data).decode('ascii')}")
 
 
-def _as_it_is(field: str, kind: str, mime: str, data: bytes, room: int) -> CardPart:
+def _as_it_is(field: str, kind: str, mime: str, data: bytes, room: int) -> Part:
     if len(data) > room:
-        return CardPart(field, "note", len(data), f"{kind}, too large for this page")
-    return CardPart(field, kind, len(data), uri=_uri(mime, data))
+        return Part(field, "note", len(data), f"{kind}, too large for this page")
+    return Part(field, kind, len(data), uri=_uri(mime, data))
 
 
-def _image(field: str, size: int, data: bytes, room: int) -> CardPart:
+def _image(field: str, size: int, data: bytes, room: int) -> Part:
     from PIL.Image import Resampling
 
     image = opened_image(data, MAX_DECODED_BYTES)
@@ -501,8 +500,8 @@ def _image(field: str, size: int, data: bytes, room: int) -> CardPart:
         mime, encoded = _encoded(small, keep=small.size == shown.size and max(small.size) <= _PIXELATED)
         if len(encoded) <= room:
             is_clear = shown.mode == "RGBA"
-            return CardPart(field, "image", size, "", _uri(mime, encoded), width, height, is_clear)
-    return CardPart(field, "note", size, "image, too large for this page")
+            return Part(field, "image", size, "", _uri(mime, encoded), width, height, is_clear)
+    return Part(field, "note", size, "image, too large for this page")
 
 
 def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
@@ -521,15 +520,15 @@ def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
     return "image/jpeg", stream.getvalue()
 
 
-def _sound(field: str, kind: FieldKind, data: bytes, room: int) -> CardPart:
+def _sound(field: str, kind: Kind, data: bytes, room: int) -> Part:
     if len(data) <= room:
-        return CardPart(field, "audio", len(data), uri=_uri(kind.card, data))
+        return Part(field, "audio", len(data), uri=_uri(kind.card, data))
     if kind.card == "audio/wav":
         cut = _first_seconds(data, room)
-        return CardPart(field, "audio", len(data), "the beginning", _uri(kind.card, cut))
+        return Part(field, "audio", len(data), "the beginning", _uri(kind.card, cut))
     if kind.is_cuttable:
-        return CardPart(field, "audio", len(data), "the beginning", _uri(kind.card, data[:room]))
-    return CardPart(field, "note", len(data), "audio, too large for this page")
+        return Part(field, "audio", len(data), "the beginning", _uri(kind.card, data[:room]))
+    return Part(field, "note", len(data), "audio, too large for this page")
 
 
 def _first_seconds(data: bytes, room: int) -> bytes:

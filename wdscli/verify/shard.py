@@ -8,7 +8,7 @@ the scan. Every error becomes a finding, so that one damaged shard does not hide
 the same fields. It tests single members only if such a test fails. So checking an intact shard takes only slightly
 longer than listing it.
 
-With ``--decode``, a :class:`~wdscli.verify.decoding.DecodeCheck` checks that payloads can be decoded.
+With ``--decode``, a :class:`~wdscli.verify.decoding.Decoder` checks that payloads can be decoded.
 
 This module does not know about other shards.
 """
@@ -47,7 +47,7 @@ from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import scan_salvaging
 from wdscli.tar.scan import Columns
 from wdscli.verify.beside import (
-    ManifestEntry,
+    Listing,
     check_checksum,
     check_index,
     check_listed,
@@ -55,8 +55,9 @@ from wdscli.verify.beside import (
     checksum_digest,
     load_index,
 )
-from wdscli.verify.decoding import DecodeCheck
-from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
+from wdscli.verify.decoding import Decoder
+from wdscli.verify.findings import STRUCTURAL, Ledger
+from wdscli.verify.foreign import Foreign, check_foreign
 from wdscli.verify.keys import (
     COLLISION,
     DUPLICATE,
@@ -168,8 +169,7 @@ class HeaderPass:
     def add_samples(self, batch: SampleBatch) -> None:
         """Check samples. Their names come from a scan, and there are no profiles."""
         self.members += len(batch.fields)
-        # The samples of a view. They are checked only if a finding of _check_members is possible. The first letter of a
-        # file's name is no dot, so a name with safe parts is safe.
+        # The first letter of a file's name is no dot, so a name with safe parts is safe.
         if 0 in batch.sizes or may_be_unsafe(batch.keys) or may_be_unsafe([*{*batch.fields}]):
             self._check_members(batch.columns())
         self._add_batch(batch)
@@ -261,36 +261,32 @@ class HeaderPass:
 
 
 class Checks(NamedTuple):
-    """The options of a check or a repair. ``required`` are fields that every sample must have. ``profiles`` are readers
-    with further requirements. Payloads that decode to at most ``max_decoded`` bytes are decoded; None means that no
-    payload is decoded. With ``checksums``, shards are compared with the manifest's checksums. At most ``limit``
-    findings of each kind are reported in full. ``errors`` are codes of warnings that count as errors. ``absent`` is a
-    list of keys that must be absent. ``seed`` is the seed of the keys' digests in one run."""
+    """The options of a check. ``required`` are fields that every sample must have. ``profiles`` are programs that must
+    be able to read the shard. Payloads that decode to at most ``max_decoded`` bytes are decoded; None means that no
+    payload is decoded. ``absent`` is a list of keys that must be absent. At most ``limit`` findings of
+    each kind are reported in full. ``seed`` is the seed of the keys' digests."""
 
-    required: Fields = ()
-    profiles: tuple[str, ...] = ()
-    max_decoded: int | None = None
-    checksums: bool = False
-    limit: int = MAX_FINDINGS
-    errors: frozenset[str] = frozenset()
-    absent: KeyList | None = None
-    seed: int = 0
+    required: Fields
+    profiles: tuple[str, ...]
+    max_decoded: int | None
+    checksums: bool
+    absent: KeyList | None
+    limit: int
+    seed: int
 
 
-HEADERS_ONLY = Checks()
-"""A check that reads only headers."""
-
-
-class VerifyTask(NamedTuple):
+class ShardTask(NamedTuple):
     """The task for one shard. ``listing`` is the shard's entry in the manifest. ``hf_types`` are the JSON types from
     the set's first shard; it is None for the first shard itself."""
 
     address: str
     checks: Checks
-    listing: ManifestEntry | None = None
+    listing: Listing | None = None
     hf_types: dict[bytes, Type] | None = None
     has_index: bool = True
     """False if a listing shows that the shard has no index."""
+    foreign: Foreign = Foreign()
+    """Indexes of other programs."""
     is_small: bool = False
     """Whether one request reads all of a remote shard."""
 
@@ -314,7 +310,7 @@ class ShardResult:
     """The SHA-256 of its keys, one per line, if some keys had to be absent and all of it could be read."""
 
 
-def check_shard(task: VerifyTask) -> ShardResult:
+def check_shard(task: ShardTask) -> ShardResult:
     """Check one shard. Raises only UsageError, for an invalid address or a missing extra."""
     checks = task.checks
     ledger = Ledger(task.address, checks.limit)
@@ -347,34 +343,30 @@ def check_shard(task: VerifyTask) -> ShardResult:
         ledger.add_error(error)
     except StorageError as error:
         version, result.keys_digest = None, ""
-        _report_unread(task, error, ledger)
+        if task.listing is not None and view_of(task.address) is None and not exists(task.address):
+            where = task.listing.manifest
+            ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")
+        else:
+            ledger.add("unreadable", error.message, hint=error.hint)
     if checks.checksums:
         check_checksum(task.address, task.listing, ledger, version, checksum)
     ledger.blame_shard()
     return result
 
 
-def _report_unread(task: VerifyTask, error: StorageError, ledger: Ledger) -> None:
-    """Report a shard that cannot be read, or that only a manifest lists."""
-    if task.listing is not None and view_of(task.address) is None and not exists(task.address):
-        where = task.listing.manifest
-        ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")
-    else:
-        ledger.add("unreadable", error.message, hint=error.hint)
-
-
-def check_base(task: VerifyTask) -> ShardResult:
+def check_base(task: ShardTask) -> ShardResult:
     """Compare the bytes of a view's base with the checksum in the view."""
     result = ShardResult(Ledger(task.address, task.checks.limit))
     check_checksum(task.address, task.listing, result.ledger, "")
     return result
 
 
-def _check(task: VerifyTask, source: Source, result: ShardResult) -> None:
+def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
     """Read the shard. If this raises an error, ``result`` has the findings so far."""
     ledger, checks = result.ledger, task.checks
     index = load_index(task.address, source, ledger) if task.has_index else None
-    is_compared = index is not None or (task.listing and task.listing.shard.headers)
+    foreign = task.foreign if source.seekable and any(task.foreign) else None
+    is_compared = index is not None or foreign is not None or (task.listing and task.listing.shard.headers)
     headers = HeaderPass(
         ledger,
         required=checks.required,
@@ -400,14 +392,18 @@ def _check(task: VerifyTask, source: Source, result: ShardResult) -> None:
         check_size(task.address, task.listing, result.size_bytes, ledger)
         if is_whole:
             check_listed(task.listing, headers.samples, builder, ledger)
+    if foreign is not None and builder is not None and is_whole:
+        size = source.size or 0
+        scanned_index = builder.index(task.address, size, headers.ignored)
+        check_foreign(foreign, scanned_index, source.stored.size or size, ledger)
 
 
-def _scan(task: VerifyTask, source: Source, form: Form, headers: HeaderPass) -> None:
+def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> None:
     """Read all windows of the shard, and continue after damage. Pass each window to the header pass and the decoder."""
     ledger, checks = headers.ledger, task.checks
     decoder = None
     if checks.max_decoded is not None:
-        decoder = DecodeCheck(ledger, checks.max_decoded)
+        decoder = Decoder(ledger, checks.max_decoded)
 
     def add_error(error: DataError) -> None:
         # A damaged block was already reported when it was read. Errors in its bytes are no further findings.

@@ -4,13 +4,12 @@ A :class:`PositionSource` has a length for each epoch, and returns the samples a
 process gets the same samples. An :class:`EpochReader` reads one epoch of a source. The base class has defaults for the
 attributes that an engine reads, so a source defines only the values that differ.
 
-A view maps its positions to positions of a source: :class:`Slice`, :class:`RandomShare` (``rsample``),
-:class:`ShuffledPositions` (``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches).
-:class:`SourceView` is a source seen through a view. :class:`OrderOfProcess` gives different processes different orders
-of a source. :class:`Passes` joins epochs of a source, for ``with_epoch``, ``repeat``, endless epochs and the sets of a
-mix. The source's epochs keep their orders, so no sample comes twice before all samples have come once. Views are only
-arithmetic on positions, so no sample is read unnecessarily, and a state stays exact. This module does not know ranks,
-workers, batches or stages."""
+A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Mixed`
+(``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches). :class:`Viewed` is a source seen
+through a view. :class:`Apart` gives different processes different orders of a source. :class:`Passes` joins epochs of a
+source, for ``with_epoch``, ``repeat``, endless epochs and the sets of a mix. The source's epochs keep their orders, so
+no sample comes twice before all samples have come once. Views are only arithmetic on positions, so no sample is read
+unnecessarily, and a state stays exact. This module does not know ranks, workers, batches or stages."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ class Holds(Fact):
         return (shards == shard) & (places == place)
 
 
-class ValueFact(Fact):
+class Values(Fact):
     """The question for the value of ``expression`` of each sample. In a mix, each set may have its own expression. A
     missing value is NaN. The values come from :meth:`Catalog.values <wdscli.loader.read.catalog.Catalog.values>`."""
 
@@ -103,13 +102,13 @@ class ValueFact(Fact):
         if isinstance(self.expression, str):
             catalog.find_values(self.expression)
 
-    def of_set(self, name: str) -> ValueFact:
+    def of_set(self, name: str) -> Values:
         """Return the question for the set ``name``. Raises UsageError if the set has no expression."""
         if isinstance(self.expression, str):
             return self
         if name not in self.expression:
             raise UsageError(f"no expression for the set {name} of the mix", hint=f"{{{name!r}: ...}}")
-        return ValueFact(self.expression[name])
+        return Values(self.expression[name])
 
 
 class EpochReader:
@@ -206,7 +205,7 @@ class PositionSource:
         return None
 
 
-class DerivedSource(PositionSource):
+class Derived(PositionSource):
     """A source that takes its samples from another source, ``source``."""
 
     def __init__(self, source: PositionSource) -> None:
@@ -286,7 +285,7 @@ class Slice(NamedTuple):
         return ["slice", self.start, self.stop, self.step]
 
 
-class RandomShare(NamedTuple):
+class Thinned(NamedTuple):
     """A random choice of ``round(p * length)`` positions, evenly spread and in rising order. Each epoch has a new
     choice, and all positions are equally likely.
 
@@ -330,7 +329,7 @@ class RandomShare(NamedTuple):
         return ["rsample", self.p, self.seed]
 
 
-class ShuffledPositions(NamedTuple):
+class Mixed(NamedTuple):
     """All positions, shuffled with ``shuffle="window"`` as if they were the samples of one shard."""
 
     seed: int
@@ -375,19 +374,19 @@ class BatchSlice(NamedTuple):
         return ["batches", *self.chosen.identity(), *(["whole"] if self.whole else [])]
 
 
-View: TypeAlias = "Slice | RandomShare | ShuffledPositions | BatchSlice"
+View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
 """``count(length)`` is the number of positions in the view of a source with ``length`` positions. ``placed(length,
 epoch)`` returns a function that converts positions of the view to positions of the source. ``identity()`` returns plain
 values. The positions may depend on the epoch, but their number must not."""
 
 
-class SourceView(DerivedSource):
+class Viewed(Derived):
     """The samples of a source that a view shows."""
 
     def __init__(self, source: PositionSource, view: View) -> None:
         super().__init__(source)
         self.view = view
-        self.has_same_samples = source.has_same_samples and isinstance(view, ShuffledPositions)
+        self.has_same_samples = source.has_same_samples and isinstance(view, Mixed)
 
     def identity(self) -> dict[str, Any]:
         inner = dict(self.source.identity())
@@ -406,7 +405,7 @@ class SourceView(DerivedSource):
 
 def seen_as(view: PositionSource, source: PositionSource) -> PositionSource:
     """Return ``source`` with the same views as the source ``view`` has."""
-    return view.over(seen_as(view.source, source)) if isinstance(view, DerivedSource) else source
+    return view.over(seen_as(view.source, source)) if isinstance(view, Derived) else source
 
 
 class _ViewReader(EpochReader):
@@ -431,7 +430,7 @@ class _ViewReader(EpochReader):
         self._reader.close()
 
 
-class OrderOfProcess(DerivedSource):
+class Apart(Derived):
     """A source in order ``number`` of ``orders`` different orders. The epochs of the source are divided among these
     orders."""
 
@@ -446,14 +445,14 @@ class OrderOfProcess(DerivedSource):
         return self.source.reader(epoch * self._orders + self._number)
 
 
-class Passes(DerivedSource):
+class Passes(Derived):
     """A source whose epochs join passes; a pass is an epoch of ``source``. An epoch has ``passes`` passes, cut after
     ``positions`` positions. With ``passes`` None, only the cut ends an epoch. With ``positions`` None, there is no cut.
     All passes must have the same length.
 
     With ``passes`` None, an epoch continues where the last epoch was cut. Otherwise an epoch begins with a new pass.
-    With ``is_drawn``, the last pass is not cut: :class:`RandomShare` draws its positions. ``shared`` has plain values
-    that must be the same in a saved state and here.
+    With ``is_drawn``, the last pass is not cut: :class:`Thinned` draws its positions. ``shared`` has plain values that
+    must be the same in a saved state and here.
     """
 
     def __init__(
@@ -497,7 +496,7 @@ class Passes(DerivedSource):
         assert self.positions is not None
         length = self.source.length(0)
         whole = (self.passes - 1) * length
-        last = RandomShare(Fraction(self.positions - whole, length), self.base().seed).placed(length, epoch)
+        last = Thinned(Fraction(self.positions - whole, length), self.base().seed).placed(length, epoch)
         return lambda positions: numpy.where(positions < whole, positions, whole + last(positions - whole))
 
 

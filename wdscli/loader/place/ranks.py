@@ -19,7 +19,6 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -267,7 +266,7 @@ class Batches(EpochBatches):
     def ended(self, number: int) -> bool:
         return number >= self.of_rank
 
-    @cached_property
+    @property
     def of_rank(self) -> int:
         total = self.total
         if not total or self.is_endless:
