@@ -17,7 +17,17 @@ from typing import Any
 
 import executor_tasks
 import pytest
-from executor_tasks import chatter, die, die_once_there, double, fails, finalizes, leave_a_thread, linger, whoami
+from executor_tasks import (
+    chatter,
+    die,
+    die_once_there,
+    double,
+    fails,
+    finalizes,
+    leave_a_thread,
+    linger,
+    whoami,
+)
 
 from wdscli import executors
 from wdscli.errors import DataError, EngineError, OutputExistsError, UsageError, WdsError
