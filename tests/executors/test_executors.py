@@ -17,17 +17,7 @@ from typing import Any
 
 import executor_tasks
 import pytest
-from executor_tasks import (
-    chatter,
-    die,
-    die_once_there,
-    double,
-    fails,
-    finalizes,
-    leave_a_thread,
-    linger,
-    whoami,
-)
+from executor_tasks import chatter, die, double, fails, finalizes, leave_a_thread, linger, whoami
 
 from wdscli import executors
 from wdscli.errors import DataError, EngineError, OutputExistsError, UsageError, WdsError
@@ -361,11 +351,11 @@ class TestInterruptsHeld:
     @pytest.mark.exhaustive
     def test_a_worker_is_lost_while_tasks_wait(self, tmp_path: Path) -> None:
         """All tasks that wait fail, and the other worker ends with the block."""
-        all_submitted = tmp_path / "all-submitted"
+        name = str(tmp_path / "a")
         with make_executor(2) as executor:
-            tasks = [executor.submit(die_once_there, str(all_submitted))]
-            tasks += [executor.submit(die, 0) for _ in range(200)]
-            all_submitted.touch()
+            tasks = [executor.submit(linger, name), *(executor.submit(die, 0) for _ in range(200))]
+            _wait_for(lambda: _has_text(name))
+            os.kill(int(Path(name).read_text()), signal.SIGKILL)
         assert all(task.done() for task in tasks)
         assert isinstance(tasks[-1].exception(), BrokenExecutor)
 

@@ -49,13 +49,6 @@ def die(number: int) -> int:
     return number
 
 
-def die_once_there(path: str) -> None:
-    """Dies when the file ``path`` is there."""
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def linger(path: str) -> int:
     """Writes its process, then waits; a file beside it says that the way out was walked."""
     try:
