@@ -12,12 +12,15 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-core = Extension(
-    "wdscli.tar._core",
-    ["wdscli/tar/_core.c"],
-    extra_compile_args=["-O3"],
-    optional=True,
-    py_limited_api=True,
+core, crc = (
+    Extension(
+        f"wdscli.tar.{name}",
+        [f"wdscli/tar/{name}.c"],
+        extra_compile_args=["-O3"],
+        optional=True,
+        py_limited_api=True,
+    )
+    for name in ("_core", "_crc")
 )
 
 
@@ -34,6 +37,6 @@ class Wheel(bdist_wheel):
 
 if sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED"):
     options = {"bdist_wheel": {"py_limited_api": "cp310"}}
-    setup(ext_modules=[core], cmdclass={"bdist_wheel": Wheel}, options=options)
+    setup(ext_modules=[core, crc], cmdclass={"bdist_wheel": Wheel}, options=options)
 else:
     setup()

@@ -246,7 +246,7 @@ def main() -> None:
     reached = reach("wdscli.ops.shuffle", ("ops", "plan", "copy", "run"))
     reached_lines = sum(len(MODULES[module].read_text().splitlines()) for module in reached)
     every = sorted(functions(), key=lambda one: -one.lines)
-    core = len((HOUSE / "tar" / "_core.c").read_text().splitlines())
+    core = sum(len(path.read_text().splitlines()) for path in (HOUSE / "tar").glob("*.c"))
     print(
         f"code lines {sum(lines.values()) - leaf:,} trunk, {leaf:,} leaves; {len(MODULES)} modules; "
         f"shuffle reaches {len(reached)} modules, {reached_lines:,} lines; "

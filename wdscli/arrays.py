@@ -1,9 +1,9 @@
-"""This module loads numpy when the first array is made. It has types of arrays, columns in temporary files, and the
-operations on arrays that indexes need.
+"""This module loads numpy when the first array is made. It has types of arrays, samples as arrays, columns in
+temporary files, and the operations on arrays that indexes need.
 
 Modules that need numpy only sometimes use ``numpy`` from here instead of the package. Loading numpy takes longer than a
 small command runs, so it is loaded at the first use of an attribute. A :class:`Column` keeps its last numbers in memory
-and the others in a file (:class:`Scratch`).
+and the others in a file (:class:`Backing`).
 """
 
 from __future__ import annotations
@@ -43,6 +43,22 @@ Buffer: TypeAlias = bytes | memoryview
 _READ_BYTES = 1 << 20
 
 
+class SampleArrays(NamedTuple):
+    """Canonical samples as arrays. ``keys`` has all keys, joined. Four arrays have one number per sample: the length of
+    its key, its first byte, its length, and its number of members. Three arrays have one number per member: the number
+    of its field in ``fields``, and the first byte and the length of its payload."""
+
+    keys: bytes
+    key_lengths: I64
+    starts: I64
+    lengths: I64
+    counts: I64
+    fields: list[bytes]
+    codes: I64
+    offsets: I64
+    sizes: I64
+
+
 class Piece(NamedTuple):
     """A range of a file: its descriptor, first byte and length in bytes."""
 
@@ -75,7 +91,7 @@ class Column:
     def size_bytes(self) -> int:
         return sum(piece.length for piece in self._waiting) + len(self.held) * self.held.itemsize
 
-    def wait(self, scratch: Scratch) -> None:
+    def wait(self, scratch: Backing) -> None:
         """Move the numbers in memory to a file. Raises OutputError."""
         if self.held:
             self._waiting.append(scratch.put(self._packed()))
@@ -99,7 +115,7 @@ class Column:
         return b"".join(self.pieces()) if self._waiting else self._packed()
 
 
-class Scratch:
+class Backing:
     """A temporary file in TMPDIR, created with the first piece and deleted with this object."""
 
     def __init__(self) -> None:

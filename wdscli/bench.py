@@ -18,7 +18,7 @@ from wdscli.loader.streams import ShardStream
 from wdscli.loader.webdataset import WebDataset
 
 
-class Shares(NamedTuple):
+class TimeShares(NamedTuple):
     """How the processes that make batches spend their time. The three shares are from 0 to 1: ``reading`` is the wait
     for bytes, ``decoding`` is the work of stages such as decode and of making batches, and ``handing_over`` is the wait
     for the consumer."""
@@ -40,7 +40,7 @@ class BenchReport(NamedTuple):
     first_seconds: float
     epochs: int
     workers: int
-    shares: Shares
+    shares: TimeShares
     bottleneck: str
 
     @property
@@ -82,7 +82,7 @@ def bench(
     times, samples, epochs = _taken(loader, seconds, _is_read_once(data))
     stats: dict[str, Any] = loader.stats()
     parts = [stats[f"seconds_{name}"] for name in ("reading", "working", "waiting")]
-    shares = Shares(*[part / (sum(parts) or 1.0) for part in parts])
+    shares = TimeShares(*[part / (sum(parts) or 1.0) for part in parts])
     return BenchReport(
         samples=samples,
         bytes=round(stats["bytes"] / max(1, stats["samples"]) * samples),
@@ -155,7 +155,7 @@ def _count(batch: Any) -> int:
     return 1 if isinstance(key, str) else len(key or ())
 
 
-def _sentence(shares: Shares, decode: str | None, workers: int, threads: int) -> str:
+def _sentence(shares: TimeShares, decode: str | None, workers: int, threads: int) -> str:
     largest = max(range(3), key=lambda number: shares[number])
     part = f"{shares[largest]:.0%}"
     where = "the workers' time" if workers else "the time"

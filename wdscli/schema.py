@@ -13,7 +13,7 @@ the same place in the table are checked together, because a manifest may have 10
     {"name": A, "other?": B}        an object; ``other`` may be missing, and names without a table are ignored
     {...: A}                        an object with any names
 
-An object may be :class:`Packed`, because a manifest with 300,000 entries would need 200 MB of dictionaries.
+An object may be :class:`PackedObject`, because a manifest with 300,000 entries would need 200 MB of dictionaries.
 
 This module does not know any format.
 """
@@ -43,19 +43,19 @@ _PACKED_TOGETHER = 1 << 10
 Item = TypeVar("Item")
 
 
-class Packed(bytes):
+class PackedObject(bytes):
     """An object that :func:`packed` has packed. Bytes from a file must never become a Packed."""
 
     __slots__ = ()
 
 
-def packed(value: dict[str, Any]) -> Packed:
-    return Packed(marshal.dumps(value))
+def packed(value: dict[str, Any]) -> PackedObject:
+    return PackedObject(marshal.dumps(value))
 
 
 def unpacked(value: Any) -> Any:
     """Return a value, unpacked if it is packed."""
-    return marshal.loads(value) if type(value) is Packed else value
+    return marshal.loads(value) if type(value) is PackedObject else value
 
 
 class Records(Sequence[Item]):
@@ -96,7 +96,7 @@ def _fit(values: Sequence[Any], table: Any) -> bool:
             return True
         return len(values) > 1 and all(_fit([value], table) for value in values)
     kinds = set(map(type, values))
-    if type(table) is dict and Packed in kinds:
+    if type(table) is dict and PackedObject in kinds:
         blocks = range(0, len(values), _PACKED_TOGETHER)
         return all(
             _fit([*map(unpacked, values[start : start + _PACKED_TOGETHER])], table) for start in blocks

@@ -123,10 +123,7 @@ class DaemonPool(Executor):
             end(self._threads, most_seconds)
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         seconds = inf if error is None or isinstance(error, Exception) else PATIENCE_SECONDS
         self.shutdown(cancel_futures=error is not None, most_seconds=seconds)

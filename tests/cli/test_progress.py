@@ -16,6 +16,7 @@ from executor_tasks import count
 from shard_cases import numbered, tar_of, wds
 from storage_servers import Web, web_server
 from terminals import on_terminal
+from verify_options import checks_of
 
 from wdscli.executors import make_executor, run_tasks
 from wdscli.ops.shuffle import shuffle
@@ -195,20 +196,21 @@ class TestBytesAreCounted:
         assert wds("index", *paths, "--no-index").code == 0
         return paths
 
-    @pytest.mark.parametrize("options", [{}, {"checksums": True}, {"decode": True}, {"jobs": 2}], ids=str)
-    def test_verify(self, shards: list[str], options: dict[str, bool]) -> None:
+    @pytest.mark.parametrize("options", [{}, {"checksums": True}, {"decode": True}], ids=str)
+    @pytest.mark.parametrize("jobs", [None, 2])
+    def test_verify(self, shards: list[str], options: dict[str, bool], jobs: int | None) -> None:
         from wdscli.verify.set import verify
 
         heard, size = Stages(), sum(map(os.path.getsize, shards))
-        verify(shards, progress=heard, **options)  # type: ignore[arg-type]
+        verify(shards, checks_of(**options), jobs=jobs, progress=heard)  # type: ignore[arg-type]
         assert heard.stages == [["checking shards", "bytes", size, size]]
 
     def test_repair(self, shards: list[str], tmp_path: Path) -> None:
-        from wdscli.shards.writing import ShardSettings
+        from wdscli.plan.request import Request
         from wdscli.verify.repair import repair
 
         heard, size = Stages(), sum(map(os.path.getsize, shards))
-        repair(shards, f"{tmp_path}/out/%d.tar", settings=ShardSettings(), progress=heard)
+        repair(Request(shards, f"{tmp_path}/out/%d.tar"), progress=heard)
         assert [stage[1:] for stage in heard.stages] == [["bytes", size, size]] * 2
 
     @pytest.mark.parametrize("compressed", [False, True])
@@ -271,7 +273,7 @@ class TestBytesAreCounted:
         )
         heard = Stages()
         if command.startswith("verify"):
-            verify(far, checksums="checksums" in command, jobs=1, progress=heard)
+            verify(far, checks_of(checksums="checksums" in command), jobs=1, progress=heard)
         elif command == "index":
             index(far, with_manifest=False, jobs=1, progress=heard)
         elif command == "ls":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
-from wdscli.codecs.containers import check_container
+from wdscli.codecs.headers import check_container
 from wdscli.codecs.media import MEDIA, check_media
 from wdscli.errors import DataError
 

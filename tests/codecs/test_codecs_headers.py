@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from wdscli.codecs.containers import check_container, seconds
-from wdscli.codecs.headers import array_shape, picture_size
+from wdscli.codecs.headers import array_shape, check_container, picture_size, seconds
 
 SIDES = st.integers(1, 300)
 

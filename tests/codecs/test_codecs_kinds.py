@@ -105,7 +105,7 @@ def test_a_row_is_all_that_a_name_of_a_known_format_needs() -> None:
             "from wdscli.codecs.media import AV_SOUND, MEDIA\n"
             "from wdscli.codecs.values import basichandlers\n"
             "from wdscli.codecs.values import encode_field\n"
-            "from wdscli.look.unpack import kind_of\n"
+            "from wdscli.look.unpack import text_form\n"
             "from wdscli.report.looking import field_type, make_card\n"
             "from wdscli.report.looking import CAPTIONS\n"
             "from wdscli.verify.profiles import _is_raw_for_hf\n"
@@ -115,7 +115,7 @@ def test_a_row_is_all_that_a_name_of_a_known_format_needs() -> None:
             'assert part.uri.startswith("data:audio/ogg;base64,")\n'
             'assert basichandlers.find("note")(b"a") == "a" and encode_field("a", "note") == b"a"\n'
             'assert cell_payload("a", "x", "note") == b"a"\n'
-            'assert kind_of(b"note") == "text" and "note" in CAPTIONS\n',
+            'assert text_form(b"note") == "text" and "note" in CAPTIONS\n',
         ],
         capture_output=True,
         text=True,

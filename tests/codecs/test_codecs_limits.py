@@ -18,11 +18,13 @@ import pytest
 from PIL import Image
 from shard_cases import wds_here as wds
 from verify_cases import tar_bytes
+from verify_options import checks_of
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, inflate
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import IndexedDataset, WebDataset
 from wdscli.loader.stages.per_sample import Decoder, gzfilter
+from wdscli.plan.request import Request
 from wdscli.tar import END_OF_ARCHIVE, build_header
 from wdscli.verify.repair import repair
 from wdscli.verify.set import verify
@@ -110,15 +112,17 @@ def test_bombs(field: str, tmp_path: Path) -> None:
     if limit == "max_decoded":
         assert "WDSCLI_MAX_DECODED" in str(error.hint)
         assert str(LIMIT) in error.message
-    report = verify([shard], decode=True, max_decoded=LIMIT, jobs=1)
+    report = verify([shard], checks_of(decode=True, max_decoded=LIMIT), jobs=1)
     (finding,) = [one for one in report.findings if one.code == "undecodable"]
     assert finding.member == f"n1.{field}"
     assert ("WDSCLI_MAX_DECODED" if limit == "max_decoded" else limit) in finding.message
-    repaired = repair([shard], str(tmp_path / "out-%d.tar"), decode=True, max_decoded=LIMIT, jobs=1)
+    repaired = repair(
+        Request([shard], str(tmp_path / "out-%d.tar"), jobs=1), checks_of(decode=True, max_decoded=LIMIT)
+    )
     assert repaired.counts["undecodable"] == 1
     if field != "giant.png" and field != "tif":
         assert len(list(data.decode("rgb8"))) == 1
-        assert not verify([shard], decode=True, jobs=1).errors
+        assert not verify([shard], checks_of(decode=True), jobs=1).errors
 
 
 def test_a_giant_picture_is_refused_without_being_asked(tmp_path: Path) -> None:
@@ -149,7 +153,9 @@ def test_what_is_large_as_it_stands_is_no_bomb(tmp_path: Path) -> None:
     assert found["npz"]["a"].nbytes == 2 * MIB
     assert found["bmp"].nbytes == 3 * MIB
     # verify does not read it, and says so: it would have to hold what is not its own.
-    report = verify([shard_of(tmp_path, "npy", npy(2 * MIB))], decode=True, max_decoded=LIMIT, jobs=1)
+    report = verify(
+        [shard_of(tmp_path, "npy", npy(2 * MIB))], checks_of(decode=True, max_decoded=LIMIT), jobs=1
+    )
     assert [(one.code, one.severity) for one in report.findings] == [("unchecked", "warning")]
 
 
@@ -189,7 +195,7 @@ def test_verify_decodes_what_the_loader_does(tmp_path: Path) -> None:
         shard = shard_of(tmp_path, field, payload)
         with pytest.raises(DataError):
             list(WebDataset(shard, shuffle=None).decode("rgb8"))
-        report = verify([shard], decode=True, jobs=1)
+        report = verify([shard], checks_of(decode=True), jobs=1)
         assert [one.code for one in report.findings] == ["undecodable"], field
 
 
@@ -202,7 +208,7 @@ def test_a_field_whose_package_is_missing_is_unchecked(
         decoding, "find_spec", lambda name: None if name in ("torch", "cbor2", "cbor") else object()
     )
     for field in ("pth", "cbor", "pth.gz"):
-        report = verify([shard_of(tmp_path, field, b"?")], decode=True, jobs=1)
+        report = verify([shard_of(tmp_path, field, b"?")], checks_of(decode=True), jobs=1)
         assert [(one.code, one.severity) for one in report.findings] == [("unchecked", "warning")]
 
 
@@ -254,7 +260,8 @@ else: raise SystemExit("no error")
 """
         checked = f"""
 from wdscli.verify.set import verify
-report = verify([{bomb!r}], decode=True, max_decoded=16 << 20, jobs=1)
+from wdscli.verify.shard import Checks
+report = verify([{bomb!r}], Checks(max_decoded=16 << 20), jobs=1)
 assert report.counts == {{"undecodable": 1}}, report.counts
 """
         assert self.peak(loader) < 150

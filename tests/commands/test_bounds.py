@@ -21,7 +21,7 @@ from wdscli.plan.names import Rekey
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection import expressions
 from wdscli.selection.expressions import Expression
-from wdscli.selection.where import Where
+from wdscli.selection.where import Value
 from wdscli.tar import END_OF_ARCHIVE, BytesSource, build_header
 from wdscli.tar import reader as recover
 from wdscli.tar.reader import scan_salvaging
@@ -133,7 +133,7 @@ def test_where_makes_no_giants(text: str, shard: str) -> None:
     with open_source(shard) as source:
         batch = next(iter(iter_batches(source)))
         with pytest.raises((UsageError, DataError)):
-            Where(text).holds(SampleAt(batch, 0, shard))
+            Value(text).holds(SampleAt(batch, 0, shard))
 
 
 class TestNames:

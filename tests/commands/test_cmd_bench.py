@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from shard_cases import numbered, wds, write_shards
 
-from wdscli.bench import BenchReport, Shares, _sentence, bench
+from wdscli.bench import BenchReport, TimeShares, _sentence, bench
 from wdscli.errors import UsageError
 
 
@@ -157,19 +157,19 @@ def test_without_workers_torch_is_not_loaded(shards: list[str]) -> None:
 @pytest.mark.parametrize(
     ("shares", "workers", "decode", "words"),
     [
-        (Shares(0.8, 0.1, 0.1), 0, None, "Reading is the bottleneck: 80% of the time"),
-        (Shares(0.1, 0.8, 0.1), 0, "pil", "Decoding is the bottleneck: 80% of the time"),
-        (Shares(0.1, 0.8, 0.1), 4, None, "Making batches is the bottleneck: 80% of the workers' time"),
-        (Shares(0.1, 0.1, 0.8), 4, "pil", "The main process is the bottleneck: 80% of the workers' time"),
-        (Shares(0.1, 0.1, 0.8), 0, None, "Nothing is slow here: 80% of the time"),
+        (TimeShares(0.8, 0.1, 0.1), 0, None, "Reading is the bottleneck: 80% of the time"),
+        (TimeShares(0.1, 0.8, 0.1), 0, "pil", "Decoding is the bottleneck: 80% of the time"),
+        (TimeShares(0.1, 0.8, 0.1), 4, None, "Making batches is the bottleneck: 80% of the workers' time"),
+        (TimeShares(0.1, 0.1, 0.8), 4, "pil", "The main process is the bottleneck: 80% of the workers' time"),
+        (TimeShares(0.1, 0.1, 0.8), 0, None, "Nothing is slow here: 80% of the time"),
     ],
 )
-def test_the_bottleneck_is_named(shares: Shares, workers: int, decode: str | None, words: str) -> None:
+def test_the_bottleneck_is_named(shares: TimeShares, workers: int, decode: str | None, words: str) -> None:
     assert _sentence(shares, decode, workers, 1).startswith(words)
 
 
 def test_rates_of_nothing() -> None:
-    report = BenchReport(0, 0, 0.0, 0.1, 1, 0, Shares(1, 0, 0), "")
+    report = BenchReport(0, 0, 0.0, 0.1, 1, 0, TimeShares(1, 0, 0), "")
     assert (report.samples_per_second, report.bytes_per_second) == (0, 0)
 
 
@@ -195,7 +195,7 @@ def test_every_option_reaches_the_loader(
 
     def measured(urls: Any, **how: Any) -> BenchReport:
         given.update(how)
-        return BenchReport(1, 1, 1.0, 0.0, 1, 0, Shares(1, 0, 0), "Fine.")
+        return BenchReport(1, 1, 1.0, 0.0, 1, 0, TimeShares(1, 0, 0), "Fine.")
 
     monkeypatch.setattr(command, "run", measured)
     assert main(["bench", "x.tar"]) == 0

@@ -37,8 +37,9 @@ from shard_cases import (
 )
 from tiers import EXHAUSTIVE
 
-from wdscli.look import picking
 from wdscli.ops.cat import _Copier
+from wdscli.selection import reading
+from wdscli.selection.reading import MemberReader
 from wdscli.tar import core
 
 Command = Callable[..., Ran]
@@ -196,7 +197,7 @@ class TestTar:
         streams = [f"pipe:cat {name}" for name in names]
         assert good(*names).out == canonical(names)
         assert good(*streams).out == canonical(names)
-        monkeypatch.setattr(picking, "HELD_BYTES", 1000)
+        monkeypatch.setattr(reading, "HELD_BYTES", 1000)
         assert good(*streams).out == canonical(names)
         assert good(*streams, "--fields", "cls").out == good(*names, "--fields", "cls").out
 
@@ -204,15 +205,15 @@ class TestTar:
         self, good: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored = []
-        original = picking._StreamPayloads._store
+        original = MemberReader._store
 
         def watched(self: Any, offset: int, pieces: Any) -> None:
             original(self, offset, pieces)
             stored.append(self._file_bytes)
 
-        monkeypatch.setattr(picking._StreamPayloads, "_store", watched)
-        monkeypatch.setattr(picking, "HELD_BYTES", 1000)
-        monkeypatch.setattr(picking, "SCRATCH_BYTES", 3_000_000)
+        monkeypatch.setattr(MemberReader, "_store", watched)
+        monkeypatch.setattr(reading, "HELD_BYTES", 1000)
+        monkeypatch.setattr(reading, "SCRATCH_BYTES", 3_000_000)
         names = write_shards(tmp_path / "in", [numbered(12, "n", [1_500_000])])
         good(f"pipe:cat {names[0]}")
         assert len(stored) >= 12

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from packages import NEEDS_ZSTANDARD
 from shard_cases import assert_true_set, content, numbered, outputs, tar_of, wds, write_shards
+from storage_servers import S3
 
 from wdscli.storage import open_source
 
@@ -140,3 +141,57 @@ def test_a_damaged_shard(folder: Path, tmp_path: Path, shared_workers: Any) -> N
     assert "warning: " in done.err
     assert "left out" in done.err
     assert len(outputs(tmp_path / "out", "*.tar")) == 3
+
+
+def test_views_beside_a_set_are_carried(folder: Path, tmp_path: Path) -> None:
+    """A view of the copied shards comes along. A view of other shards, or of shards with other bytes, does not."""
+    assert wds("index", folder).code == 0
+    assert wds("shuffle", folder, "--seed", 3, "-o", folder / "mixed.json").code == 0
+    (folder / "notes.json").write_text("{}")
+    assert (
+        wds("cat", folder / "in-0.tar", folder / "in-1.tar", "-o", f"{tmp_path}/two/{{name}}.tar").code == 0
+    )
+    assert not outputs(tmp_path / "two", "mixed.*")
+    assert each(folder, f"{tmp_path}/packed/{{name}}.tgz").code == 0
+    assert not outputs(tmp_path / "packed", "mixed.*")
+    assert each(folder, f"{tmp_path}/out/{{name}}.tar").code == 0
+    for name in ("mixed.json", "mixed.rows"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    assert not (tmp_path / "out" / "notes.json").exists()
+    listed = wds("ls", tmp_path / "out" / "mixed.json")
+    assert (listed.code, listed.out) == (0, wds("ls", folder / "mixed.json").out)
+
+
+@pytest.mark.parametrize("options", [("-o", "all.tar"), ("--to", "all.jsonl"), ()])
+def test_only_a_copy_of_each_shard_can_resume(folder: Path, options: tuple[str, ...], tmp_path: Path) -> None:
+    options = tuple(f"{tmp_path}/{word}" if word.startswith("all") else word for word in options)
+    refused = wds("cat", folder, *options, "--resume")
+    assert refused.code == 2
+    assert "--resume works only if each shard is copied to its own output" in refused.err
+
+
+def test_an_upload_is_resumed(s3: S3, folder: Path, tmp_path: Path) -> None:
+    """After a failure, finished shards are kept, and the result is the same as without the failure."""
+    bucket, done = s3.bucket("cat-each"), tmp_path / "repaired"
+    assert wds("index", folder, "--values", "int(cls)").code == 0
+    post = f"case {{}} in *in-2.tar) test -e {done};; esac"
+    words = ("-j", 1, "--post", post)
+    assert each(folder, f"s3://{bucket}/set/{{name}}.tar", *words).code == 5
+    assert "set/manifest.json" not in s3.names(bucket)
+    done.touch()
+    s3.seen.begin_anew()
+    resumed = each(folder, f"s3://{bucket}/set/{{name}}.tar", "--resume", *words)
+    assert (resumed.code, "kept 2 shards" in resumed.err) == (0, True), resumed.err
+    written = {request.key for request in s3.seen.settled() if request.verb == "PUT"}
+    assert {key for key in written if key.endswith(".tar")} == {"set/in-2.tar"}
+    assert each(folder, f"s3://{bucket}/whole/{{name}}.tar", *words).code == 0
+    names = [name.removeprefix("set/") for name in s3.names(bucket) if name.startswith("set/")]
+    assert names == [name.removeprefix("whole/") for name in s3.names(bucket) if name.startswith("whole/")]
+    assert {"in-0.tar", ".wds/in-0.tar.wdx", "manifest.json"} <= set(names)
+    shards = [name for name in names if name.endswith(".tar")]
+    assert all(s3.get(bucket, f"set/{name}") == (folder / name).read_bytes() for name in shards)
+    s3.seen.begin_anew()
+    assert wds("ls", f"s3://{bucket}/set/", "--where", "int(cls) >= 0").code == 0
+    assert not [
+        request for request in s3.seen.settled() if request.verb == "GET" and request.key.endswith(".tar")
+    ]

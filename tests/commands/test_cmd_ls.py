@@ -424,7 +424,13 @@ def test_verbose_counts_what_was_left_out(folder: Path, run: Run) -> None:
 
 
 def test_mistakes_in_a_selection_are_told_before_anything_is_read(folder: Path, run: Run) -> None:
-    done = run("--where", "jsn.width > 1", "cats.tar", code=2)
+    done = run("--where", "lenn(json) > 1", "cats.tar", code=2)
+    assert done.out == b""
+    assert "len" in done.err
+
+
+def test_a_field_that_no_sample_has_is_told_with_the_nearest(folder: Path, run: Run) -> None:
+    done = run("--where", "jsn.width > 1", "cats.tar")
     assert done.out == b""
     assert "did you mean json?" in done.err
 

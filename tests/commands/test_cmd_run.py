@@ -23,7 +23,8 @@ from xxhash import xxh3_64_intdigest
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.ops.run import parse_tasks, run_all, run_tasks_of, states
-from wdscli.plan.planfile import ROW_BYTES, load_plan, mark_of
+from wdscli.plan.planfile import ROW_BYTES, load_plan
+from wdscli.run.digests import mark_of
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []
@@ -513,18 +514,24 @@ def put(document: Any, place: tuple[Any, ...], value: Any) -> Any:
 def fits_as_well(place: tuple[Any, ...], other: Any) -> bool:
     """Whether a plan may say this too, as far as its types tell."""
     name = ".".join(map(str, place))
-    may_be_none = ("seed", "fields", "rekey", "post", "fingerprint", "joined")
-    texts = ("format", "operation", "output", "rekey", "post", "fingerprint", "settings.checksum", "wdscli")
+    may_be_none = ("made.seed", "fields", "rekey", "post", "made.inputs.0", "joined")
+    texts = (
+        *("format", "made.operation", "output", "rekey", "post", "made.inputs.0", "settings.checksum"),
+        "wdscli",
+    )
     return (
-        place[:1] == ("options",)
-        or (other is True and place[:1] == ("settings",))
+        place[:2] == ("made", "options")
+        or (other is True and (place[:1] == ("settings",) or name == "parcels"))
         or (other is None and name in may_be_none)
-        or (isinstance(other, str) and (name in texts or place[:1] in (("plan",), ("inputs",), ("parts",))))
-        or (other in (-1, 1 << 70) and name == "seed")
-        or (other == "gone" and place[:1] in (("inputs",), ("parts",)))
+        or (isinstance(other, str) and (name in texts or place[:1] in (("plan",), ("inputs",))))
+        or (other in (-1, 1 << 70) and name == "made.seed")
+        or (other == "gone" and (place[:1] == ("inputs",) or place[:2] == ("made", "inputs")))
         or (other == {} and name in ("counts.dropped", "counts.ignored"))
         or (other == {"x": 1} and name in ("counts.dropped", "counts.ignored"))
-        or (other in ([], ["x"]) and name in ("inputs", "parts", "classes", "settings.values"))
+        or (
+            other in ([], ["x"])
+            and name in ("inputs", "made.inputs", "made.parts", "made.classes", "settings.values")
+        )
     )
 
 
@@ -577,15 +584,50 @@ class TestBroken:
             assert ran.code == 3
             assert "bytes are missing or were added" in ran.err
 
+    @pytest.mark.parametrize(
+        ("numbers", "message"),
+        [
+            ({2: 11}, "its shards do not have its samples"),  # the first sample
+            ({3: 13}, "its shards do not have its samples"),  # the end
+            ({3: 1 << 63, 7: (1 << 63) * 49 % (1 << 64)}, "its shards do not have its samples"),
+            ({7: 48}, "its shards do not have its samples"),  # the length of the section
+            ({6: (1 << 63) - 1}, "the rows of task 3 were changed"),  # the start of the section
+            ({6: (1 << 64) - 1}, "the rows of task 3 were changed"),
+            ({8: 1}, "the rows of task 3 were changed"),  # the seal
+        ],
+    )
+    def test_sealed_shards_with_other_numbers(
+        self, plan: Path, numbers: dict[int, int], message: str
+    ) -> None:
+        data, header = plan.read_bytes(), header_of(plan)
+        start, length, _ = header["shards"]
+        words = list(struct.unpack(f"<{length // 8}Q", data[start : start + length]))
+        for number, value in numbers.items():
+            words[3 * 9 + number] = value
+        shards = struct.pack(f"<{length // 8}Q", *words)
+        plan.write_bytes(data[:start] + shards + data[start + length :])
+        write_header(plan, {**header, "shards": [start, length, f"{xxh3_64_intdigest(shards):016x}"]})
+        with pytest.raises(DataError, match=message):
+            run_all(load_plan(str(plan)))
+
+    @pytest.mark.parametrize("length", [8, 1 << 62])
+    def test_a_sealed_list_of_shards_of_another_length(self, plan: Path, length: int) -> None:
+        header = header_of(plan)
+        start = header["shards"][0]
+        seal = f"{xxh3_64_intdigest(plan.read_bytes()[start : start + length]):016x}"
+        write_header(plan, {**header, "shards": [start, length, seal]})
+        with pytest.raises(DataError, match="not a valid plan"):
+            load_plan(str(plan))
+
     def test_another_version(self, plan: Path, run: Command) -> None:
         data = plan.read_bytes()
         at, length, _, magic = struct.unpack("<QQQ8s", data[-32:])
-        header = data[at : at + length].replace(b'"version":2,', b'"version":3,')
+        header = data[at : at + length].replace(b'"version":3,', b'"version":2,')
         tail = struct.pack("<QQQ8s", at, length, xxh3_64_intdigest(header), magic)
         plan.write_bytes(data[:at] + header + tail)
         ran = run("run", plan)
         assert ran.code == 3
-        assert "it has version 3, but this wdscli reads version 2" in ran.err
+        assert "it has version 2, but this wdscli reads version 3" in ran.err
 
     def test_no_plan_at_all(self, run: Command, shards: list[str]) -> None:
         ran = run("run", shards[0])
@@ -716,5 +758,5 @@ def test_the_program_writes_json_that_ends(plan: Path) -> None:
     at, length, _, magic = struct.unpack("<QQQ8s", data[-32:])
     header = json.loads(data[at : at + length])
     assert magic == data[:8]
-    assert (header["format"], header["version"], header["operation"]) == ("wdscli-plan", 2, "shuffle")
+    assert (header["format"], header["version"], header["made"]["operation"]) == ("wdscli-plan", 3, "shuffle")
     assert header["counts"]["samples"] == 21

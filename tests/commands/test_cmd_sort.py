@@ -40,6 +40,8 @@ from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.plan.sort import MAX_VALUE_BYTES, SortValues, sort_key
 from wdscli.samples import SampleBatch
+from wdscli.selection import where
+from wdscli.selection.places import decoder_of
 
 Command = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("shared_workers")
@@ -383,11 +385,12 @@ class TestByJson:
         assert by(samples, "--by", "json[0]") == "b c a"
 
     def test_the_document_is_decoded_once(self, by: By, monkeypatch: pytest.MonkeyPatch) -> None:
-        from wdscli.plan import sort as sort_keys
-
         seen = []
-        original = sort_keys.decoded
-        monkeypatch.setattr(sort_keys, "decoded", lambda payload: seen.append(1) or original(payload))
+
+        def counting(field: str, exact: bool = False) -> Callable[[bytes], Any]:
+            return lambda payload: seen.append(1) or decoder_of(field, exact)(payload)
+
+        monkeypatch.setattr(where, "decoder_of", counting)
         by(SIZES, "--by", "json.width", "--by", "json.name", "--by", "json.box")
         assert len(seen) == len(SIZES)
 
@@ -514,7 +517,7 @@ class TestWhatIsWrong:
     @pytest.mark.parametrize(
         ("what", "member", "why"),
         [
-            ("json.v", "b.json", "it is not JSON: Expecting value: line 1 column 1 (char 0)"),
+            ("json.v", "b.json", "Expecting value: line 1 column 1 (char 0)"),
             ("txt:n", "b.txt", "it is not a number"),
             ("json:n", "b.json", "it is not a number"),
         ],
@@ -530,7 +533,10 @@ class TestWhatIsWrong:
         assert ran.code == 3
         byte = 2048 + 1024 * (member == "b.json")
         place = f'in member "{member}" in {names[0]} at byte {byte}'
-        assert f"cannot sort by {what.removesuffix(':n')}: {why} {place}" in ran.err
+        what_fails = (
+            "json cannot be decoded" if what == "json.v" else f"cannot sort by {what.removesuffix(':n')}"
+        )
+        assert f"{what_fails}: {why} {place}" in ran.err
         assert "hint: count such values as missing: --on-error skip" in ran.err
         if what != "json.v":
             assert by(samples, "--by", what, "--on-error", "skip") == "c a b"
@@ -585,17 +591,17 @@ class TestWhatIsWrong:
     @pytest.mark.parametrize(
         ("text", "told"),
         [
-            ("", 'cannot sort by ""'),
-            ("a/b", 'cannot sort by "a/b"'),
+            ("", "--by is empty"),
+            ("a b", "--by cannot be read"),
             ("cls:x", '"x" is not a way to sort'),
             ("cls:", '"" is not a way to sort'),
             ("cls:numerical", '"numerical" is not a way'),
             ("cls:nV", "natural and numeric exclude each other"),
             ("cls:plain,natural", "natural and plain exclude each other"),
-            ("json.", 'a path cannot contain "."'),
-            ("json..a", 'a path cannot contain "..a"'),
-            ("json.a[x]", 'a path cannot contain "[x]"'),
-            ("json[", 'a path cannot contain "["'),
+            ("json.", "--by cannot be read"),
+            ("json..a", "--by cannot be read"),
+            ("json.a[", "--by cannot be read"),
+            ("cls,key", 'cannot sort by "cls,key"'),
         ],
     )
     def test_sort_keys(self, run: Command, tmp_path: Path, text: str, told: str) -> None:

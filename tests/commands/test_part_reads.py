@@ -12,7 +12,7 @@ from shard_cases import Ran, content, tar_of, wds
 from storage_servers import S3, Web, forget_listings, web_server
 
 from wdscli.plan import plan, scratch
-from wdscli.storage import ahead
+from wdscli.storage import scatter
 from wdscli.tar import core
 
 SAMPLES, PICTURE_BYTES = 40, 150_000
@@ -84,7 +84,7 @@ def stored(
     kind, name = request.param
     monkeypatch.delenv("WDSCLI_STORE", raising=False)
     # How long a gap is read rather than left out is learnt from the requests before.
-    monkeypatch.setattr(ahead, "_LINES", {})
+    monkeypatch.setattr(scatter, "_LINES", {})
     size = (here / name / "a.tar").stat().st_size
 
     def of_s3(*words: object) -> tuple[Cost, Ran]:

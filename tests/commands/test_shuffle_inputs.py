@@ -504,7 +504,7 @@ def test_s3_to_s3(plain: list[str], wanted: dict[str, bytes], tmp_path: Path) ->
 
 
 def test_more_inputs_than_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened_inputs, "OPEN_SOURCES", 3)
+    monkeypatch.setattr("wdscli.storage.scatter.MOST_LOCAL", 3)
     opened: list[str] = []
     original = Input.open
 

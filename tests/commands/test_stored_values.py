@@ -14,7 +14,7 @@ from tiers import examples
 
 from tests.support.shard_cases import foreign_tar, wds
 from wdscli.ops.index import index
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.shards import ShardWriter
 from wdscli.storage import open_source
 
@@ -59,13 +59,13 @@ def pair(tmp_path):
 def reads(monkeypatch):
     """The fields whose payloads an expression or a sort read."""
     found = []
-    original = Payloads.of
+    original = MemberReader.__call__
 
     def of(self, row, field):
         found.append(field)
         return original(self, row, field)
 
-    monkeypatch.setattr(Payloads, "of", of)
+    monkeypatch.setattr(MemberReader, "__call__", of)
     return found
 
 

@@ -324,7 +324,7 @@ class TestFirstTries:
 
     def test_where_with_text_without_quotes(self) -> None:
         ran = wds("ls", "set", "--where", "json.license == cc0")
-        assert (ran.code, "text is 'cc0'" in hint_of(ran.err)) == (2, True), ran.err
+        assert "warning: no sample has cc0 for --where: text is 'cc0'" in ran.err
 
     def test_where_with_is_none(self) -> None:
         assert wds("ls", "set", "--where", "json.license is not None").out.startswith(b"a/0\t")
@@ -361,7 +361,7 @@ class TestFirstTries:
 
     def test_a_table_with_one_value_of_the_json(self) -> None:
         ran = wds("ls", "set", "--to", "csv", "--column", "json.license")
-        assert (ran.code, "--column json adds" in hint_of(ran.err)) == (2, True), ran.err
+        assert [line.rpartition(b",")[2] for line in ran.out.splitlines()] == [b"json.license", b"cc0", b""]
         assert b"license" in wds("ls", "set", "--to", "csv", "--column", "json").out
 
     def test_a_view_that_was_moved(self, here: Path) -> None:

@@ -213,7 +213,7 @@ def test_reordering_carries_values(stored, tmp_path, command, more):
     assert wds(command, stored, "-o", tmp_path / "out" / name, *REORDER[command], *more).code == 0
     carried = indexes(tmp_path / "out")
     assert b"value:json.tokens" in b"".join(carried.values())
-    assert wds("index", tmp_path / "out", "--force", "--no-manifest", "--values", VALUES).code == 0
+    assert wds("index", tmp_path / "out", "--force", "--values", VALUES).code == 0
     assert indexes(tmp_path / "out") == carried
 
 
@@ -290,7 +290,7 @@ def test_a_view_has_the_values_of_its_bases(stored, tmp_path, command):
         before = path.parent / ".wds" / f"{path.name}.wdx"
         kept = before.read_bytes()
         if found:
-            assert wds("index", path, "--force", "--no-manifest", "--values", ",".join(found)).code == 0
+            assert wds("index", path, "--force", "--values", ",".join(found)).code == 0
             assert before.read_bytes() == kept
     listed = [wds("ls", tmp_path / one, "--where", "json.tokens > 30").out for one in ("v.json", "real")]
     assert sorted(line.split()[0] for line in listed[0].splitlines()) == sorted(

@@ -9,12 +9,14 @@ import numpy
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from index_samples import add_sample
 from tar_cases import with_checksum
 
+from wdscli.arrays import SampleArrays
 from wdscli.copy.copier import packed
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, group_columns
-from wdscli.shards.index import IndexBuilder, SampleArrays
+from wdscli.shards.index import IndexBuilder
 from wdscli.tar import CANONICAL, Form, Scanner, build_header, padding
 
 
@@ -62,7 +64,7 @@ def scanned(data: bytearray, form: Form = CANONICAL) -> SampleBatch | None:
 def index_of(batch: SampleBatch | None = None, arrays: SampleArrays | None = None, shift: int = 0) -> bytes:
     """The index that a builder makes, behind one sample that lies before."""
     builder = IndexBuilder()
-    builder.add_sample(b"first", 0, [b"z", b"f1"], [512, 1536], [7, 8])
+    add_sample(builder, b"first", 0, [b"z", b"f1"], [512, 1536], [7, 8])
     if batch is not None:
         starts, offsets = ([at + shift for at in column] for column in (batch.starts, batch.offsets))
         builder.add_batch(batch._replace(starts=starts, offsets=offsets))

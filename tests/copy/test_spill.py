@@ -32,7 +32,7 @@ from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.plan.strategy import MAIN_BYTES, limits_for
 from wdscli.run.execute import ReorderReport, run_plan
-from wdscli.storage import ahead
+from wdscli.storage import scatter
 from wdscli.storage.ranges import RemoteSource
 
 Fix = Callable[..., None]
@@ -424,8 +424,8 @@ class TestObjectStores:
         s3.client.put_object(Bucket=place, Key="in.tar", Body=data)
         by_gather = shuffled([f"s3://{place}/in.tar"], tmp_path / "gather", strategy="gather")
         sized(30_000, 20_000, True)
-        monkeypatch.setattr(spill, "LONG_RANGE_BYTES", 1)
-        monkeypatch.setattr(ahead, "FILL_BYTES", piece)
+        monkeypatch.setattr(scatter, "LONG_RANGE_BYTES", 1)
+        monkeypatch.setattr(scatter, "FILL_BYTES", piece)
         names = []
         original = RemoteSource.start_fill
         monkeypatch.setattr(
@@ -439,7 +439,7 @@ class TestObjectStores:
     def test_chunks_and_buckets_fill_the_memory(self, workers: int) -> None:
         contents = SimpleNamespace(row_lists=[None], inputs=[])
         plan: Any = SimpleNamespace(samples=1000, contents=contents)
-        space, memory = scratch.Scattered("s3://bucket/t", is_local=False), 512 << 20
+        space, memory = scratch.ScratchPass("s3://bucket/t", is_local=False), 512 << 20
         for total in (10, 100 << 20, 4 << 30):
             sizes = spill.sizes_for(plan, space, limits_for(memory, 1), total, workers)
             assert sizes.bucket + spill.SENDING_BYTES + spill.CLIENT_BYTES + MAIN_BYTES <= memory
@@ -454,9 +454,9 @@ class TestObjectStores:
         names = write_shards(tmp_path / "in", [numbered(60, "a"), numbered(60, "b")])
         place = s3.bucket("requests")
         reads = []
-        original = scratch.Objects._chunk_at
+        original = RemoteSource._fetch
         monkeypatch.setattr(
-            scratch.Objects, "_chunk_at", lambda *args: reads.append(args[1:]) or original(*args)
+            RemoteSource, "_fetch", lambda self, *args: reads.append(args[:2]) or original(self, *args)
         )
         sized(1 << 30, 100_000, True, rows=60)
         shuffled(names, tmp_path / "a", tmp=f"s3://{place}", cuts=Cuts(shards=2))

@@ -59,9 +59,11 @@ def write_set(folder: Path, content: Mapping[str, Fields], **options: object) ->
 
 def flagged(shards: list[str], profile: str) -> set[str]:
     """The codes of what ``verify --profile`` finds that this reader alone minds."""
+    from verify_options import checks_of
+
     from wdscli.verify.set import verify
 
-    report = verify(shards, profiles=[profile])
+    report = verify(shards, checks_of(profiles=[profile]))
     return {finding.code for finding in report.findings if finding.code.startswith(profile + "-")}
 
 

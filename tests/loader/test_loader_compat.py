@@ -506,7 +506,7 @@ class TestNamesThatAreGone:
             (tariterators, "shardlist", "SimpleShardList"),
             (mix, "random_samples", "RandomMix"),
             (wds, "LMDBCached", r"mcached\(\)"),
-            (wds, "tenbin", r"wdscli\.codecs\.tenbin"),
+            (wds, "tenbin", r"wdscli\.codecs\.values"),
         ]:
             with pytest.raises(ImportError, match=rf"^{module.__name__} has no {name}; write .*{said}"):
                 getattr(module, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Iterator
 from glob import glob
@@ -329,45 +328,6 @@ class TestTheOrderInAShard:
 
 
 class TestMixesOfAnythingElse:
-    def test_shares_are_exact(self, url: str) -> None:
-        endless = ours.DataPipeline(lambda: iter(int, 1))
-        mixed = ours.mix([(endless, 1), (data(ours, url).decode().map(lambda s: 1).compose(iter), 2)])
-        found = list(mixed)
-        assert sum(found) == COUNT
-        assert all(sum(found[first : first + 3]) == 2 for first in range(0, len(found) - 3, 3))
-
-    @pytest.mark.parametrize(
-        ("stop", "counts"),
-        [("first", {6, 7}), ("all", {COUNT * 2 + 3}), ("repeat", {COUNT * 4, COUNT * 4 + 1})],
-    )
-    def test_when_an_epoch_ends(self, url: str, stop: Any, counts: set[int]) -> None:
-        mixed = ours.mix([data(ours, url).compose(doubled), range(3)], stop=stop, seed=1)
-        assert len(list(mixed)) in counts
-
-    def test_epochs_differ_and_datasets_follow(self, url: str) -> None:
-        shuffled = ours.WebDataset(url, shuffle="window").compose(iter)
-        mixed = ours.mix([shuffled, lambda: iter(())], stop="all")
-        epochs = [keys(mixed) for _ in range(2)]
-        assert sorted(epochs[0]) == sorted(epochs[1]) == keys(data(ours, url))
-        assert epochs[0] != epochs[1]
-        mixed.set_epoch(0)
-        assert keys(mixed) == epochs[0]
-
-    def test_stages_workers_and_labels(self, url: str) -> None:
-        mixed = ours.mix({"a": (data(ours, url).compose(iter), 1), "b": (data(ours, url), 1)}, label="from")
-        batches = pickle.loads(pickle.dumps(mixed)).to_tuple("__key__", "from").batched(6)
-        found = [pair for batch in ours.WebLoader(batches, num_workers=2) for pair in zip(*batch)]
-        assert len(found) == len(set(found)) == 2 * COUNT
-        assert "without an exact place" in repr(mixed)
-        with pytest.raises(UsageError, match="position in a mix of plain"):
-            mixed.state_dict()
-
-    def test_what_is_refused(self, url: str) -> None:
-        with pytest.raises(UsageError, match="among ranks"):
-            ours.mix([range(3), data(ours, url)], rank=0, world_size=1)
-        with pytest.raises(UsageError, match="set 0 has int"):
-            list(ours.mix([range(3), data(ours, url)], label="from"))
-
     def test_webdatasets_mixes(self, url: str) -> None:
         for make in (
             lambda wds: wds.RoundRobin([data(wds, url).compose(doubled), range(5)], longest=True),

@@ -204,9 +204,9 @@ class Standing(EpochReader):
         return list(positions)
 
 
-def _ahead(reader: Any) -> reading.Ahead:
+def _ahead(reader: Any) -> reading.ReadAheadThread:
     batches = Batches(100, 1, Share(), "even")
-    return reading.Ahead(reader, reading.Agenda(batches, range(100)), 1000, reading.Times())
+    return reading.ReadAheadThread(reader, reading.Agenda(batches, range(100)), 1000, reading.Times())
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def test_an_error_beside_the_reader_comes_out(standing: Standing, monkeypatch: p
 
 
 def test_locks_are_open_in_a_fork() -> None:
-    counts = failures.Counts()
+    counts = failures.SkipCounts()
     locks = [retry._counting, fetch.METER._lock, counts._lock, ForkLock()]
     for one in locks:
         one.acquire()

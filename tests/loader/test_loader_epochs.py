@@ -15,7 +15,7 @@ import torch_processes  # noqa: F401 - those of "forkserver" have torch already
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
-from wdscli.loader.place.iteration import ROWS, Begun, EpochBoard
+from wdscli.loader.place.epoch_board import NOTES, Beginning, EpochBoard
 from wdscli.loader.place.state import Place
 from wdscli.shards import ShardWriter
 
@@ -175,23 +175,52 @@ def test_a_process_that_was_forked_and_is_no_worker_has_workers_of_its_own(url: 
     assert list(loader(data, 1)) == known[1], "what it began is not told to others"
 
 
+def test_workers_of_a_forked_process_follow_it_and_no_other_process(url: str) -> None:
+    """As when a launcher makes the dataset, and each rank starts workers of its own."""
+    data = made(url)
+    known = epochs(url)
+    assert list(loader(data, 1)) == known[0]
+    data.set_epoch(0)
+    child = os.fork()
+    if not child:
+        try:
+            batches = loader(data, 1, persistent_workers=True)
+            right = [list(batches), list(batches)] == known[:2] and data.epoch == 2
+            data.set_epoch(4)
+            right &= [list(batches), list(batches)] == known[4:] and data.epoch == 6
+            del batches  # ends the workers
+            os._exit(0 if right else 3)
+        finally:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert list(loader(data, 1)) == known[0]
+
+
 class TestEpochBoard:
     def test_all_workers_of_an_iteration_get_one_epoch(self) -> None:
-        board = EpochBoard.made()
-        board.publish(Place(4, 2))
-        assert board.published() == Place(4, 2)
-        found = [board.epoch_of(Begun(7, 0, 1, 3), 4) for _ in range(3)]
-        again = [board.epoch_of(Begun(7, 0, 2, 3), 4) for _ in range(3)]  # workers that stayed
-        anew = [
-            board.epoch_of(Begun(7, birth, 1, 3), 4) for birth in (3, 4, 3)
-        ]  # of the same seed; another fork
-        late = board.epoch_of(Begun(7, 0, 2, 3), 4)
-        assert (found, again, anew, late) == ([4, 4, 4], [5, 5, 5], [6, 6, 6], 5)
-        assert board.latest == 6
+        board = EpochBoard.made(Place(4, 2))
+
+        def epoch_of(birth: int, time: int, worker: int, parent: int = os.getpid()) -> int:
+            return board.start_of(Beginning(parent, 7, time, birth, 3, worker)).epoch
+
+        assert board.start_of(Beginning(os.getpid(), 7, 1, 0, 3, 0)) == Place(4, 2)
+        assert [epoch_of(0, 1, worker) for worker in (1, 2)] == [4, 4]
+        assert [epoch_of(0, 2, worker) for worker in range(3)] == [5, 5, 5], "workers that stayed"
+        assert [epoch_of(birth, 1, 0) for birth in (3, 4)] == [6, 6], "new workers with the same seed"
+        assert [epoch_of(birth, 1, worker) for worker, birth in enumerate((9, 14, 19))] == [7, 7, 7], (
+            "another thread started processes between them"
+        )
+        assert epoch_of(0, 2, 2) == 5, "late"
+        assert board.latest() == (7, 3)
+        assert [epoch_of(0, 1, worker, parent=1) for worker in range(3)] == [4, 4, 4], "another fork"
+        assert board.latest() == (7, 3)
         board.publish(Place(1, 0, 3, topology=(2, 5)))
-        assert (board.published(), board.latest, board.turn) == (Place(1, 0, 3, topology=(2, 5)), None, 2)
+        assert board.latest() is None
+        assert board.start_of(Beginning(os.getpid(), 8, 1, 0, 3, 0)) == Place(1, 0, 3, topology=(2, 5))
 
     def test_old_iterations_are_forgotten(self) -> None:
-        board = EpochBoard.made()
-        for number in range(3 * ROWS):
-            assert board.epoch_of(Begun(number, 2 * number, 1, 2), 0) == number
+        board = EpochBoard.made(Place())
+        for number in range(3 * NOTES):
+            assert board.start_of(Beginning(os.getpid(), number, 1, 2 * number, 2, 0)).epoch == number
+            assert board.start_of(Beginning(number + 2, number, 1, 2 * number, 2, 0)).epoch == 0
+        assert len(pickle.dumps(board._read().__enter__())) < 20_000

@@ -21,7 +21,7 @@ from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.selected import FilteredCatalog, filtered
 from wdscli.look.listing import ls
 from wdscli.ops.index import index
-from wdscli.selection import Selection
+from wdscli.selection import Selection, reading
 from wdscli.shards import ShardWriter
 
 
@@ -316,11 +316,11 @@ class TestRefused:
         assert broken.value.hint == 'on_error="skip" skips such samples'
 
     def test_too_large_to_be_decoded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(filters, "DECODED_BYTES", 100)
+        monkeypatch.setattr(reading, "MAX_LOOKED_INTO_BYTES", 100)
         with ShardWriter(f"{tmp_path}/in.tar") as writer:
             writer.write("a", {"txt": b"x" * 100})
             writer.write("b", {"txt": b"x" * 101})
-        with pytest.raises(DataError, match="the limit is 100 bytes"):
+        with pytest.raises(DataError, match="limit: 100 bytes"):
             WebDataset(f"{tmp_path}/in.tar", where="txt == 'x'")
 
     def test_streams(self) -> None:
@@ -423,6 +423,6 @@ def test_a_slice_from_the_end_of_what_is_not_counted(shards: list[str], part: tu
 
 
 def _filter(where: str) -> filters.Filter:
-    chosen = filters.Filter.parse(filters.Wanted(where=where))
+    chosen = filters.Filter.parse(filters.Criteria(where=where))
     assert chosen is not None
     return chosen

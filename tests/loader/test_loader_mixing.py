@@ -148,7 +148,7 @@ class TestSchedule:
         assert Schedule([1, 1], [3, 0], stop="all").length == 3
 
     def test_no_such_stop(self) -> None:
-        with pytest.raises(UsageError, match='invalid value for stop=: "last"'):
+        with pytest.raises(UsageError, match="stop='last' is not one of"):
             Schedule([1], [1], stop="last")  # type: ignore[arg-type]
 
 
@@ -368,8 +368,15 @@ class TestStages:
 
     def test_that_cannot_be_exact_are_refused(self, sets: Sets) -> None:
         a, b, _ = sets()
-        with pytest.raises(UsageError, match="generator"):
-            wds.mix([a.compose(lambda items: items), b]).state_dict()
+        with pytest.raises(
+            UsageError, match=r"a WebDataset with a generator in compose\(\) cannot be mixed"
+        ) as error:
+            wds.mix([a.compose(lambda items: items), b])
+        assert "wds.RandomMix" in str(error.value.hint)
+        for plain in range(3), iter, lambda: iter(()), wds.DataPipeline(lambda: iter(range(3))):
+            with pytest.raises(UsageError, match="cannot be mixed") as error:
+                wds.mix([plain, b])
+            assert "wds.RandomMix" in str(error.value.hint)
         with pytest.raises(UsageError, match="batches cannot be mixed"):
             wds.mix([a.batched(3), b])
         with pytest.raises(UsageError, match="mcached"):
@@ -488,9 +495,9 @@ class TestAmounts:
         assert len(wds.mix({"a": a.listed(2), "b": inner}, repeat={"b": 2}, per="batch")) == 12 + 2 * 10
         with pytest.raises(UsageError, match="mix of whole batches"):
             wds.mix({"a": a.listed(2), "b": inner}, choose={"b": 5}, per="batch")
-        for plain in (wds.WebDataset([f"pipe:cat {folder}/a/a-000000.tar"]), iter, a.compose(iter)):
-            with pytest.raises(UsageError, match="need sets with random access"):
-                wds.mix({"a": plain, "b": b}, repeat={"b": 2})
+        stream = wds.WebDataset([f"pipe:cat {folder}/a/a-000000.tar"])
+        with pytest.raises(UsageError, match="need sets with random access"):
+            wds.mix({"a": stream, "b": b}, repeat={"b": 2})
 
 
 class TestChangingWeights:
@@ -755,7 +762,7 @@ class TestPerBatch:
             wds.mix([a.batched(3), b.batched(2)], per="batch")
         with pytest.raises(UsageError, match="needs datasets of batches"):
             wds.mix([a.batched(3), b], per="batch")
-        with pytest.raises(UsageError, match='invalid value for per=: "epoch"'):
+        with pytest.raises(UsageError, match="per='epoch' is not one of"):
             wds.mix([a, b], per="epoch")  # type: ignore[arg-type]
 
     def test_the_batch_stage_is_the_sets_own(self, sets: Sets) -> None:
@@ -790,7 +797,7 @@ class TestErrors:
             wds.mix({})
         with pytest.raises(UsageError, match="weight of 0"):
             wds.mix({a: 1, b: 0})
-        with pytest.raises(UsageError, match="invalid value for stop=:"):
+        with pytest.raises(UsageError, match=r"stop=.* is not one of"):
             wds.mix([a, b], stop="last")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="set none of the mix has no samples"):
             len(wds.mix({"all": (a, 1), "none": (b.slice(0), 1)}))

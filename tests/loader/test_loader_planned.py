@@ -32,7 +32,8 @@ EDGES = [8, 20, 33]
 
 def planned_dataset(kind: str, window: int = 64, **how: Any) -> Any:
     """A function that makes a dataset of one rank, whose batches are lists of numbers."""
-    more = {name: how.pop(name) for name in ("same_bucket", "partial", "truncate", "drop") if name in how}
+    words = ("same_bucket", "partial", "truncate", "drop", "balance")
+    more = {name: how.pop(name) for name in words if name in how}
     source = how.pop("source", None)
 
     def make(**share: Any) -> PositionDataset:
@@ -45,7 +46,12 @@ def planned_dataset(kind: str, window: int = 64, **how: Any) -> Any:
             sizes = {(0, 20): 7, (20, 33): 3, (33, 41): 2}
             return data.batched(bucket=LONGEST, buckets=sizes, window=window, collation_fn=None, **more)
         if kind == "budget":
-            return data.batched(budget=100, length=LONGEST, max_samples=9, window=window, collation_fn=None)
+            limits = {"budget": 100, "length": LONGEST, "max_samples": 9}
+            return data.batched(**limits, window=window, collation_fn=None, **more)
+        if kind == "small packs":
+            more["max_samples"] = 5
+        if kind == "packs in sequence":
+            more.update(max_samples=7, order="kept")
         return data.packed(100, LONGEST, window=window, collation_fn=list, **more)
 
     return make
@@ -62,6 +68,7 @@ def check_batch(kind: str, batch: list[int]) -> None:
         assert len(batch) <= 9
     else:
         assert sum(values) <= 100
+        assert len(batch) <= {"small packs": 5, "packs in sequence": 7}.get(kind, 100)
 
 
 def list_of_batches(ranks: list[list[list[int]]]) -> list[list[int]]:
@@ -89,7 +96,7 @@ def _mixed(seed: int) -> Any:
 def check_world(monkeypatch: pytest.MonkeyPatch, case: int, times: int) -> None:
     draw = random.Random(case)
     for _ in range(times):
-        kind = draw.choice(["buckets", "ranges", "budget", "packs"])
+        kind = draw.choice(["buckets", "ranges", "budget", "packs", "small packs", "packs in sequence"])
         tail = draw.choice(["even", "even", "drop", "pad", "uneven"])
         window = draw.choice([16, 50, 64, 1000])
         is_mix = draw.random() < 0.3
@@ -168,6 +175,86 @@ def test_groups_of_one_bucket_resume_with_a_part_of_the_ranks(monkeypatch: pytes
         len(make(rank=0, world_size=3))
 
 
+@pytest.mark.parametrize("kind", ["budget", "packs", "small packs"])
+@pytest.mark.parametrize("window", [20, 64, 1000])
+def test_balanced_batches_resume_with_a_part_of_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, kind: str, window: int
+) -> None:
+    make = planned_dataset(kind, window, balance=4)
+    alone = list(make(rank=0, world_size=1))
+    assert not len(alone) % 4
+    for batch in alone:
+        check_batch(kind, batch)
+    assert {sample for batch in alone for sample in batch} == set(everything(COUNTS))
+    ranks = [World(monkeypatch, 4, 1).of_rank(make, rank) for rank in range(4)]
+    assert list_of_batches(ranks) == alone
+    first = make(rank=0, world_size=4)
+    batches = iter(first)
+    for _ in range(3):
+        next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = [World(monkeypatch, 2, 2).of_rank(make, rank, state) for rank in range(2)]
+    assert list_of_batches(rest) == alone[12:]
+    with pytest.raises(UsageError, match="balance=4 is not a multiple of the number of ranks, 3"):
+        len(make(rank=0, world_size=3))
+
+
+def steps_of(plan: Any, values: Any, world: int) -> list[list[Any]]:
+    """The values of each batch of each step."""
+    batches = numpy.split(values[plan.rows], plan.ends[:-1])
+    return [batches[first : first + world] for first in range(0, len(batches), world)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "world"), [("budget", 2), ("budget", 8), ("packed", 2), ("packed", 8), ("packed", 64)]
+)
+def test_ranks_have_equal_work_in_a_step(kind: Any, world: int) -> None:
+    draw = numpy.random.default_rng(world)
+    values = draw.lognormal(5.5, 1, 40_000).clip(1, 4096).astype(int).astype(float)
+    rule = Rule(kind, "x", 4096 if kind == "packed" else 16_384)
+    plan, alone = planned(values, rule._replace(together=world), 7), planned(values, rule, 7)
+    assert sorted(plan.rows.tolist()) == list(range(len(values)))
+    assert (plan.cells <= plan.room).all()
+    steps = steps_of(plan, values, world)
+    assert {len(step) for step in steps} == {world}
+    assert len(plan.ends) - len(alone.ends) < world
+    power = 2 if kind == "packed" else 1
+    work = numpy.array(
+        [[(batch**power).sum() if power == 2 else batch.max() for batch in step] for step in steps]
+    )
+    worse = work.max(1) > 1.1 * work.mean(1)
+    assert worse.sum() <= max(2, 0.01 * len(steps)), work[worse]
+    # As an oracle would do it: the batches in the order of their work, cut into steps; a last step has what is left.
+    steps_by_work = sorted(map(sorted, work.tolist()))
+    overlaps = sum(before[-1] > after[0] for before, after in pairwise(steps_by_work))
+    assert overlaps <= 2 * bool(len(alone.ends) % world)
+
+
+@pytest.mark.parametrize("lengths", [[4096] * 9, [4000, 96] * 9, [1], [9, 9], [3000] * 7 + [1000] * 30])
+def test_balanced_packs_of_few_samples(lengths: list[int]) -> None:
+    """Samples are repeated only if every pack has one sample."""
+    values = numpy.array(lengths, dtype=float)
+    plan = planned(values, Rule("packed", "x", 4096, together=8), 3)
+    assert set(plan.rows.tolist()) == set(range(len(lengths)))
+    assert not len(plan.ends) % 8
+    assert (plan.used <= 4096).all()
+    counts = numpy.diff([0, *plan.ends])
+    assert counts.min() >= 1
+    assert len(plan.rows) == len(lengths) or counts.max() == 1
+
+
+@pytest.mark.parametrize("most", [0, 3, 40])
+def test_packs_in_sequence_as_a_loop_fills_them(most: int) -> None:
+    lengths = numpy.random.default_rng(most).integers(1, 300, 2000)
+    packs: list[list[int]] = [[]]
+    for row, length in enumerate(lengths):
+        if sum(lengths[packs[-1]]) + length > 1000 or (most and len(packs[-1]) == most):
+            packs.append([])
+        packs[-1].append(row)
+    plan = planned(lengths.astype(float), Rule("packed", "x", 1000, most=most, in_sequence=True), 1)
+    assert [rows.tolist() for rows in numpy.split(plan.rows, plan.ends[:-1])] == packs
+
+
 def oracle_of_buckets(values: list[float], edges: list[float], size: int) -> list[list[int]]:
     """As a program would do it that has a list for each bucket."""
     waiting: dict[int, list[int]] = {}
@@ -198,15 +285,18 @@ def test_ranges_with_full_batches_only(same: bool | int) -> None:
         assert len(batch) == {0: 7, 1: 3, 2: 2}[sum(value_of(batch[0], LONGEST) >= edge for edge in [20, 33])]
 
 
-def first_fit_decreasing(lengths: list[int], size: int) -> int:
+def first_fit_decreasing(lengths: list[int], size: int, most: int = 1 << 30) -> int:
     """The packs of the textbook's method; first fit by a tree of the rooms would give as many."""
     rooms: list[int] = []
+    counts: list[int] = []
     for length in sorted(lengths, reverse=True):
-        at = next((at for at, room in enumerate(rooms) if room >= length), None)
-        if at is None:
-            rooms.append(size - length)
-        else:
-            rooms[at] -= length
+        fitting = (number for number, room in enumerate(rooms) if room >= length and counts[number] < most)
+        number = next(fitting, len(rooms))
+        if number == len(rooms):
+            rooms.append(size)
+            counts.append(0)
+        rooms[number] -= length
+        counts[number] += 1
     return len(rooms)
 
 
@@ -230,6 +320,17 @@ def test_packs_are_as_few_as_first_fit_decreasing_makes(name: str) -> None:
     assert len(found.ends) <= 1.02 * first_fit_decreasing(values.tolist(), 4096) + 1
     if name == "lognormal":
         assert found.used.sum() / found.room.sum() >= 0.98
+
+
+@pytest.mark.parametrize("most", [2, 4, 7, 30])
+@pytest.mark.parametrize("name", ["lognormal", "uniform", "tiny"])
+def test_packs_with_a_largest_number_of_samples(name: str, most: int) -> None:
+    values = numpy.clip(DRAWS[name](numpy.random.default_rng(5), 3000).astype(int), 1, 4096)
+    plan = planned(values.astype(float), Rule("packed", "x", 4096, most=most), 0)
+    assert sorted(plan.rows.tolist()) == list(range(3000))
+    assert (plan.used <= 4096).all()
+    assert numpy.diff([0, *plan.ends]).max() <= most
+    assert len(plan.ends) <= 1.02 * first_fit_decreasing(values.tolist(), 4096, most) + 1
 
 
 @pytest.mark.exhaustive
@@ -388,13 +489,22 @@ def test_arguments_that_do_not_belong_together() -> None:
         {"budget": 9, "length": "1"},
         {"bucket": "1", "buckets": {(0, 5): 4}},
         {"max_samples": 3},
+        {"balance": True},
+        {"bucket": "1", "buckets": [3], "balance": True},
+        {"budget": 5, "length": "1", "max_samples": 0},
         {"same_bucket": True},
         {"window": 9},
     ):
         with pytest.raises(UsageError):
             data.batched(4, **how)  # type: ignore[arg-type]
-    with pytest.raises(UsageError):
-        data.packed(9, "1", truncate=True, drop=True)
+    for how in (
+        {"truncate": True, "drop": True},
+        {"order": "no"},
+        {"order": "kept", "balance": 2},
+        {"max_samples": 0},
+    ):
+        with pytest.raises(UsageError):
+            data.packed(9, "1", **how)  # type: ignore[arg-type]
     with pytest.raises(UsageError):
         data.batched(3).packed(9, "1")
     with pytest.raises(UsageError, match="substitute"):

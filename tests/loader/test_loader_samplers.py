@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,14 @@ class TestLength:
 
 
 class TestState:
+    def test_of_single_samples_by_other_ranks(self, table: IndexedDataset) -> None:
+        whole = list(ShardSampler(table, seed=1))
+        sampler = ShardSampler(table, seed=1, rank=0, world_size=2)
+        list(islice(sampler, 4))
+        alone = ShardSampler(table, seed=1)
+        alone.load_state_dict(sampler.state_dict())
+        assert list(alone) == whole[8:]
+
     def test_from_any_batch_by_any_ranks(self, table: IndexedDataset) -> None:
         whole = list(ShardSampler(table, batch_size=12, seed=3))
         for stop in range(len(whole)):

@@ -16,13 +16,13 @@ from wdscli.loader.order.source import (
     ENDLESS,
     BatchSlice,
     EpochReader,
-    Mixed,
     Passes,
     PositionSource,
+    RandomShare,
+    ShuffledPositions,
     Slice,
-    Thinned,
+    SourceView,
     View,
-    Viewed,
 )
 from wdscli.ordering import mix
 
@@ -64,7 +64,7 @@ def test_a_sampling_is_what_is_written_down(p: float, seed: int, length: int, ep
         expected.append(
             (begin + mix(of_epoch ^ stretch) % (end - begin) + key(of_epoch, 1) % length) % length
         )
-    found = seen(Thinned(p, seed), length, epoch)
+    found = seen(RandomShare(p, seed), length, epoch)
     assert found == sorted(expected)
     assert len(set(found)) == count
 
@@ -74,7 +74,7 @@ def test_a_sampling_is_what_is_written_down(p: float, seed: int, length: int, ep
 def test_a_sampling_prefers_no_position(p: float) -> None:
     times: Counter[int] = Counter()
     for epoch in range(1000):
-        times.update(seen(Thinned(p, 3), 20, epoch))
+        times.update(seen(RandomShare(p, 3), 20, epoch))
     for place in range(20):
         assert abs(times[place] / 1000 - p) < 0.08, (place, times)
 
@@ -83,17 +83,17 @@ GOLDEN = [1, 6, 10, 16, 17, 24, 28, 30, 36, 38]
 
 
 def test_a_sampling_does_not_change_with_a_version() -> None:
-    assert seen(Thinned(0.25, 0), 40) == GOLDEN
-    assert seen(Thinned(0.25, 0), 40, epoch=1) != GOLDEN
+    assert seen(RandomShare(0.25, 0), 40) == GOLDEN
+    assert seen(RandomShare(0.25, 0), 40, epoch=1) != GOLDEN
 
 
 @given(LENGTHS, st.integers(0, 3))
 def test_a_mix_is_a_permutation(length: int, epoch: int) -> None:
-    found = seen(Mixed(7), length, epoch)
+    found = seen(ShuffledPositions(7), length, epoch)
     assert sorted(found) == list(range(length))
     if length > 20:
-        assert found != seen(Mixed(7), length, epoch + 1)
-        assert found != seen(Mixed(8), length, epoch)
+        assert found != seen(ShuffledPositions(7), length, epoch + 1)
+        assert found != seen(ShuffledPositions(8), length, epoch)
 
 
 class Letters(PositionSource):
@@ -164,13 +164,13 @@ def test_views_and_spans_are_told_apart_by_identity() -> None:
         Slice(1, 2, None),
         Slice(1, 3, None),
         BatchSlice(Slice(1, 2, None), 4),
-        Thinned(0.5, 0),
-        Mixed(0),
-        Mixed(1),
+        RandomShare(0.5, 0),
+        ShuffledPositions(0),
+        ShuffledPositions(1),
     ]
-    identities = [Viewed(source, view).identity() for view in views]
+    identities = [SourceView(source, view).identity() for view in views]
     identities += [
-        Viewed(Viewed(source, views[0]), views[1]).identity(),
+        SourceView(SourceView(source, views[0]), views[1]).identity(),
         Passes(source, None, 5, [None, 5]).identity(),
     ]
     assert len({str(one) for one in identities}) == len(identities)

@@ -58,13 +58,13 @@ def way(folder: Path, inputs: list[str], how: Join, **more: Any) -> dict[str, by
 def files_read(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The numbers of what joins read from now on; those of shards are small."""
     seen: set[int] = set()
-    read = copier.Copier._read_rows
+    read = copier.read
 
-    def watched(self: Any, *rows: int) -> None:
-        seen.update(self.chunk.files[row] for row in self.runs)
-        read(self, *rows)
+    def watched(sources: Any, ranges: Any, buffer: memoryview) -> None:
+        seen.update(ranges.files.tolist())
+        read(sources, ranges, buffer)
 
-    monkeypatch.setattr(copier.Copier, "_read_rows", watched)
+    monkeypatch.setattr(copier, "read", watched)
     return seen
 
 

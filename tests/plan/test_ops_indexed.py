@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from index_samples import add_sample
 from shard_cases import numbered, sample, write_shards
 from xxhash import xxh3_64_intdigest
 
@@ -92,8 +93,8 @@ def test_unsafe_names_are_found(tmp_path: Path, key: bytes) -> None:
     """An index can say what it likes."""
     name, _ = indexed(tmp_path, SAMPLES)
     builder = IndexBuilder()
-    builder.add_sample(b"ok", 0, [b"a"], [512], [1])
-    builder.add_sample(key, 1024, [b"a"], [1536], [1])
+    add_sample(builder, b"ok", 0, [b"a"], [512], [1])
+    add_sample(builder, key, 1024, [b"a"], [1536], [1])
     index = parse_index(builder.to_bytes(shard="x.tar", size=4096), "x")
     assert plain_rows(task(name), index) is None
     (bad,) = write_shards(tmp_path / "bad", [[[("ok.a", b"1")], [(f"{key.decode()}.a", b"1")]]])

@@ -19,7 +19,7 @@ from wdscli.plan.cut import END_BYTES, Cuts, Sizes, cut
 from wdscli.plan.orders import shuffled
 from wdscli.plan.request import Request
 from wdscli.plan.survey import Survey, SurveyedRows
-from wdscli.plan.table import Ordered, PlanTable, row_type
+from wdscli.plan.table import OrderedSamples, PlanTable, row_type
 from wdscli.plan.values import PackedValues, RowBlock
 from wdscli.selection import Selection
 from wdscli.shards.writing import OutputSet, ShardSettings
@@ -125,10 +125,10 @@ def cuts_of(lengths: list[int], cuts: Cuts) -> list[int]:
     return found
 
 
-def ordered_of(lengths: list[int]) -> Ordered:
+def ordered_of(lengths: list[int]) -> OrderedSamples:
     rows = numpy.zeros(len(lengths), dtype=row_type())
     rows["out"] = lengths
-    return Ordered(PlanTable(rows))
+    return OrderedSamples(PlanTable(rows))
 
 
 blocks = st.integers(2, 40).map(lambda count: 512 * count)
@@ -252,7 +252,7 @@ class TestPlan:
         samples = samples_of(list(range(4)), list(range(3)))
         rows = list(range(7))
         random.Random(1).shuffle(rows)
-        ordered = Ordered(samples, numpy.array(rows))
+        ordered = OrderedSamples(samples, numpy.array(rows))
         bounds = [0, 3, 3, 7]
         sizes = Sizes.of(ordered)
         planned = sizes.shards(OutputSet("out-%06d.tar", ShardSettings()), bounds[1:])

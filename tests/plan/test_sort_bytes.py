@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from wdscli.plan import sort as sort_module
 from wdscli.plan.sort import (
-    decoded,
     json_code,
     natural_code,
     number_code,
@@ -23,6 +22,7 @@ from wdscli.plan.sort import (
     text_code,
 )
 from wdscli.plan.values import GrowingValues, PackedValues
+from wdscli.selection.places import decoder_of
 
 texts = st.binary(max_size=20) | st.lists(st.sampled_from([b"\0", b"\xff", b"a", b"\1"])).map(b"".join)
 natural_texts = st.lists(
@@ -101,7 +101,9 @@ class TestOrder:
     @example([1], [1, None])
     @example({"a": 2}, {"a": 1, "b": 0})
     def test_json(self, one: Any, other: Any) -> None:
-        codes = [json_code(decoded(json.dumps(value).encode())) for value in (one, other)]
+        codes = [
+            json_code(decoder_of("json", exact=True)(json.dumps(value).encode())) for value in (one, other)
+        ]
         assert compared(*codes) == compared(jq(one), jq(other))
 
     @given(st.lists(documents, max_size=5))
@@ -116,7 +118,11 @@ CODES = [
     pytest.param(texts, text_code, id="text"),
     pytest.param(natural_texts, natural_code, id="natural"),
     pytest.param(number_texts, number_code, id="number"),
-    pytest.param(documents.map(json.dumps), lambda text: json_code(decoded(text.encode())), id="json"),
+    pytest.param(
+        documents.map(json.dumps),
+        lambda text: json_code(decoder_of("json", exact=True)(text.encode())),
+        id="json",
+    ),
 ]
 
 

@@ -17,21 +17,21 @@ from wdscli.plan.orders import shuffled
 from wdscli.plan.request import Request, Strategy
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.strategy import Choice, Disc, choose, disc_of, mean_run
-from wdscli.plan.table import Ordered, PlanTable, row_type
-from wdscli.storage.ahead import Line
+from wdscli.plan.table import OrderedSamples, PlanTable, row_type
 from wdscli.storage.local import LocalSource
+from wdscli.storage.scatter import Line
 
 GIB = 1 << 30
 
 
-def plan(count: int, size: int, *, in_order: bool = False) -> Ordered:
+def plan(count: int, size: int, *, in_order: bool = False) -> OrderedSamples:
     """``count`` samples of ``size`` bytes in one shard, shuffled or not."""
     rows = numpy.zeros(count, dtype=row_type())
     rows["place"] = numpy.arange(count)
     rows["start"] = numpy.arange(count) * size
     rows["length"] = rows["out"] = size
     samples = PlanTable(rows)
-    return Ordered(samples, None if in_order else shuffled(samples, 1))
+    return OrderedSamples(samples, None if in_order else shuffled(samples, 1))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ NEAR = [Input("in-0.tar")]
 FAR = [Input("s3://b/in-0.tar")]
 
 
-def auto(inputs: list[Input], ordered: Ordered, tmp: str | None = None) -> Choice:
+def auto(inputs: list[Input], ordered: OrderedSamples, tmp: str | None = None) -> Choice:
     return choose(Request([], "o.tar", tmp=tmp), inputs, [ordered])
 
 

@@ -111,6 +111,7 @@ def test_a_wheel_from_the_sdist_holds_everything(checkout: Path, tmp_path: Path)
     assert {name for name in names if name.startswith("wdscli/")} == modules | page | {
         "wdscli/py.typed",
         "wdscli/tar/_core.abi3.so",
+        "wdscli/tar/_crc.abi3.so",
     }
     pages = {f"share/man/{path.parent.name}/{path.name}" for path in (ROOT / "man").glob("man[157]/*")}
     assert {name.partition(".data/data/")[2] for name in names if ".data/" in name} == pages

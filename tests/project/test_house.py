@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from functools import cache
@@ -21,7 +22,7 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in HOUSE.rglob("*.py")}
-COMPILED = {"wdscli.tar._core"}
+COMPILED = {"wdscli.tar._core", "wdscli.tar._crc"}
 
 
 @cache
@@ -99,12 +100,13 @@ def room(package: str, module: str) -> str:
 CALLERS = {
     "is_other_version": "shards.proof",
     "parse_index": "ops.index shards.proof",
+    "preadv": "create.packing storage.local",
     "proven_by": "shards.proof verify.beside",
-    "read_index": "loader.read.catalog shards.moving shards.proof verify.beside",
+    "read_index": "loader.read.catalog ops.adopt shards.moving shards.proof verify.beside",
     "scan_index": "ops.index shards.proof shards.reading",
 }
 """The modules that call a piece with which a question was once answered in several places. All others call the function
-that answers it: ``find_index`` or ``prove_index`` of ``shards/proof.py``."""
+that answers it: ``find_index`` or ``prove_index`` of ``shards/proof.py``, and ``read`` of ``storage/scatter.py``."""
 
 
 @pytest.mark.parametrize("piece", CALLERS)
@@ -169,3 +171,44 @@ def test_nothing_at_the_top_of_a_module_is_unused() -> None:
                 dead.append(f"{name}.{node.name}")
     faces = {"wdscli.tar.reader.next_header"}
     assert not [name for name in dead if name not in faces and not name.rsplit(".", 1)[1].startswith("__")]
+
+
+SHARED_NAMES = frozenset(["Number", "Page", "Part", "Place", "ShardWriter", "TarWriter"])
+"""Public classes of two modules with one name. ShardWriter and TarWriter are webdataset's names."""
+PARTICIPLES = frozenset(["Cached", "Mixed", "Named", "Packed", "Planned", "Stored"])
+"""Classes that are named by a participle. Cached, Mixed and Packed are names that users know."""
+MOST_SHARED_NAMES = 20
+
+
+def classes_by_name() -> dict[str, list[str]]:
+    """The modules that define a public class of each name."""
+    modules: dict[str, list[str]] = defaultdict(list)
+    for module, path in MODULES.items():
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].append(module)
+    return modules
+
+
+def test_one_noun_has_one_meaning() -> None:
+    """Give a class a name that no other module has. A name that is free again leaves the list."""
+    shared = {name: modules for name, modules in classes_by_name().items() if len(modules) > 1}
+    assert not {name: modules for name, modules in shared.items() if name not in SHARED_NAMES}
+    assert len(SHARED_NAMES) <= MOST_SHARED_NAMES
+
+
+def test_classes_are_named_for_what_they_hold() -> None:
+    """``SourceView``, not ``Viewed``: a noun says what an object is, a participle what was done to it."""
+    participle = re.compile("[A-Z][a-z]+(ed|wn)|Apart|Held|Kept|Sent|Meant")
+    named = {name for name in classes_by_name() if participle.fullmatch(name)}
+    assert not named - PARTICIPLES
+
+
+@pytest.mark.parametrize("name", ["Viewed", "Drawn", "Apart", "Sent"])
+def test_participles_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODULES, "wdscli.other", HOUSE / "model.py")
+    monkeypatch.setattr(sys.modules[__name__], "tree", lambda _: ast.parse(f"class {name}: ..."))
+    with pytest.raises(AssertionError):
+        test_classes_are_named_for_what_they_hold()
+    with pytest.raises(AssertionError):
+        test_one_noun_has_one_meaning()

@@ -11,18 +11,18 @@ import pytest
 from PIL import Image
 from report_sets import picture, tone
 
-from wdscli.report.looking import MAX_CARD_CHARACTERS, MAX_PARTS, Part, make_card, picture_size
+from wdscli.report.looking import MAX_CARD_CHARACTERS, MAX_PARTS, CardPart, make_card, picture_size
 
 ROOM = 50_000
 
 
-def part(field: str, data: bytes | None, room: int = ROOM) -> Part:
+def part(field: str, data: bytes | None, room: int = ROOM) -> CardPart:
     size = 0 if data is None else len(data)
     (only,) = make_card(b"k", 0, [(field, size, data)], [], [], room, "a.tar").parts
     return only
 
 
-def shown(one: Part) -> Image.Image:
+def shown(one: CardPart) -> Image.Image:
     return Image.open(io.BytesIO(b64decode(one.uri.partition("base64,")[2])))
 
 

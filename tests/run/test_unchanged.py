@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from shard_cases import content, interrupt_at, keys_of, outputs, wds, write_shards
 
-from wdscli.run import input_versions
+from wdscli.run import digests
 from wdscli.storage import Source
 
 NOTHING = "nothing to do: inputs and options have not changed"
@@ -248,14 +248,14 @@ def test_a_store_that_tells_no_versions(here: Path, monkeypatch: pytest.MonkeyPa
     """As a web server may."""
     pytest.importorskip("fsspec").filesystem("memory").pipe("/unchanged/x", b"x")
     (here / "list").write_text("a.txt\tmemory://unchanged/x\n")
-    original = input_versions.open_source
+    original = digests.open_source
 
     def plain(address: str, **more: bool) -> Source:
         source = original(address, **more)
         source.version = ""
         return source
 
-    monkeypatch.setattr(input_versions, "open_source", plain)
+    monkeypatch.setattr(digests, "open_source", plain)
     ran = wds("create", "--from", "list:list", "-o", "out/out-%d.tar", "--if-changed")
     assert (ran.code, "has no versions" in ran.err) == (2, True), ran.err
 

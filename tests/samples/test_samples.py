@@ -14,7 +14,7 @@ from tiers import examples
 from wdscli.errors import DataError, UsageError
 from wdscli.samples import (
     RAGGED,
-    Ignored,
+    IgnoredMembers,
     SampleBatch,
     check_name,
     is_dunder,
@@ -176,7 +176,7 @@ JUNK = [b"README", b"._a.jpg", b"__x__", b"__x__/a.jpg", b"d/", b"d/.hidden", b"
 def test_members_of_no_sample_are_counted_and_make_a_sample_ragged(junk: bytes) -> None:
     for between, after in ((RAGGED, [junk]), (0, [])):
         names = [b"a.jpg", *after, b"a.cls", junk, b"b.jpg"]
-        ignored = Ignored()
+        ignored = IgnoredMembers()
         samples = flat(all_batches(shard(*names), ignored=ignored))
         assert [(key, fields) for _, key, fields, *_ in samples] == [
             (b"a", [b"jpg", b"cls"]),
@@ -207,7 +207,7 @@ def test_links_and_the_like_are_errors(typeflag: bytes, code: str) -> None:
             list(run(FileSource(data)))  # type: ignore[operator]
         error = caught.value
         assert (error.code, error.offset, error.member, error.shard) == (code, 1024, "b.jpg", "x.tar")
-    ignored = Ignored()
+    ignored = IgnoredMembers()
     samples = flat(all_batches(data, lenient=True, ignored=ignored))
     assert ([key for _, key, *_ in samples], ignored.counts) == ([b"a", b"c"], {code: 1})
 
@@ -251,7 +251,7 @@ def test_grouping_does_not_show_where_buffers_end(names: list[bytes], chunk: int
     data = shard(*names)
 
     def groups(source: FileSource | StreamSource, size: int) -> tuple[object, dict[str, int]]:
-        ignored = Ignored()
+        ignored = IgnoredMembers()
         found = flat(list(iter_batches(source, lenient=True, ignored=ignored, chunk=size)))
         return found, ignored.counts
 

@@ -14,7 +14,7 @@ from wdscli.errors import DataError
 from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import selected_samples
 from wdscli.plan.request import Request
-from wdscli.samples import Ignored
+from wdscli.samples import IgnoredMembers
 from wdscli.samples.grouping import Salvager
 from wdscli.storage import open_source
 from wdscli.tar import END_OF_ARCHIVE
@@ -157,7 +157,7 @@ def test_places_are_those_in_the_shard(tmp_path: Path, whole: bytes) -> None:
     with open_source(str(path)) as source:
         places = [
             (batch.index + row, key)
-            for batch in Salvager(source, lambda _: None, {}, ignored=Ignored()).batches()
+            for batch in Salvager(source, lambda _: None, {}, ignored=IgnoredMembers()).batches()
             for row, key in enumerate(batch.keys)
         ]
     assert places == [(0, b"n000"), (1, b"n001"), (2, b"n002"), (4, b"m000"), (5, b"m001"), (6, b"m002")]
@@ -179,7 +179,7 @@ def test_nothing_to_save(tmp_path: Path) -> None:
 
 def test_a_large_member_that_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By way of the scratch file of a stream, too; a cut in the padding counts."""
-    monkeypatch.setattr("wdscli.look.picking.HELD_BYTES", 1000)
+    monkeypatch.setattr("wdscli.selection.reading.HELD_BYTES", 1000)
     data = tar_of(flat([sample("a", 1, [3_000_001]), sample("b", 2, [3_000_001])]))
     for cut in (1024 + 512 + 2, 1024 + 512 + 100, 5000, 1_000_000):
         found, _, codes = both_ways(tmp_path, data[:-cut])

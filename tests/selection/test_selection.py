@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.selection import Selection, SelectionState, Walk
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.where import FUNCTIONS, TEXT_METHODS
 from wdscli.storage import Source, open_source
 from wdscli.tar import TarWriter
@@ -56,7 +56,7 @@ def shard(tmp_path: Path) -> str:
 def iter_selected(
     source: Source, selection: Selection, state: SelectionState, indexed: list[SampleBatch] | None = None
 ) -> Iterator[tuple[SampleBatch, list[int]]]:
-    return Walk(selection, state, Payloads(source, selection.payload_fields)).chosen(indexed)
+    return Walk(selection, state, MemberReader(source, selection.payload_fields)).chosen(indexed)
 
 
 def choose(shard: str, state: SelectionState | None = None, **options: Any) -> list[str]:
@@ -398,10 +398,8 @@ def test_what_a_sample_lacks_makes_the_whole_expression_false(shard: str) -> Non
         ("1 +", "cannot be read"),
         ("json.width = 3", "cannot be read"),
         ("import os", "cannot be read"),
-        ("x == 1", "no such name: x"),
         ("json.lang is 'en'", "`is` does not compare values"),
         ("json.width is not 5", "`is` does not compare values"),
-        ("sizes.jpg > 1", "no such name: sizes"),
         ("lenn(txt)", "no such function: lenn"),
         ("len", "len is a function"),
         ("key('a')", "no such function: key"),
@@ -419,7 +417,7 @@ def test_what_a_sample_lacks_makes_the_whole_expression_false(shard: str) -> Non
         ("~index", "~ is not allowed"),
         ("1 << 9999", "LShift is not allowed"),
         ("lambda: 1", "Lambda is not allowed"),
-        ("[x for x in fields]", "no such name: x"),
+        ("[x for x in fields]", "ListComp is not allowed"),
         ("[1 for key in fields]", "ListComp is not allowed"),
         ("f'{key:>1000000000}'", "JoinedStr is not allowed"),
         ("(lambda: 1)()", "Lambda is not allowed"),
@@ -459,7 +457,7 @@ def test_text_is_never_formatted(shard: str) -> None:
 
 
 def test_a_hint_says_what_was_meant() -> None:
-    for expression, hint in [("jsn.width > 1", "json"), ("lem(txt)", "len"), ("json.get('a')", "get(json")]:
+    for expression, hint in [("lem(txt)", "len"), ("json.get('a')", "get(json")]:
         with pytest.raises(UsageError) as error:
             Selection.parse(where=expression)
         assert hint in (error.value.hint or "")

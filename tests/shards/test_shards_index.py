@@ -131,7 +131,10 @@ class TestRoundTrip:
         with open_source(address) as source:
             builder, _ = scan_index(source)
         index = load(address)
-        assert builder.to_bytes(shard="a.tar", size=index.size) == Path(index_address(address)).read_bytes()
+        assert (
+            builder.to_bytes(shard="a.tar", size=index.size, checksums=index.checksums)
+            == Path(index_address(address)).read_bytes()
+        )
 
     def test_a_device_gets_no_index(self) -> None:
         with ShardFile("/dev/null", ShardSettings(force=True)) as shard:

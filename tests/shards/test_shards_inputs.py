@@ -14,6 +14,7 @@ import pytest
 from shard_cases import Ran
 from storage_servers import S3, s3_server
 from tiers import EXHAUSTIVE
+from verify_options import checks_of
 
 from wdscli.errors import DataError, InputError, InputNotFoundError, InputPermissionError
 from wdscli.loader import IndexedDataset, WebDataset
@@ -185,7 +186,7 @@ class TestVerify:
         data[600] ^= 1
         with open_sink(place + "t-2.tar", force=True) as sink:
             sink.write(bytes(data))
-        report = verify([place], checksums=True, jobs=1)
+        report = verify([place], checks_of(checksums=True), jobs=1)
         assert report.counts == {"checksum-mismatch": 1}
         assert run("verify", place, "-j", 1).code == 0
 

@@ -22,7 +22,7 @@ from wdscli.model import FieldTotals, ShardInfo
 from wdscli.shards import Manifest, ShardWriter, open_set, read_manifest
 from wdscli.shards.inputs import fingerprint_of, manifest_beside
 from wdscli.shards.manifest import fingerprint, parse_manifest
-from wdscli.shards.view import Rule, Run, View, ViewShard
+from wdscli.shards.view import SampleRun, View, ViewRule, ViewShard
 from wdscli.tar import Form
 
 SHARDS = (
@@ -58,9 +58,9 @@ class TestDocument:
                 bases.append(
                     ShardInfo(name, 10**4, 10**4, 10**9 + number, digest, f"xxh3_128:{2 * digest}", {}, False)
                 )
-            runs = tuple((Run(2 * number + place, 0, 10**4),) for place in (0, 1))
+            runs = tuple((SampleRun(2 * number + place, 0, 10**4),) for place in (0, 1))
             shards.append(ViewShard(f"{number:032x}", runs))
-        view = View(bases, shards, Rule((None, None), ("error", "error")), Form())
+        view = View(bases, shards, ViewRule((None, None), ("error", "error")), Form())
         infos = tuple(
             ShardInfo(f"train-{n:06d}.tar", 10**4, 2 * 10**4, 2 * 10**9 + n, "", None, {}, False)
             for n in range(count)

@@ -195,3 +195,41 @@ class TestLocal:
             assert find_index(address, source, warned.append, form=Form()) is not None
             assert scanned_index(address, source).digest == scanned_index(address, source, Form(7)).digest
         assert not warned
+
+
+class TestChecksums:
+    """A checksum that a store keeps of all bytes."""
+
+    @pytest.mark.parametrize(
+        ("kept", "version", "wanted"),
+        [
+            ({"crc32": "0000002a"}, "", (Proof.PAYLOADS, "")),
+            ({"crc32": "0000002b"}, "", (Proof.NOTHING, "the store keeps another checksum")),
+            # A copy has another ETag.
+            ({"crc32": "0000002a"}, OTHER_MD5, (Proof.PAYLOADS, "")),
+            # Even the same ETag does not outweigh another checksum.
+            ({"crc32": "0000002b"}, MD5, (Proof.NOTHING, "the store keeps another checksum")),
+            # Nothing can be compared, so the version counts.
+            ({"sha256": "0"}, MD5, (Proof.PAYLOADS, "")),
+            (
+                {"crc32": "0000002b-2"},
+                OTHER_MD5,
+                (Proof.NOTHING, "the store has another version of the shard"),
+            ),
+            ({"crc32": "0000002c-1"}, OTHER_MD5, (Proof.PAYLOADS, "")),
+        ],
+    )
+    def test_against_versions(
+        self, index: Index, kept: dict[str, str], version: str, wanted: tuple[Proof, str]
+    ) -> None:
+        index.version = MD5
+        index.checksums = {"crc32": "0000002a", "crc32-parts": "0000002c-1"}
+        assert proven_by(index, Evidence(index.size, version, checksums=kept)) == wanted
+
+    def test_another_size_is_another_shard(self, index: Index) -> None:
+        index.checksums = {"crc32": "0000002a"}
+        proof, reason = proven_by(index, Evidence(index.size + 512, checksums=dict(index.checksums)))
+        assert (proof, "bytes" in reason) == (Proof.NOTHING, True)
+
+    def test_values_that_are_not_proven_take_checksums_with_them(self, index: Index) -> None:
+        assert (index.without_values().checksums, index.without_values().unproven) == ({}, {"json.n"})

@@ -4,6 +4,7 @@ import math
 
 import numpy
 import pytest
+from index_samples import add_sample
 
 from wdscli.errors import DataError
 from wdscli.selection.values import MISSING, GrowingNumbers, Numbers, joined
@@ -20,7 +21,7 @@ def numbers(*given):
 def file_of(values, shard="a.tar"):
     builder = IndexBuilder()
     for number in range(3):
-        builder.add_sample(b"k%d" % number, number * 1024, [b"json"], [number * 1024 + 512], [10])
+        add_sample(builder, b"k%d" % number, number * 1024, [b"json"], [number * 1024 + 512], [10])
     builder.values = values
     return builder.to_bytes(shard=shard, size=4096)
 

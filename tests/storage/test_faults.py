@@ -23,7 +23,7 @@ import wdscli.loader as wds
 from wdscli.cli.main import main
 from wdscli.errors import WdsError
 from wdscli.shards import view_shards as views
-from wdscli.storage import ahead
+from wdscli.storage import scatter
 from wdscli.storage.retry import Network, using
 
 COMMAND: list[str] = []
@@ -214,7 +214,7 @@ def test_cells(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 60_000)
+    monkeypatch.setattr(scatter, "REQUEST_BYTES", 60_000)
     if kind == "obstore":
         pytest.importorskip("obstore")
         monkeypatch.setenv("WDSCLI_STORE", "obstore")
@@ -253,7 +253,7 @@ def test_a_page_is_no_payload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """issue 35, 15: after a cut, some answers, or all, are a page with status 200."""
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 60_000)
+    monkeypatch.setattr(scatter, "REQUEST_BYTES", 60_000)
     if kind == "obstore":
         pytest.importorskip("obstore")
         monkeypatch.setenv("WDSCLI_STORE", "obstore")

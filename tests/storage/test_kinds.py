@@ -49,9 +49,9 @@ class ToyBusyError(Exception):
 
 
 @pytest.fixture
-def row(monkeypatch: pytest.MonkeyPatch) -> Iterator[kinds.Kind]:
+def row(monkeypatch: pytest.MonkeyPatch) -> Iterator[kinds.StoreKind]:
     fsspec.register_implementation("toy", Toys, clobber=True)
-    kind = kinds.Kind(package="toyfs", container="box", login="ask Santa", versions=("paint",))
+    kind = kinds.StoreKind(package="toyfs", container="box", login="ask Santa", versions=("paint",))
     monkeypatch.setitem(kinds.KINDS, "toy", kind)
     Toys.pseudo_dirs[:] = ["", "/box"]
     yield kind
@@ -64,18 +64,18 @@ def put(name: str) -> None:
         sink.write(b"x" * 100)
 
 
-def test_its_word_for_what_objects_lie_in(row: kinds.Kind) -> None:
+def test_its_word_for_what_objects_lie_in(row: kinds.StoreKind) -> None:
     with pytest.raises(InputError, match='there is no box "gone"'):
         open_source("toy://gone/a.tar")
 
 
-def test_its_hint_for_an_account_that_is_refused(row: kinds.Kind) -> None:
+def test_its_hint_for_an_account_that_is_refused(row: kinds.StoreKind) -> None:
     with pytest.raises(InputError, match="the server answered 403") as caught:
         open_source("toy://box/denied")
     assert caught.value.hint == "ask Santa"
 
 
-def test_its_package(row: kinds.Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_package(row: kinds.StoreKind, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"class": "no_such_package.Toys", "err": "install it"}
     monkeypatch.delitem(_registry, "toy")
     monkeypatch.setitem(known_implementations, "toy", missing)
@@ -84,14 +84,14 @@ def test_its_package(row: kinds.Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == "pip install toyfs"
 
 
-def test_its_versions(row: kinds.Kind) -> None:
+def test_its_versions(row: kinds.StoreKind) -> None:
     put("a.tar")
     assert version_at("toy://box/a.tar") == (100, "paint:red")
 
 
 @pytest.mark.parametrize(("writes", "is_moved"), [("rename", True), ("upload", False)])
 def test_how_a_write_ends(
-    row: kinds.Kind, monkeypatch: pytest.MonkeyPatch, writes: Any, is_moved: bool
+    row: kinds.StoreKind, monkeypatch: pytest.MonkeyPatch, writes: Any, is_moved: bool
 ) -> None:
     monkeypatch.setitem(kinds.KINDS, "toy", row._replace(writes=writes))
     moved: list[str] = []

@@ -263,7 +263,7 @@ def test_commands_on_s3(
     put(s3, "set/a.tar", shard_of(b"a"))
     original, requests, is_other = S3FileSystem._call_s3, [], asyncio.Event()
     # Else one request has all of it.
-    monkeypatch.setattr("wdscli.storage.ahead.REQUEST_BYTES", 1 << 17)
+    monkeypatch.setattr("wdscli.storage.scatter.REQUEST_BYTES", 1 << 17)
 
     async def watched(self: Any, method: str, *args: Any, **options: Any) -> Any:
         """All but the first answer are of another object, whenever they were requested."""

@@ -23,7 +23,7 @@ from wdscli.storage.retry import (
     Attempts,
     GaveUp,
     Network,
-    Replaced,
+    ObjectReplaced,
     Transient,
     answer_of,
     fetched,
@@ -97,8 +97,8 @@ def test_more_bytes_than_were_requested_are_an_error() -> None:
 
 
 def test_another_version_is_not_tried_again() -> None:
-    store = Store((10, Replaced()))
-    with pytest.raises(Replaced):
+    store = Store((10, ObjectReplaced()))
+    with pytest.raises(ObjectReplaced):
         store.get(0, 1000)
     assert len(store.asked) == 1
 
@@ -191,7 +191,7 @@ def made_of(outer: Exception, inner: Exception) -> Exception:
         (PermissionError(), False),
         (OSError(28, "no space"), False),
         (ValueError(), False),
-        (Replaced(), False),
+        (ObjectReplaced(), False),
     ],
 )  # fmt: skip
 def test_what_may_pass(error: Exception, passes: bool) -> None:
@@ -247,9 +247,9 @@ OK = {"etag": '"a"', "content-range": "bytes 10-19/100", "content-length": "10"}
         (206, {**OK, "etag": ""}, Transient), (206, {**OK, "content-range": "bytes 9-18/100"}, Transient),
         (206, {**OK, "content-range": "bytes 10-18/100", "content-length": "9"}, Transient),
         (206, {**OK, "content-range": "bytes ten"}, Transient), (206, {**OK, "content-length": "9"}, Transient),
-        (416, {"content-range": "bytes */100"}, Transient), (416, {"content-range": "bytes */99"}, Replaced),
-        (412, {}, Replaced), (206, {**OK, "etag": '"b"'}, Replaced),
-        (206, {**OK, "content-range": "bytes 10-19/99"}, Replaced),
+        (416, {"content-range": "bytes */100"}, Transient), (416, {"content-range": "bytes */99"}, ObjectReplaced),
+        (412, {}, ObjectReplaced), (206, {**OK, "etag": '"b"'}, ObjectReplaced),
+        (206, {**OK, "content-range": "bytes 10-19/99"}, ObjectReplaced),
         (200, {"etag": '"b"', "content-length": "0"}, Transient),
     ],
 )  # fmt: skip
@@ -277,6 +277,6 @@ def test_the_first_answer_to_a_range() -> None:
 def test_mirrors_may_have_other_times() -> None:
     answer = answer_of(206, {**OK, "last-modified": "Tuesday"})
     assert answer.check(10, 20, 100, '"a"', "Monday") == 100
-    with pytest.raises(Replaced):
+    with pytest.raises(ObjectReplaced):
         answer.check(10, 20, 100, "", "Monday")
     assert answer.check(10, 20, 100, "") == 100

@@ -374,7 +374,7 @@ class TestPlans:
         """None that this program writes does."""
         for changes in (
             {"output": "pipe:touch ran"},
-            {"inputs": [["pipe:touch ran; cat here.tar", 0, ""]]},
+            {"inputs": [["pipe:touch ran; cat here.tar", 0, "", 0]]},
         ):
             data = self.plan(run, "here.tar", **changes)
             Path("evil.plan").write_bytes(data)

@@ -18,7 +18,7 @@ from storage_servers import S3, Web, forget_s3, s3_server, web_server
 import wdscli.loader as loader
 from wdscli.cli.main import main
 from wdscli.errors import InputError
-from wdscli.storage import ahead, retry
+from wdscli.storage import retry, scatter
 from wdscli.storage.retry import Attempts, GaveUp, Transient, network, retried, take_traffic, using
 
 SAMPLES = 300
@@ -93,7 +93,7 @@ def test_nothing_is_said_of_short_waits(proxy: FaultProxy, tmp_path: Path) -> No
 def test_of_many_requests_that_wait_one_is_said(
     proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 1 << 17)
+    monkeypatch.setattr(scatter, "REQUEST_BYTES", 1 << 17)
     proxy.clear(Fault("stall", 4, skip=1))
     with patience(2.0, 2.5):
         ran = wds("cat", f"{proxy.url}/a.tar", "-o", tmp_path / "o.tar", "-v")

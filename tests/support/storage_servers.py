@@ -304,6 +304,7 @@ def forget_listings() -> None:
     for known in S3FileSystem._cache.values():
         known.invalidate_cache()
     remote._current.clear()
+    remote._without_checksums.clear()
 
 
 def forget_s3() -> None:
@@ -313,3 +314,4 @@ def forget_s3() -> None:
     S3FileSystem.clear_instance_cache()
     s3_obstore._STORES.clear()
     remote._current.clear()
+    remote._without_checksums.clear()

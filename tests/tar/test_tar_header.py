@@ -15,11 +15,10 @@ from wdscli.tar import DIRECTORY, LINK, REGULAR, SPARSE, SPECIAL, Form, build_he
 from wdscli.tar.header import (
     BLOCK,
     byte_sum,
-    check_size,
     checksum_is_right,
     extended,
     has_payload,
-    kind_of,
+    member_kind,
     parse_block,
     parse_number,
     parse_pax,
@@ -27,6 +26,7 @@ from wdscli.tar.header import (
     pax_record,
     pax_size,
     split_long_name,
+    valid_size,
 )
 
 
@@ -89,7 +89,7 @@ def test_digits_behind_leading_nuls_count(field: bytes, number: int) -> None:
 @pytest.mark.parametrize("size", [-1, 1 << 63, 1 << 80])
 def test_impossible_sizes(size: int) -> None:
     with pytest.raises(DataError) as caught:
-        check_size(size)
+        valid_size(size)
     assert caught.value.code == "bad-size"
     with pytest.raises(DataError):
         parse_size((b"\x80" if size > 0 else b"\xff") + (size % (1 << 88)).to_bytes(11, "big"))
@@ -98,7 +98,7 @@ def test_impossible_sizes(size: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 1 << 33, (1 << 63) - 1])
 def test_possible_sizes(size: int) -> None:
     assert (
-        check_size(size) == parse_size(b"\x80" + size.to_bytes(11, "big")) == pax_size(b"%d" % size) == size
+        valid_size(size) == parse_size(b"\x80" + size.to_bytes(11, "big")) == pax_size(b"%d" % size) == size
     )
 
 
@@ -166,7 +166,7 @@ def test_only_posix_blocks_have_a_prefix() -> None:
     ],
 )
 def test_kinds(typeflag: bytes, name: bytes, kind: int, payload: bool) -> None:
-    assert kind_of(typeflag, name) == kind
+    assert member_kind(typeflag, name) == kind
     assert has_payload(typeflag, kind) is payload
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from shard_cases import Ran, tar_of, wds
+from verify_options import checks_of
 
 from wdscli.tar import END_OF_ARCHIVE
 from wdscli.verify.set import verify
@@ -114,9 +115,9 @@ def test_new_keys_are_named() -> None:
 def test_the_proof_is_of_the_list_that_was_searched() -> None:
     """A list that changes between two searches of one process, or before the proof is written."""
     Path("out.txt").write_text("gone\n")
-    first = verify(["a"], absent="out.txt")
+    first = verify(["a"], checks_of(absent="out.txt"))
     Path("out.txt").write_text("k5\n")
-    second = verify(["a"], absent="out.txt")
+    second = verify(["a"], checks_of(absent="out.txt"))
     assert [report.proof(None)["found"] for report in (first, second)] == [0, 1]
     assert first.proof(None)["list"] != second.proof(None)["list"]
 

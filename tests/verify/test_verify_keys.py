@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from verify_cases import GOOD, good_tar, tar_bytes, write
+from verify_options import checks_of
 
 from wdscli.tar import END_OF_ARCHIVE
 from wdscli.verify import keys as keys_module
@@ -23,7 +24,7 @@ def found(report: VerifyReport) -> list[tuple[str, str, str]]:
 
 def test_many_shards_with_the_same_keys(tmp_path: Path) -> None:
     shards = [write(tmp_path, good_tar(), f"{number}.tar") for number in range(4)]
-    report = verify(shards, max_findings=2)
+    report = verify(shards, checks_of(max_findings=2))
     assert report.counts == {"duplicate-key": 9}
     assert [(Path(f.shard).name, f.member) for f in report.findings] == [("1.tar", "a"), ("1.tar", "b")]
     assert all(shards[0] in f.message for f in report.findings)
@@ -85,9 +86,9 @@ def test_a_ledger_does_not_grow() -> None:
 def test_a_million_bad_members_are_counted_in_little_memory(tmp_path: Path) -> None:
     bad = tar_bytes(*[(b"/%d.jpg" % n, b"") for n in range(2000)], end=b"")
     address = write(tmp_path, bad * 10 + END_OF_ARCHIVE)
-    verify([write(tmp_path, bad[:5120] * 2 + END_OF_ARCHIVE, "warm.tar")], jobs=1, profiles=["hf"])
+    verify([write(tmp_path, bad[:5120] * 2 + END_OF_ARCHIVE, "warm.tar")], checks_of(profiles=["hf"]), jobs=1)
     tracemalloc.start()
-    report = verify([address], jobs=1, profiles=["hf"])
+    report = verify([address], checks_of(profiles=["hf"]), jobs=1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert report.counts["unsafe-name"] == 20_000
@@ -121,5 +122,5 @@ def test_two_keys_of_one_digest_are_two_keys(tmp_path: Path, monkeypatch: Any) -
 def test_more_kinds_of_samples_than_are_remembered(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("wdscli.verify.shard.MAX_NAMES", 4)
     members = [(b"%d.%s" % (n, field), b"x") for n in range(9) for field in (b"a", b"b%d" % n)]
-    report = verify([write(tmp_path, tar_bytes(*members))], require=["c"])
+    report = verify([write(tmp_path, tar_bytes(*members))], checks_of(require=["c"]))
     assert report.counts == {"missing-field": 9, "mixed-fields": 1}

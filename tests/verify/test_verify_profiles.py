@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tiers import EXHAUSTIVE
 from verify_cases import GOOD, good_tar, tar_bytes, tar_member, write
+from verify_options import checks_of
 
 from wdscli.cli.main import main
 from wdscli.errors import UsageError
@@ -48,7 +49,7 @@ CASES: dict[str, tuple[Any, str | None]] = {
 
 def check(folder: Path, data: Any, *profiles: str) -> VerifyReport:
     data = data if isinstance(data, bytes) else tar_bytes(*data)
-    return verify([write(folder, data)], profiles=profiles, jobs=1)
+    return verify([write(folder, data)], checks_of(profiles=profiles), jobs=1)
 
 
 @pytest.mark.parametrize("code", CASES)
@@ -83,7 +84,7 @@ def test_pax_headers_are_seen_wherever_they_are(tmp_path: Path) -> None:
     data += header + tar_member(b"p.jpg") + END_OF_ARCHIVE
     address = write(tmp_path, data)
     for source in (address, f"pipe:cat {address}"):
-        report = verify([source], profiles=["dali"], jobs=1)
+        report = verify([source], checks_of(profiles=["dali"]), jobs=1)
         assert [f.member for f in report.findings] == ["p.jpg"], source
     glob = extended(b"g", pax_record(b"comment", b"x")) + good_tar()
     assert check(tmp_path, glob, "dali").counts == {"dali-pax-header": 6}
@@ -103,8 +104,8 @@ def test_dali_reads_gnu_long_names(tmp_path: Path) -> None:
 def test_hugging_face_looks_at_the_first_shard_only_for_fields(tmp_path: Path) -> None:
     one = write(tmp_path, good_tar(), "1.tar")
     two = write(tmp_path, tar_bytes((b"x.jpg", b"1"), (b"y.jpg", b"1"), (b"y.cls", b"1")), "2.tar")
-    assert set(verify([one, two], profiles=["hf"]).counts) == {"mixed-fields"}
-    assert "hf-mixed-fields" in verify([two, one], profiles=["hf"]).counts
+    assert set(verify([one, two], checks_of(profiles=["hf"])).counts) == {"mixed-fields"}
+    assert "hf-mixed-fields" in verify([two, one], checks_of(profiles=["hf"])).counts
 
 
 def test_hugging_face_numbers_in_a_stream(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_hugging_face_numbers_in_a_stream(tmp_path: Path) -> None:
     ]
     address = write(tmp_path, tar_bytes(*members))
     for source in (address, f"pipe:cat {address}"):
-        assert verify([source], profiles=["hf"], jobs=1).counts == {"hf-not-an-integer": 9}
+        assert verify([source], checks_of(profiles=["hf"]), jobs=1).counts == {"hf-not-an-integer": 9}
 
 
 TEXT = tar_bytes((b"x.json", b'{"a": "text"}'))
@@ -125,13 +126,13 @@ TEXT = tar_bytes((b"x.json", b'{"a": "text"}'))
 @pytest.mark.parametrize("first", ["{}", "pipe:cat {}"])
 def test_types_in_json_are_those_of_the_first_shard(first: str, jobs: int, tmp_path: Path) -> None:
     nulls, text = write(tmp_path, tar_bytes(*NULLS), "1.tar"), write(tmp_path, TEXT, "2.tar")
-    report = verify([first.format(nulls), text, text], profiles=["hf"], jobs=jobs)
+    report = verify([first.format(nulls), text, text], checks_of(profiles=["hf"]), jobs=jobs)
     assert report.counts["hf-mixed-types"] == 2
     message = "Hugging Face datasets: json.a has text, but earlier values are null"
     assert {(f.shard, f.member, f.message) for f in report.findings if f.code == "hf-mixed-types"} == {
         (text, "x.json", message)
     }
-    assert "hf-mixed-types" not in verify([text, nulls], profiles=["hf"], jobs=jobs).counts
+    assert "hf-mixed-types" not in verify([text, nulls], checks_of(profiles=["hf"]), jobs=jobs).counts
 
 
 @pytest.mark.parametrize(
@@ -188,4 +189,4 @@ def test_the_option(tmp_path: Path, capfd: Any) -> None:
     assert "webdataset-upper-case: 1 warning" in out
     assert "dali-blank: 1 error" in out
     with pytest.raises(UsageError, match="nobody"):
-        verify([address], profiles=["nobody"])
+        verify([address], checks_of(profiles=["nobody"]))

@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiers import examples
 from verify_cases import GOOD, flipped, good_tar, sparse_tar, tar_bytes, typed_tar, write
+from verify_options import checks_of
 
 from wdscli.cli.main import main
 from wdscli.errors import OutputExistsError, UsageError
+from wdscli.plan.request import Request
 from wdscli.shards.writing import ShardSettings
 from wdscli.tar import Form
 from wdscli.verify import repair as package
@@ -34,15 +36,17 @@ def members_of(path: Path | str) -> Members:
         return [(info.name.encode(), tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
 
 
-def repaired(folder: Path, data: bytes, **options: Any) -> tuple[RepairReport, Members]:
+def repaired(
+    folder: Path, data: bytes, settings: ShardSettings = ShardSettings(), **options: Any
+) -> tuple[RepairReport, Members]:
     """One shard repaired: the report and what was written. The input is checked to be untouched, the output to be
     clean."""
     address = write(folder, data, "in.tar")
-    report = repair([address], str(folder / "out.tar"), jobs=1, **options)
+    report = repair(Request([address], str(folder / "out.tar"), settings, jobs=1), checks_of(**options))
     assert Path(address).read_bytes() == data
     if not report.written:
         return report, []
-    check = verify([str(folder / "out-manifest.json")], checksums=True, jobs=1)
+    check = verify([str(folder / "out-manifest.json")], checks_of(checksums=True), jobs=1)
     assert not check.errors, check.findings
     return report, members_of(folder / "out.tar")
 
@@ -167,30 +171,30 @@ def test_keys_of_earlier_shards_are_left_out(tmp_path: Path) -> None:
     one = write(tmp_path, good_tar(), "1.tar")
     two = write(tmp_path, tar_bytes(*GOOD[:2], (b"d.jpg", b"x"), (b"d.cls", b"1")), "2.tar")
     three = write(tmp_path, good_tar(), "3.tar")
-    report = repair([one, two, three], str(tmp_path / "out-%06d.tar"))
+    report = repair(Request([one, two, three], str(tmp_path / "out-%06d.tar")))
     assert [shard.name for shard in report.written] == ["out-000000.tar", "out-000001.tar"]
     assert members_of(tmp_path / "out-000001.tar") == [(b"d.jpg", b"x"), (b"d.cls", b"1")]
     assert report.counts == {"duplicate-key": 4}
     assert [(Path(f.shard).name, f.member) for f in report.left_out] == [
         ("2.tar", "a"), ("3.tar", "a"), ("3.tar", "b"), ("3.tar", "c")
     ]  # fmt: skip
-    assert not verify([report.manifest or ""], checksums=True).findings
+    assert not verify([report.manifest or ""], checks_of(checksums=True)).findings
 
 
 def test_streams_and_cut_compressed_shards(tmp_path: Path) -> None:
     packed = gzip.compress(good_tar() + bytes(9000), compresslevel=0)
     address = write(tmp_path, packed[: len(good_tar()) - 1500], "in.tar.gz")
-    report = repair([address], str(tmp_path / "out.tar"))
+    report = repair(Request([address], str(tmp_path / "out.tar")))
     assert members_of(tmp_path / "out.tar") == GOOD[:4]
-    report = repair([f"pipe:cat {write(tmp_path, good_tar())}"], str(tmp_path / "piped.tar"))
+    report = repair(Request([f"pipe:cat {write(tmp_path, good_tar())}"], str(tmp_path / "piped.tar")))
     assert report.samples == 3
     with pytest.raises(UsageError, match="standard input"):
-        repair(["-"], str(tmp_path / "no.tar"))
+        repair(Request(["-"], str(tmp_path / "no.tar")))
 
 
 def test_large_samples_are_copied_in_pieces(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(package, "LARGE_SAMPLE_BYTES", 100)
-    monkeypatch.setattr("wdscli.plan.inputs.PIECE_BYTES", 300)
+    monkeypatch.setattr("wdscli.storage.ends.PIECE_BYTES", 300)
     _, members = repaired(tmp_path, good_tar())
     assert members == GOOD
     assert (tmp_path / "out.tar").read_bytes() == good_tar()
@@ -204,14 +208,14 @@ def test_nothing_to_save(tmp_path: Path) -> None:
 def test_outputs_must_fit(tmp_path: Path) -> None:
     one, two = write(tmp_path, good_tar(), "1.tar"), write(tmp_path, good_tar(), "2.tar")
     with pytest.raises(UsageError, match="is for one shard"):
-        repair([one, two], str(tmp_path / "out.tar"))
+        repair(Request([one, two], str(tmp_path / "out.tar")))
     with pytest.raises(UsageError, match="3 shards, but 1 can be saved"):
-        repair([one, two], str(tmp_path / "out-{0..2}.tar"))
+        repair(Request([one, two], str(tmp_path / "out-{0..2}.tar")))
     with pytest.raises(UsageError, match="input"):
-        repair([one], one, settings=ShardSettings(force=True))
+        repair(Request([one], one, settings=ShardSettings(force=True)))
     write(tmp_path, b"", "out.tar")
     with pytest.raises(OutputExistsError):
-        repair([one], str(tmp_path / "out.tar"))
+        repair(Request([one], str(tmp_path / "out.tar")))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_what_is_left_out_is_told_up_to_a_limit_over_all_inputs(tmp_path: Path) 
         write(tmp_path, tar_bytes(*[(b"%s%d.jpg" % (key, number), b"x") for number in range(30)] * 2), name)
         for name, key in (("1.tar", b"a"), ("2.tar", b"b"))
     ]
-    report = repair(shards, str(tmp_path / "out-%d.tar"), max_findings=10)
+    report = repair(Request(shards, str(tmp_path / "out-%d.tar")), checks_of(max_findings=10))
     assert report.counts == {"duplicate-key": 60}
     assert len(report.left_out) == 10
 
@@ -390,7 +394,7 @@ def test_required_fields_are_required_of_every_sample(tmp_path: Path) -> None:
     assert members == GOOD[:2] + GOOD[4:]
     assert reasons(report) == [("missing-field", "b")]
     assert report.samples == 2
-    check = verify([str(tmp_path / "out.tar")], require=["jpg", "cls"], jobs=1)
+    check = verify([str(tmp_path / "out.tar")], checks_of(require=["jpg", "cls"]), jobs=1)
     assert not check.errors
     report, members = repaired(
         tmp_path, data, require=["mp4"], settings=ShardSettings(force=True), max_findings=1

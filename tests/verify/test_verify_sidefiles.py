@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiers import examples
 from verify_cases import flipped, good_tar, tar_bytes, write
+from verify_options import checks_of
 from xxhash import xxh3_64
 
 from wdscli.errors import UsageError
@@ -38,7 +39,7 @@ def codes(report: VerifyReport) -> set[str]:
 def test_a_set_with_manifest_and_indexes_is_clean(tmp_path: Path) -> None:
     make_set(tmp_path)
     for inputs in ([str(tmp_path)], [str(tmp_path / "t-manifest.json")]):
-        report = verify(inputs, checksums=True, jobs=1)
+        report = verify(inputs, checks_of(checksums=True), jobs=1)
         assert report.findings == ()
         assert (report.shards, report.samples, report.members) == (3, 6, 12)
 
@@ -62,7 +63,7 @@ def test_an_index_that_had_to_wait_in_a_file_is_true(tmp_path: Path, monkeypatch
     """That of a shard with very many samples."""
     monkeypatch.setattr("wdscli.shards.index.HELD_BYTES", 50)
     make_set(tmp_path)
-    assert verify([str(tmp_path)], checksums=True, jobs=1).findings == ()
+    assert verify([str(tmp_path)], checks_of(checksums=True), jobs=1).findings == ()
 
 
 def test_an_index_of_another_shard_is_stale(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_part_of_a_set_and_two_sets_in_a_folder_are_no_findings(tmp_path: Path) 
     shards = make_set(tmp_path)
     make_set(tmp_path, prefix="v")
     assert verify(shards[:1]).findings == ()
-    assert verify([str(tmp_path)], checksums=True).findings == ()
+    assert verify([str(tmp_path)], checks_of(checksums=True)).findings == ()
 
 
 def test_a_broken_manifest_is_a_finding(tmp_path: Path) -> None:
@@ -181,26 +182,26 @@ def test_checksums_find_what_headers_do_not_show(tmp_path: Path) -> None:
     path = Path(shards[1])
     path.write_bytes(flipped(path.read_bytes(), 512))
     assert verify([str(tmp_path)]).findings == ()
-    report = verify([str(tmp_path)], checksums=True)
+    report = verify([str(tmp_path)], checks_of(checksums=True))
     assert [(c, s) for c, s, _ in found(report)] == [("checksum-mismatch", "t-000001.tar")]
 
 
 def test_checksums_of_sha256(tmp_path: Path) -> None:
     shards = make_set(tmp_path, checksum="sha256")
-    assert verify([str(tmp_path)], checksums=True).findings == ()
+    assert verify([str(tmp_path)], checks_of(checksums=True)).findings == ()
     path = Path(shards[0])
     path.write_bytes(flipped(path.read_bytes(), 512))
-    assert codes(verify([str(tmp_path)], checksums=True)) == {"checksum-mismatch"}
+    assert codes(verify([str(tmp_path)], checks_of(checksums=True))) == {"checksum-mismatch"}
 
 
 def test_checksums_with_nothing_to_compare(tmp_path: Path) -> None:
     shards = make_set(tmp_path, checksum="none")
     with pytest.raises(UsageError, match="needs a manifest with checksums"):
-        verify([str(tmp_path)], checksums=True)
+        verify([str(tmp_path)], checks_of(checksums=True))
     with pytest.raises(UsageError, match="needs a manifest with checksums"):
-        verify([write(tmp_path / ".wds", good_tar())], checksums=True)
+        verify([write(tmp_path / ".wds", good_tar())], checks_of(checksums=True))
     make_set(tmp_path, prefix="v")
-    report = verify([str(tmp_path)], checksums=True)
+    report = verify([str(tmp_path)], checks_of(checksums=True))
     assert [(f.code, f.shard, f.severity) for f in report.findings] == [
         ("unchecked", shard, "warning") for shard in shards
     ]
@@ -218,7 +219,7 @@ def test_every_flip_of_a_shard_is_found(data: st.DataObject, tmp_path_factory: A
     at = data.draw(st.integers(0, len(good) * 8 - 1))
     try:
         path.write_bytes(flipped(good, at // 8, at % 8))
-        report = verify([str(path)], checksums=True, jobs=1)
+        report = verify([str(path)], checks_of(checksums=True), jobs=1)
     finally:
         path.write_bytes(good)
     assert "checksum-mismatch" in report.counts
@@ -261,7 +262,9 @@ def test_garbage_gives_findings_and_never_another_error(
 ) -> None:
     folder = flip_set(tmp_path_factory)
     address = write(folder, garbage, "x.tar")
-    assert verify([address], decode=True, profiles=["webdataset", "hf", "dali", "energon"], jobs=1).errors
+    assert verify(
+        [address], checks_of(decode=True, profiles=["webdataset", "hf", "dali", "energon"]), jobs=1
+    ).errors
     good = good_tar()
     address = write(folder, good[:cut] + garbage, "x.tar")
-    verify([address, f"pipe:cat {address}"], decode=True, profiles=["hf", "dali"], jobs=1)
+    verify([address, f"pipe:cat {address}"], checks_of(decode=True, profiles=["hf", "dali"]), jobs=1)

@@ -57,12 +57,7 @@ def print_batch(
     from wdscli.shards.proof import checking
 
     where, keys_from = selection.where, selection.keys_from or []
-    unusable = changed_options(selection._replace(where=None, keys=None, keys_from=None, seed=None))
-    if unusable or len(keys_from) > 1:
-        raise UsageError(
-            f"{unusable[0] if unusable else 'a second --keys-from'} does not work with --epoch",
-            hint="select samples with --where, --keys or one --keys-from",
-        )
+    _check_selection(selection)
     with checking(Check.ALL_LOCAL):
         data = WebDataset(
             shards,
@@ -83,3 +78,13 @@ def print_batch(
             out.object({"key": key})
     else:
         out.rows(("key",), ((key,) for key in keys))
+
+
+def _check_selection(selection: SelectionOptions) -> None:
+    """Raise UsageError for options that select samples in a way that training does not have."""
+    unusable = changed_options(selection._replace(where=None, keys=None, keys_from=None, seed=None))
+    if unusable or len(selection.keys_from or ()) > 1:
+        raise UsageError(
+            f"{unusable[0] if unusable else 'a second --keys-from'} does not work with --epoch",
+            hint="select samples with --where, --keys or one --keys-from",
+        )

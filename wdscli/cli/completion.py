@@ -17,11 +17,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib import import_module
 from itertools import islice
 from threading import Thread
 from typing import Any, NamedTuple
 
+from wdscli.cli.options import WORDS
 from wdscli.errors import WdsError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -103,7 +103,7 @@ class TypedWords(NamedTuple):
     values: dict[str, list[str]]
 
 
-class Line(NamedTuple):
+class TypedLine(NamedTuple):
     """A command line up to the cursor. ``words`` are the complete words after the program. The last, incomplete word
     has two forms: ``typed`` is without quotes, and ``raw`` is as on the line. ``quote`` is its open quote."""
 
@@ -175,18 +175,18 @@ def answer(instruction: str, program: str, group: Any) -> str:
     return "\n".join(f"{value}\t{' '.join(help.split())}" if help else value for value, help in fitting)
 
 
-def _typed_line() -> Line:
+def _typed_line() -> TypedLine:
     """Return the line up to the cursor, from the shell's variables."""
     line = os.environb[b"COMP_LINE"]
     point = os.environ.get("COMP_POINT", "")
     return split_line(os.fsdecode(line[: int(point)] if point.isdecimal() else line))
 
 
-def split_line(line: str) -> Line:
+def split_line(line: str) -> TypedLine:
     r"""Split a line into words by the shell's rules. The last word may be incomplete.
 
     >>> split_line("wds ls 'a b' --keys \"n01/")
-    Line(words=['ls', 'a b', '--keys'], typed='n01/', raw='"n01/', quote='"')
+    TypedLine(words=['ls', 'a b', '--keys'], typed='n01/', raw='"n01/', quote='"')
     """
     words: list[str] = []
     word, raw, quote, is_open, position = "", "", "", False, 0
@@ -211,10 +211,10 @@ def split_line(line: str) -> Line:
         else:
             word += char
         position += 1
-    return Line(words[1:], word, raw, quote)
+    return TypedLine(words[1:], word, raw, quote)
 
 
-def _for_bash(value: str, line: Line) -> str:
+def _for_bash(value: str, line: TypedLine) -> str:
     """Return a value for bash. Bash replaces only the text after its last word break, so the earlier text is cut off.
     Special characters are escaped."""
     breaks = os.environ.get("COMP_WORDBREAKS", "")
@@ -302,7 +302,7 @@ def _values(option: Any, place: int, typed: str, parsed: TypedWords) -> list[Can
     # In a metavar such as first-dot|last-dot|REGEX, the words in lower case are literal values.
     offers += [Candidate(word) for word in re.split(r"[|,]", metavar) if re.fullmatch(r"[a-z][a-z-]*", word)]
     if option.name == "keys":
-        return [Candidate(key) for key in names_in(parsed.arguments)[1]]
+        return [Candidate(key) for key in fields_and_keys(parsed.arguments)[1]]
     if metavar.endswith("COLUMN"):
         before = re.match(r"(.*=@?)?", typed).group()  # type: ignore[union-attr]
         if not before and metavar != "COLUMN":
@@ -310,7 +310,7 @@ def _values(option: Any, place: int, typed: str, parsed: TypedWords) -> list[Can
         tables = [table for name in ("rows", "table") for table in parsed.values.get(name, ())]
         return [Candidate(before + name, "column") for name in columns_of(tables)]
     if "FIELD" in metavar or metavar.startswith(("EXT,", "WHAT", "NEW=")):
-        offers += [Candidate(name, "field") for name in names_in(parsed.arguments)[0]]
+        offers += [Candidate(name, "field") for name in fields_and_keys(parsed.arguments)[0]]
         if metavar.startswith("WHAT"):
             offers.insert(0, Candidate("key"))
         if option.name == "by" and "." in typed:
@@ -326,21 +326,12 @@ def _values(option: Any, place: int, typed: str, parsed: TypedWords) -> list[Can
 
 
 def _known(option: str) -> Iterable[str]:
-    """Return the values of an option that a module's table or the entry points of other packages define."""
+    """Return the values of an option that its group or the entry points of other packages name."""
     if option == "engine":
         from importlib.metadata import entry_points
 
         return sorted({f"{point.name}://" for point in entry_points(group="wdscli.executors")})
-    module, _, name = _KNOWN.get(option, "").partition(":")
-    return sorted(getattr(import_module(module), name)) if module else []
-
-
-_KNOWN = {
-    "decode": "wdscli.codecs.images:SPECS",
-    "dialect": "wdscli.shards.dialects:DIALECTS",
-    "errors": "wdscli.verify.findings:WARNINGS",
-    "profile": "wdscli.verify.profiles:PROFILES",
-}
+    return sorted(WORDS.get(option, ()))
 
 
 def _shard_paths(typed: str) -> list[Candidate] | None:
@@ -372,7 +363,7 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
     return sorted(paths) or None
 
 
-def names_in(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def fields_and_keys(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return fields and keys of the first samples in local shards."""
     from wdscli.model import to_text
     from wdscli.samples import iter_batches

@@ -26,7 +26,7 @@ _SENTENCE = re.compile(r"(?<=\.) +(?=[A-Z-])")
 _LAST = ("Errors", "Network", "General")
 
 
-class Entry(NamedTuple):
+class HelpEntry(NamedTuple):
     """One line of help: ``terms`` are an option's names, ``value`` its metavar, ``notes`` its default."""
 
     terms: list[str]
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
     text: str
     notes: str
 
-    def short(self) -> Entry:
+    def short(self) -> HelpEntry:
         """This entry, with only the first sentence of its text."""
         return self._replace(text=_SENTENCE.split(self.text)[0], notes="")
 
@@ -69,7 +69,7 @@ class WdsCommand(TyperCommand):
 
 
 def render(
-    command: Any, ctx: Any, extra: Iterable[tuple[str, list[Entry]]] = (), *, usual: bool = False
+    command: Any, ctx: Any, extra: Iterable[tuple[str, list[HelpEntry]]] = (), *, usual: bool = False
 ) -> str:
     """Return the help of ``command`` as text. The ``extra`` panels come before its own panels: they list a group's
     commands. ``usual`` shows only the usual options."""
@@ -99,10 +99,10 @@ def render(
     return "\n\n".join(parts) + "\n"
 
 
-def panels(command: Any, ctx: Any, *, usual: bool = False) -> list[tuple[str, list[Entry]]]:
+def panels(command: Any, ctx: Any, *, usual: bool = False) -> list[tuple[str, list[HelpEntry]]]:
     """Return the parameters of ``command`` by panel. Panels come in the order of their first parameter, except that the
     common panels are last. With ``usual``, return only the usual options."""
-    by_panel: dict[str, list[Entry]] = {"Arguments": [], "Options": []}
+    by_panel: dict[str, list[HelpEntry]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
         panel = getattr(parameter, "rich_help_panel", None) or _PLAIN_PANELS[parameter.param_type_name]
         if usual and panel.startswith(MORE):
@@ -121,9 +121,9 @@ def summary_of(parameter: Any, ctx: Any) -> str:
     return f"{_terms(entry)}: {entry.text.removesuffix('.')}"
 
 
-def _describe(parameter: Any, ctx: Any) -> Entry:
+def _describe(parameter: Any, ctx: Any) -> HelpEntry:
     if parameter.param_type_name == "argument":
-        return Entry([parameter.make_metavar(ctx=ctx)], "", parameter.help or "", "")
+        return HelpEntry([parameter.make_metavar(ctx=ctx)], "", parameter.help or "", "")
     terms = sorted(parameter.opts, key=lambda name: name.startswith("--")) + list(parameter.secondary_opts)
     flag = parameter.is_flag or parameter.count
     value = "" if flag else parameter.make_metavar(ctx=ctx)
@@ -131,14 +131,14 @@ def _describe(parameter: Any, ctx: Any) -> Entry:
     default = parameter.default
     if parameter.show_default and not parameter.is_flag and default is not None and not callable(default):
         notes.append(f"default: {default}")
-    return Entry(terms, value, parameter.help or "", f"[{'; '.join(notes)}]" if notes else "")
+    return HelpEntry(terms, value, parameter.help or "", f"[{'; '.join(notes)}]" if notes else "")
 
 
-def _terms(entry: Entry) -> str:
+def _terms(entry: HelpEntry) -> str:
     return ", ".join(entry.terms) + (" " + entry.value if entry.value else "")
 
 
-def _entry(entry: Entry, width: int, style: _Style) -> list[str]:
+def _entry(entry: HelpEntry, width: int, style: _Style) -> list[str]:
     """Lay out one entry. Its text is to the right of its terms, or below them if the terms are too long."""
     terms = _terms(entry)
     indent = " " * (width + 4)

@@ -20,15 +20,8 @@ import typer
 from typer.core import TyperGroup
 
 from wdscli.cli import output
-from wdscli.cli.help import Entry, WdsCommand, render, summary_of
-from wdscli.errors import (
-    MORE_FILES,
-    WdsError,
-    did_you_mean,
-    printable,
-    ran_out_of_files,
-    ran_out_of_memory,
-)
+from wdscli.cli.help import HelpEntry, WdsCommand, render, summary_of
+from wdscli.errors import MORE_FILES, WdsError, did_you_mean, printable, ran_out_of_files, ran_out_of_memory
 from wdscli.shown import shown
 
 WISHES = {
@@ -154,7 +147,7 @@ class WdsGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         sections = {
-            title: [Entry([name], "", summary, "") for name, summary in panel.items()]
+            title: [HelpEntry([name], "", summary, "") for name, summary in panel.items()]
             for title, panel in PANELS.items()
         }
         formatter.write(render(self, ctx, sections.items()))

@@ -19,7 +19,7 @@ start.
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -30,7 +30,7 @@ from wdscli.errors import UsageError
 from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
-    from wdscli.create.delimited import Reading
+    from wdscli.create.delimited import TextReading
     from wdscli.plan.cut import Cuts
     from wdscli.selection import Selection
     from wdscli.shards.writing import ShardSettings
@@ -44,6 +44,8 @@ Positive = Annotated[Number, 1]
 """Integer options with a minimum."""
 _PARSERS: dict[str | None, Any] = {"SIZE": parse_size, "TIME": parse_time}
 """Parsers for the values of options, by the value's name in the help."""
+WORDS: dict[str, Collection[str]] = {}
+"""Known values of options, by field, for completion."""
 _Decorator = Callable[[Any], Any]
 _ENTRY = re.compile(r"\n {4}(?! )")
 
@@ -54,7 +56,7 @@ def panel(title: str) -> Callable[[str], _Decorator]:
     An entry has the option's names, the name of its value and, after two blanks, its help. The help may continue in
     lines that are indented more. Each option becomes a field of the decorated group. If the field has another name
     than the option, the entry begins with the field's name. An entry that begins with ``+`` is shown only by
-    ``--help-all``.
+    ``--help-all``. The type of a field may be annotated: with a least number, or with known words for completion.
 
     >>> class Group(NamedTuple):
     ...     output: str
@@ -86,9 +88,13 @@ def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
     long = next(name for name in names if name.startswith("--"))
     field = field.removeprefix(MORE) or long[2:].partition("/")[0].replace("-", "_")
     metavar = " ".join(word for word in words if word[0] != "-") or None
-    kind, limits = kinds[field], {}
+    kind, limits = kinds[field], dict[str, Any]()
     if get_origin(kind) is Annotated:
-        kind, limits["min"] = get_args(kind)
+        kind, extra = get_args(kind)
+        if isinstance(extra, int):
+            limits["min"] = extra
+        else:
+            WORDS[field] = extra
     elif kind == Number:
         limits["parser"] = _PARSERS.get(metavar)
     text, heading = " ".join(text.split()), prefix + title
@@ -239,23 +245,19 @@ class CellOptions(NamedTuple):
     text_columns: Texts = None
     encoding: Text = None
 
-    def parse(self, kind: str | None) -> "Reading":
+    def parse(self, kind: str | None) -> "TextReading":
         """Return how to read a source of this kind. The kind None means that there is no table. Raises UsageError for
         options that do not apply."""
-        from wdscli.create.delimited import UTF8, Reading, checked_encoding
+        from wdscli.create.delimited import UTF8, TextReading, checked_encoding
 
-        is_table = kind == "table"
-        for name, value, fits in (
-            ("--text", self.text_columns, is_table),
-            ("--encoding", self.encoding, is_table),
-        ):
-            if value is not None and not fits:
+        for name, value in (("--text", self.text_columns), ("--encoding", self.encoding)):
+            if value is not None and kind != "table":
                 raise UsageError(
                     f"{name} works only for a table in a text format",
                     hint="name the table with --from or --table",
                 )
         encoding = UTF8 if self.encoding is None else checked_encoding(self.encoding)
-        return Reading(encoding, tuple(self.text_columns or ()), decode_limit())
+        return TextReading(encoding, tuple(self.text_columns or ()), decode_limit())
 
 
 @_output("""

@@ -112,20 +112,11 @@ class Out:
         the first is dropped first. The first rows decide the column widths and the dropped columns. So the first rows
         are shown at once, and memory does not grow with the number of rows.
         """
-        if not self.terminal:
-            for row in rows:
-                self.write(tab_line(row))
+        if self.terminal:
+            self._aligned(header, _batches(rows, _BATCH_ROWS), right, droppable, has_rule=False)
             return
-        widths, columns = [len(name) for name in header], list(range(len(header)))
-        for number, batch in enumerate(_batches(rows, _BATCH_ROWS)):
-            cells = [[printable(cell_text(cell)) for cell in row] for row in batch]
-            if number == 0:
-                cells.insert(0, list(header))
-            for row in cells:
-                widths = [max(width, width_of(cell)) for width, cell in zip(widths, row, strict=True)]
-            if number == 0:
-                columns = fitting(widths, droppable, _terminal_width())
-            self._aligned(cells, widths, right, columns, has_header=number == 0)
+        for row in rows:
+            self.write(tab_line(row))
 
     def listing(
         self,
@@ -171,24 +162,31 @@ class Out:
         if not self.terminal:
             self.rows(header, [header, *rows])
             return
-        cells = [list(header), *([printable(cell_text(cell)) for cell in row] for row in rows)]
-        widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
-        cells.insert(1, ["─" * width for width in widths])
-        self._aligned(cells, widths, right, fitting(widths, droppable, _terminal_width()), has_header=True)
+        self._aligned(header, [list(rows)], right, droppable, has_rule=True)
 
     def _aligned(
         self,
-        cells: Sequence[Sequence[str]],
-        widths: Sequence[int],
+        header: Sequence[str],
+        batches: Iterable[Sequence[Sequence[Cell]]],
         right: Sequence[int],
-        columns: Sequence[int],
+        droppable: Sequence[int],
         *,
-        has_header: bool,
+        has_rule: bool,
     ) -> None:
-        lines = [aligned(row, widths, right, columns) for row in cells]
-        if has_header and takes_colour(sys.stdout):
-            lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
-        self.write(as_bytes("".join(line.rstrip() + "\n" for line in lines)))
+        widths, columns = [len(name) for name in header], list(range(len(header)))
+        for number, batch in enumerate(batches):
+            cells = [[printable(cell_text(cell)) for cell in row] for row in batch]
+            if number == 0:
+                cells.insert(0, list(header))
+            for row in cells:
+                widths = [max(width, width_of(cell)) for width, cell in zip(widths, row, strict=True)]
+            if number == 0:
+                columns = fitting(widths, droppable, shutil.get_terminal_size((80, 24)).columns)
+                cells[1:1] = [["─" * width for width in widths]] * has_rule
+            lines = [aligned(row, widths, right, columns) for row in cells]
+            if number == 0 and takes_colour(sys.stdout):
+                lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
+            self.write(as_bytes("".join(line.rstrip() + "\n" for line in lines)))
 
     def warn(self, message: str) -> None:
         """Print a warning, also with ``-q``."""
@@ -610,7 +608,3 @@ def takes_colour(stream: Any) -> bool:
 
 def _is_terminal(stream: Any) -> bool:
     return bool(stream and stream.isatty())
-
-
-def _terminal_width() -> int:
-    return shutil.get_terminal_size((80, 24)).columns

@@ -113,6 +113,7 @@ def reorder(
     from wdscli.plan.plan import make_plan
     from wdscli.plan.planfile import write_plan
     from wdscli.plan.scratch import Scratch
+    from wdscli.run.digests import mark_of
     from wdscli.run.execute import plan_of_run, run_plan, unchanged_run
 
     force = request.settings.force
@@ -131,7 +132,7 @@ def reorder(
         if dry_run:
             print_plan(out, plan)
         elif request.plan_file is not None:
-            write_plan(plan, request.plan_file, force=force)
+            write_plan(plan, mark_of(plan), request.plan_file, force=force)
             print_stored(out, request.plan_file, len(plan.contents.shards), plan)
         else:
             written = run_plan(plan, progress=progress)

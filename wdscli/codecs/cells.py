@@ -19,7 +19,7 @@ from typing import Any
 
 from wdscli.arrays import numpy
 from wdscli.codecs.handlers import extension, held_extension
-from wdscli.codecs.kinds import KINDS, Kind, find
+from wdscli.codecs.kinds import KINDS, FieldKind, find
 from wdscli.codecs.values import ENCODERS, check_content, encode_field, shown_value
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
@@ -88,7 +88,7 @@ def _as_it_stands(data: bytes, field: str) -> bytes:
     return data
 
 
-def _value_of(value: Any, name: str, kind: Kind) -> Any:
+def _value_of(value: Any, name: str, kind: FieldKind) -> Any:
     """Return the value of a cell, which is not bytes, for the encoder of the type ``name``."""
     if kind.form == "npy":
         return _numbers(value)
@@ -117,7 +117,7 @@ def _json(value: Any) -> bytes:
     return json_bytes(value_read) if constants else to_bytes(value)
 
 
-def _text(value: Any, kind: Kind) -> bytes:
+def _text(value: Any, kind: FieldKind) -> bytes:
     if isinstance(value, str):
         return to_bytes(value)
     if kind.form and isinstance(value, (list, Mapping)):
@@ -156,6 +156,22 @@ def json_bytes(value: Any) -> bytes:
             return to_bytes(_ENCODER.encode(_finite(value)))
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"a value cannot be written as JSON: {error}", code="bad-table") from None
+
+
+def merged_json(payload: bytes, columns: bytes) -> bytes:
+    """Return a JSON object, updated with the members of another object. Raises DataError for values that are no
+    objects."""
+    try:
+        document = json.loads(payload)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise DataError(
+            "the field json is not a JSON object, so no columns can be added to it",
+            code="bad-value",
+            hint="write the column to another field: --column meta.json=COLUMN",
+        )
+    return json_bytes(document | json.loads(columns))
 
 
 def _finite(value: Any) -> Any:

@@ -210,8 +210,8 @@ class Spec(NamedTuple):
     values in the file."""
 
     kind: str
-    is_float: bool
     mode: str
+    is_float: bool = False
 
     @property
     def stored(self) -> str:
@@ -221,13 +221,13 @@ class Spec(NamedTuple):
 
 def _specs() -> dict[str, Spec]:
     modes = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
-    specs = {"pil": Spec("pil", False, "RGB"), "torch": Spec("torch", True, "RGB")}
+    specs = {"pil": Spec("pil", "RGB"), "torch": Spec("torch", "RGB", is_float=True)}
     for name, mode in modes.items():
-        specs[f"pil{name}"] = Spec("pil", False, mode)
+        specs[f"pil{name}"] = Spec("pil", mode)
         for prefix, kind in (("", "numpy"), ("torch", "torch")):
-            specs[f"{prefix}{name}8"] = Spec(kind, False, mode)
-            specs[f"{prefix}{name}"] = Spec(kind, True, mode)
-    stored = [Spec(kind, False, "") for kind in ("numpy", "torch", "pil")]
+            specs[f"{prefix}{name}8"] = Spec(kind, mode)
+            specs[f"{prefix}{name}"] = Spec(kind, mode, is_float=True)
+    stored = [Spec(kind, "") for kind in ("numpy", "torch", "pil")]
     return {**specs, **{spec.stored: spec for spec in stored}}
 
 

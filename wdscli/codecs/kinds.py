@@ -17,7 +17,7 @@ PictureFormat = Literal["jpg", "png", "webp"]
 """The formats that ``wds map --format`` writes."""
 
 
-class Kind(NamedTuple):
+class FieldKind(NamedTuple):
     """A row of the table: a kind of field. Columns that have no meaning for a kind are empty."""
 
     names: str
@@ -66,7 +66,7 @@ class Kind(NamedTuple):
         return not self.role and (not self.names or self.card == "text" or is_written_as_text)
 
 
-_binary = partial(Kind, is_binary=True)
+_binary = partial(FieldKind, is_binary=True)
 _image = partial(_binary, form="image", card="image")
 _audio = partial(_binary, form="audio")
 _video = partial(_binary, form="video")
@@ -78,31 +78,31 @@ _TEN = b"~TenBin~"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 TABLE = (
-    Kind("txt text", "text", card="text", role="caption", is_text=True, hf=True),
-    Kind("caption", card="text", role="caption", is_text=True),
-    Kind("transcript", "text", card="text", role="caption", is_text=True, hf=True),
-    Kind("prompt", card="text", role="caption"),
-    Kind("description title", role="caption"),
-    Kind("cls cls2", "integer", card="number", role="class", is_text=True, hf=True),
-    Kind("label", card="text", role="class"),
-    Kind("class", "number", card="text", role="class", is_text=True),
-    Kind("category class_name", role="class"),
-    Kind("id index inx", "integer", card="number", is_text=True, hf=True),
-    Kind("count", "number", is_text=True),
-    Kind("html", "markup", card="text", is_text=True),
-    Kind("htm", "markup", card="text"),
-    Kind("csv md xml", card="text", is_text=True),
-    Kind("tsv yaml yml", is_text=True),
-    Kind("json jsn", "json", card="json", hf=True),
-    Kind("mp msg", "msgpack", hf=True),
-    Kind("msgpack", "msgpack"),
-    Kind("cbor", "cbor", packages="cbor2 cbor", hf=True),
+    FieldKind("txt text", "text", card="text", role="caption", is_text=True, hf=True),
+    FieldKind("caption", card="text", role="caption", is_text=True),
+    FieldKind("transcript", "text", card="text", role="caption", is_text=True, hf=True),
+    FieldKind("prompt", card="text", role="caption"),
+    FieldKind("description title", role="caption"),
+    FieldKind("cls cls2", "integer", card="number", role="class", is_text=True, hf=True),
+    FieldKind("label", card="text", role="class"),
+    FieldKind("class", "number", card="text", role="class", is_text=True),
+    FieldKind("category class_name", role="class"),
+    FieldKind("id index inx", "integer", card="number", is_text=True, hf=True),
+    FieldKind("count", "number", is_text=True),
+    FieldKind("html", "markup", card="text", is_text=True),
+    FieldKind("htm", "markup", card="text"),
+    FieldKind("csv md xml", card="text", is_text=True),
+    FieldKind("tsv yaml yml", is_text=True),
+    FieldKind("json jsn", "json", card="json", hf=True),
+    FieldKind("mp msg", "msgpack", hf=True),
+    FieldKind("msgpack", "msgpack"),
+    FieldKind("cbor", "cbor", packages="cbor2 cbor", hf=True),
     _binary("npz", "npz", begins=(b"PK",), card="array", hf=True),
     _binary("pth", "torch", packages="torch", card="array", hf=True),
     _binary("ten tb", "bundle", begins=(_TEN,), card="array", hf=True),
     _binary("tenbin", "bundle", begins=(_TEN,), card="array"),
-    Kind("pickle pkl pyd", "pickle"),
-    Kind("gz", begins=(b"\x1f\x8b",)),
+    FieldKind("pickle pkl pyd", "pickle"),
+    FieldKind("gz", begins=(b"\x1f\x8b",)),
     _image("jpg jpeg", pillow="JPEG", begins=(b"\xff\xd8",), signs=((0, b"\xff\xd8\xff"),), hf=True),
     _image("png", pillow="PNG", begins=(_PNG,), signs=((0, _PNG),), hf=True),
     _image("webp", pillow="WEBP", begins=(b"RIFF",), signs=((8, b"WEBP"),), hf=True),
@@ -116,7 +116,7 @@ TABLE = (
     _image("jpc jpe jpf jpx msp pcx pnm psd pxr ras rgb rgba sgi tga vda vst", hf=True),
     _image("pcd xbm xpm", hf=True, is_binary=False),  # a file pcd may also be a cloud of points as text
     _image("avif avifs pfm qoi"),
-    Kind("svg", card="image/svg+xml"),
+    FieldKind("svg", card="image/svg+xml"),
     _audio("wav", signs=((8, b"WAVE"),), card="audio/wav", hf=True),
     _audio("flac", signs=((0, b"fLaC"),), card="audio/flac", is_cuttable=True, hf=True),
     _audio("mp3", signs=_MP3, card="audio/mpeg", is_cuttable=True, hf=True),
@@ -135,7 +135,7 @@ TABLE = (
     _video("h264 mjpeg"),
     _video("wmv", container="asf"),
     _binary("npy", "npy", begins=(_NPY,), signs=((0, _NPY),), card="array", hf=True),
-    Kind("pdf", signs=((0, b"%PDF"),)),
+    FieldKind("pdf", signs=((0, b"%PDF"),)),
     # Two bytes are a weak sign, so this row comes after the other rows with signs.
     _image("bmp", pillow="BMP", begins=(b"BM",), signs=((0, b"BM"),), hf=True),
     # Only datasets, a library of Hugging Face, decodes these kinds.
@@ -143,16 +143,16 @@ TABLE = (
         "aiff au avr caf htk ircam mat4 mat5 mpc2k nist paf pvf raw rf64 sd2 sds svx voc w64 wavex", hf=True
     ),
     _binary("bufr emf fit fits glb grib h5 hdf mpeg wmf wve xi", hf=True),
-    Kind("eps ply ps stl", hf=True),
+    FieldKind("eps ply ps stl", hf=True),
     # No reader decodes these kinds by their names.
     _binary("ckpt dcm exr hdf5 heic heif jxl nii pt safetensors"),
 )
 KINDS = {name: kind for kind in TABLE for name in kind.names.split()}
 """The rows of the table by extension."""
-_UNKNOWN = Kind("")
+_UNKNOWN = FieldKind("")
 
 
-def find(extension: str) -> Kind:
+def find(extension: str) -> FieldKind:
     """Return the row of an extension. Return an empty row for an unknown extension.
 
     >>> find("opus").card, find("xyz").form

@@ -12,7 +12,7 @@
 
 Payloads are decoded in memory, and no file is written. The field's extension decides the container. If FFmpeg guessed
 the container, a playlist in a payload could make FFmpeg open other files and addresses. Both packages decode what is
-there of a payload that was cut off, so the containers are checked first (:mod:`~wdscli.codecs.containers`).
+there of a payload that was cut off, so the containers are checked first (:mod:`~wdscli.codecs.headers`).
 :func:`check_media` checks a payload without keeping what it decodes. This module does not know samples.
 """
 
@@ -27,8 +27,8 @@ from itertools import chain
 from typing import Any
 
 from wdscli.arrays import numpy
-from wdscli.codecs.containers import check_container, wave_of
 from wdscli.codecs.handlers import ByExtension, Decode, check_size, needed
+from wdscli.codecs.headers import check_container, wave_of
 from wdscli.codecs.kinds import KINDS, names_of
 from wdscli.errors import DataError
 

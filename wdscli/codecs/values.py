@@ -27,6 +27,13 @@ must be JSON. A value that the field's decoder could not give back is an error, 
 and arrays, because it is usually the name of a file. The same value always gives the same bytes, because archives and
 compression store no time. Tensors are accepted like arrays.
 
+webdataset's tensor bundles (``.ten``, ``.tb``) have several arrays in one payload. All numbers of the format are int64,
+little-endian. A length is compared with the remaining bytes before it is used:
+
+    bundle:  for each array a header chunk, then a data chunk
+    chunk:   "~TenBin~", length in bytes, that many bytes, zeros up to a multiple of 64 bytes
+    header:  8 bytes type ("f4", "u1", ... and zeros), 8 bytes for the user, number of dimensions, the dimensions
+
 numpy and torch are imported when a payload needs them. This module does not know samples.
 """
 
@@ -38,19 +45,21 @@ import re
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdscli.arrays import numpy
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, ByExtension, Decode, check_zip, held_extension, needed
 from wdscli.codecs.images import encode_image
-from wdscli.codecs.kinds import KINDS, Kind, by_form, find, names_of
-from wdscli.codecs.tenbin import decode_tensors, encode_tensors
+from wdscli.codecs.kinds import KINDS, FieldKind, by_form, find, names_of
 from wdscli.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Encode = Callable[[Any], Any]
 Payload = (bytes, bytearray, memoryview)
@@ -64,6 +73,10 @@ _MAX_FILE_NAME_BYTES = 1024
 _FILE_NAME = re.compile(r"[/\\]|\.\w{1,11}$")
 """Matches text that names a file: it has a slash, or an extension."""
 _SHOWN_CHARACTERS = 40
+_BUNDLE_MAGIC = b"~TenBin~"
+_BUNDLE_TYPES = {b"f2", b"f4", b"f8", b"i1", b"i2", b"i4", b"i8", b"u1", b"u2", b"u4", b"u8"}
+_MAX_DIMENSIONS = 9
+_ALIGNED_BYTES = 64
 
 
 def decode_npy(data: bytes) -> Any:
@@ -161,6 +174,72 @@ def refuse_pickle(data: bytes) -> Any:
     )
 
 
+def encode_tensors(arrays: Sequence[NDArray[Any]]) -> bytes:
+    """Return a bundle of the arrays. Raises UsageError for a type or a number of dimensions that the format cannot
+    hold."""
+    parts: list[bytes] = []
+    for array in arrays:
+        kind = array.dtype.str[1:].encode("ascii")
+        if kind not in _BUNDLE_TYPES or array.ndim > _MAX_DIMENSIONS:
+            raise UsageError(
+                f"a tensor bundle cannot hold {array.dtype} with {array.ndim} dimensions",
+                hint="it holds numbers of 1 to 8 bytes, and up to 9 dimensions; use npy for other arrays",
+            )
+        header = struct.pack(f"<8s8sq{array.ndim}q", kind, b"", array.ndim, *array.shape)
+        little = numpy.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        parts += _chunk(header), _chunk(little.tobytes())
+    return b"".join(parts)
+
+
+def _chunk(data: bytes) -> bytes:
+    return _BUNDLE_MAGIC + struct.pack("<q", len(data)) + data + bytes(-len(data) % _ALIGNED_BYTES)
+
+
+def decode_tensors(data: bytes) -> list[NDArray[Any]]:
+    """Return the arrays in a bundle. Each array has its own memory. Raises DataError for other data."""
+    arrays = []
+    chunks = _chunks(memoryview(data))
+    for header in chunks:
+        kind, shape = _tensor_header(header)
+        payload = next(chunks, None)
+        dtype = numpy.dtype("<" + kind)
+        if payload is None or len(payload) != prod(shape) * dtype.itemsize:
+            held = "no" if payload is None else len(payload)
+            raise DataError(f"a tensor of shape {shape} and type {kind} has {held} bytes")
+        arrays.append(numpy.frombuffer(payload, dtype).reshape(shape).copy())
+    return arrays
+
+
+def _chunks(data: memoryview) -> Iterator[memoryview]:
+    offset = 0
+    while offset < len(data):
+        if data[offset : offset + 8] != _BUNDLE_MAGIC or len(data) < offset + 16:
+            raise DataError(f"the tensor bundle has no chunk at byte {offset}")
+        (length,) = struct.unpack_from("<q", data, offset + 8)
+        offset += 16
+        if not 0 <= length <= len(data) - offset:
+            raise DataError(f"a chunk has {length} bytes, but only {len(data) - offset} are left")
+        yield data[offset : offset + length]
+        offset += length + -length % _ALIGNED_BYTES
+
+
+def _tensor_header(header: memoryview) -> tuple[str, tuple[int, ...]]:
+    if len(header) < 24:
+        raise DataError("the header of a tensor is truncated")
+    kind, _, dimensions = struct.unpack_from("<8s8sq", header)
+    kind = kind.rstrip(b"\0")
+    if (
+        kind not in _BUNDLE_TYPES
+        or not 0 <= dimensions <= _MAX_DIMENSIONS
+        or len(header) < 24 + 8 * dimensions
+    ):
+        raise DataError(f"the header of a tensor is invalid: type {kind!r}, {dimensions} dimensions")
+    shape: tuple[int, ...] = struct.unpack_from(f"<{dimensions}q", header, 24)
+    if any(size < 0 for size in shape):
+        raise DataError(f"a tensor has the impossible shape {shape}")
+    return kind.decode("ascii"), shape
+
+
 _LIMITED: dict[str, Decode] = {"npz": decode_npz, "torch": decode_torch}
 """The decoders that take a limit in bytes, by form."""
 _DECODE: dict[str, Decode] = {
@@ -254,8 +333,7 @@ def encode_json(value: Any) -> bytes:
         json.loads(value, parse_constant=_refuse_constant)
     except ValueError as error:
         raise UsageError(
-            f"text in a json field must be JSON: {error}",
-            hint="use json.dumps(text), or a txt field",
+            f"text in a json field must be JSON: {error}", hint="use json.dumps(text), or a txt field"
         ) from error
     return value.encode("utf-8")
 
@@ -420,13 +498,13 @@ def encode_field(value: Any, field: str, encoders: Mapping[str, Encode] = ENCODE
 
 
 @lru_cache(maxsize=1024)
-def _type_of(field: str) -> tuple[str, bool, Kind]:
+def _type_of(field: str) -> tuple[str, bool, FieldKind]:
     """Return the extension of a field's content, whether the content is compressed, and the kind of the content."""
     name, packed = held_extension(field)
     return name, packed, find(name)
 
 
-def check_content(payload: Any, name: str, kind: Kind) -> None:
+def check_content(payload: Any, name: str, kind: FieldKind) -> None:
     """Raise UsageError if these bytes are the name of a file, but the type ``name`` of this kind is never text."""
     if not kind.is_binary or not 0 < len(payload) <= _MAX_FILE_NAME_BYTES:
         return
@@ -436,7 +514,7 @@ def check_content(payload: Any, name: str, kind: Kind) -> None:
             _refuse_text(bytes(payload), name, kind)
 
 
-def _refuse_text(text: bytes, name: str, kind: Kind) -> None:
+def _refuse_text(text: bytes, name: str, kind: FieldKind) -> None:
     """Raise UsageError, unless the text begins as a payload of this kind, such as a picture of numbers (``P1``)."""
     signs = [*((0, begin) for begin in kind.begins), *kind.signs]
     if not any(text.startswith(sign, offset) for offset, sign in signs):

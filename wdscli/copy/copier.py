@@ -18,36 +18,26 @@ found.
 
 from __future__ import annotations
 
-import os
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
-from wdscli.arrays import I64, U64, numpy
-from wdscli.copy.spill import Reading, Spilled
+from wdscli.arrays import I64, U64, SampleArrays, numpy
+from wdscli.copy.spill import Reading, SpilledRows
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
 from wdscli.model import PendingCommit, ShardInfo
-from wdscli.plan.inputs import (
-    Input,
-    Inputs,
-    edges_of,
-    grouped_as_planned,
-    members_of_run,
-    pieces_of,
-    totals_of,
-)
+from wdscli.plan.inputs import Input, Inputs, grouped_as_planned, members_of_run
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.strategy import EXPECTED_BYTES
 from wdscli.plan.survey import hash_key
 from wdscli.plan.table import (
     CHANGED,
     RENAMED,
-    Joined,
-    Ordered,
+    JoinedParts,
+    OrderedSamples,
     PlanTable,
     collision,
     hashes_of,
@@ -60,14 +50,12 @@ from wdscli.samples import SampleBatch, group_columns
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
 from wdscli.selection.values import Numbers
-from wdscli.shards.index import SampleArrays
-from wdscli.shards.layout import VIEWS_PER_READ, ViewSource
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.view_shards import changed_shard
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.storage.addresses import view_of
+from wdscli.storage.ends import EndsEarly, pieces_of
 from wdscli.storage.kinds import stored_version
-from wdscli.storage.local import announce, is_cold
+from wdscli.storage.scatter import Ranges, announce, read
 from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner, core
 
 COPY_BUFFER_BYTES = 1 << 22
@@ -87,11 +75,11 @@ class GatherTask(NamedTuple):
     address: str
     settings: ShardSettings
     inputs: dict[int, Input]
-    samples: Ordered
+    samples: OrderedSamples
     selection: Selection
     rekey: Rekey | None = None
-    spilled: Spilled | None = None
-    beside: Joined | None = None
+    spilled: SpilledRows | None = None
+    beside: JoinedParts | None = None
     """The rows of the further parts of joined samples."""
     values: Mapping[str, Numbers] = {}
     """The stored values of the samples, for the index of the shard."""
@@ -147,24 +135,27 @@ class Chunk:
 
     Three lists have one entry per row. ``row_ends`` has the number of bytes before each row, and as last value all
     bytes. ``files`` and ``begins`` say where the row is read. Two lists have one entry per sample: ``ends``, which is
-    like ``row_ends``, and ``marks``, with the marks of all rows of the sample. ``edges`` are the rows at which a new
-    range begins.
+    like ``row_ends``, and ``marks``, with the marks of all rows of the sample.
     """
 
     def __init__(self, rows: PlanTable, places: tuple[I64, U64], width: int) -> None:
         self.rows = rows
-        self.places = places
-        self.totals = totals_of(rows)
+        self.ranges = Ranges.in_turn(*places, rows.lengths)
+        self.totals: I64 = numpy.append(0, self.ranges.places + self.ranges.lengths)
         self.row_ends: list[int] = self.totals.tolist()
         self.ends = self.row_ends[::width]
         self.marks: list[int] = numpy.bitwise_or.reduce(rows.marks.reshape(-1, width), axis=1).tolist()
         self.files: list[int] = places[0].tolist()
         self.begins: list[int] = places[1].tolist()
-        self.edges = edges_of(*places, rows.lengths)
 
-    def ranges(self, first: int, end: int) -> list[int]:
-        """Return the ends of the ranges with the rows ``first`` to ``end - 1``."""
-        return [*self.edges[bisect_right(self.edges, first) : bisect_left(self.edges, end)], end]
+    def with_bytes(self, first: int, end: int) -> I64:
+        """Return the rows from ``first`` to ``end - 1`` that are not missing."""
+        rows: I64 = first + numpy.flatnonzero(self.ranges.lengths[first:end])
+        return rows
+
+    def samples_in(self, size_bytes: int, first: int) -> int:
+        """Return the end of the samples from ``first`` with at most ``size_bytes``, and of at least one sample."""
+        return max(bisect_right(self.ends, self.ends[first] + size_bytes, first) - 1, first + 1)
 
 
 class Copier:
@@ -186,11 +177,8 @@ class Copier:
         self.scanner = Scanner(task.address, form=task.settings.form)
         self.buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
         # Bytes are read from inputs or from spilled parts, but messages always name the inputs.
-        self.reading = Reading(task.spilled, self.rows, inputs.__getitem__)
+        self.reading = Reading(task.spilled, self.rows, inputs)
         self.tick = tick_of_task()
-        self.are_views = task.spilled is None and all(
-            not source.copy and view_of(source.address) for source in task.inputs.values()
-        )
 
     def run(self) -> None:
         """Copy all samples, in order."""
@@ -225,10 +213,9 @@ class Copier:
         """Read, check and write samples that fit in the buffer."""
         chunk, first, end = self.chunk, samples.start * self.width, samples.stop * self.width
         self.samples = samples
-        self.runs: I64 = first + numpy.flatnonzero(chunk.rows.lengths[first:end])
+        self.runs = chunk.with_bytes(first, end)
         self._announce(samples.start)
-        self._expect(samples.start)
-        self._read_rows(first, end)
+        self._read(chunk.ends[samples.start])
         view, before = self.buffer[: chunk.row_ends[end] - chunk.row_ends[first]], self.shard.position
         changes = self.task.selection.changes_members
         is_usual = not changes and {0, FOREIGN}.issuperset(chunk.marks[samples.start : samples.stop])
@@ -238,113 +225,31 @@ class Copier:
         self.tick(self.shard.position - before)
 
     def _announce(self, first: int) -> None:
-        """If files are not in memory, let the kernel read the next ranges in advance. A join does not do this, because
-        it reads each input in order."""
+        """Announce the ranges of the next few buffers to remote inputs, and to the kernel, which reads those of files
+        that are not in memory. A join does not request the latter, because it reads each input in order."""
         chunk, low = self.chunk, max(first, self.announced)
+        if first >= self.expected and self.task.spilled is None:
+            self.expected = chunk.samples_in(EXPECTED_BYTES, first)
+            self.inputs.expect(self._ranges(first, self.expected), by_bytes=True)
         is_near = low < len(chunk.marks) and chunk.ends[low] - chunk.ends[first] <= READ_AHEAD_BYTES // 2
-        if self.reading.held is not None or not is_near or self.width > 1:
-            return
-        end = bisect_right(chunk.ends, chunk.ends[first] + READ_AHEAD_BYTES, low + 1) - 1
-        # Some of the samples may be in memory, because their neighbours were read.
-        if any(self._is_cold(sample) for sample in {low, (low + end) // 2, max(low, end - 1)}):
-            self.announced = end
-            announce(self._ranges(low, end))
+        if is_near and self.width == 1:
+            end = max(chunk.samples_in(READ_AHEAD_BYTES, first), low + 1)
+            if announce(self.inputs, self._ranges(low, end)):
+                self.announced = end
 
-    def _is_cold(self, sample: int) -> bool:
-        chunk, descriptor = self.chunk, self.inputs[self.chunk.files[sample]].fd
-        # The survey may have read the first bytes, for example a small field.
-        middle = chunk.begins[sample] + (chunk.ends[sample + 1] - chunk.ends[sample]) // 2
-        return descriptor is not None and is_cold(descriptor, middle)
+    def _ranges(self, first: int, end: int) -> Ranges:
+        """Return the ranges with the samples ``first`` to ``end - 1``. Only joined samples have rows without bytes."""
+        if self.width == 1:
+            return self.chunk.ranges.take(slice(first, end))
+        return self.chunk.ranges.take(self.chunk.with_bytes(first * self.width, end * self.width))
 
-    def _ranges(self, low: int, end: int) -> Iterator[tuple[int | None, int, int]]:
-        """Yield the ranges of inputs that have the samples ``low`` to ``end - 1``: (descriptor, first byte, length)."""
-        chunk = self.chunk
-        for high in chunk.ranges(low, end):
-            yield self.inputs[chunk.files[low]].fd, chunk.begins[low], chunk.ends[high] - chunk.ends[low]
-            low = high
-
-    def _expect(self, first: int) -> None:
-        """Announce to remote inputs the ranges of the next few buffers."""
-        chunk = self.chunk
-        if first < self.expected or self.task.spilled is not None:
-            return
-        self.expected = max(
-            bisect_right(chunk.ends, chunk.ends[first] + EXPECTED_BYTES, first) - 1, first + 1
-        )
-        rows = slice(first * self.width, self.expected * self.width)
-        lengths = chunk.rows.lengths[rows]
-        has_bytes = lengths > 0
-        self.inputs.expect(
-            chunk.places[0][rows][has_bytes], chunk.places[1][rows][has_bytes], lengths[has_bytes]
-        )
-
-    def _read_rows(self, first: int, end: int) -> None:
-        """Read the rows ``first`` to ``end - 1`` into the buffer. A shuffle reads each sample separately, so this loop
-        must be fast."""
-        held, base = self.reading.held, self.reading.held_from
-        if self.width > 1 and held is None:
-            self._read_by_inputs(first)
-            return
-        if held is None and self.are_views:
-            self._read_views(first, end)
-            return
-        buffer, ends, files, begins = self.buffer, self.chunk.row_ends, self.chunk.files, self.chunk.begins
-        preadv, descriptors = os.preadv, self.inputs.descriptors
-        low, at, begin = first, 0, ends[first]
-        for high in self.chunk.ranges(first, end):
-            stop = ends[high] - begin
-            try:
-                if held is None:
-                    done = preadv(descriptors[files[low]], (buffer[at:stop],), begins[low])
-                else:
-                    buffer[at:stop] = held[begins[low] - base : begins[low] - base + stop - at]
-                    done = stop - at
-            except (KeyError, OSError, ValueError):
-                done = -1
-            if done != stop - at:
-                self._read(range(low, high), [buffer[at:stop]])
-            low, at = high, stop
-
-    def _read_views(self, first: int, end: int) -> None:
-        """Read rows of views, with many ranges in one call."""
-        chunk = self.chunk
-        files, begins = (column[first:end].astype(numpy.int64) for column in chunk.places)
-        ends, places = begins + chunk.rows.lengths[first:end].view(numpy.int64), chunk.totals[first:end]
-        for number in numpy.flatnonzero(numpy.bincount(files)).tolist():
-            rows = numpy.flatnonzero(files == number)
-            source = self.inputs[number]
-            assert isinstance(source, ViewSource)
-            source.scatter(begins[rows], ends[rows], (places - places[0])[rows], self.buffer)
-
-    def _read_by_inputs(self, first: int) -> None:
-        """Read joined rows into the buffer, which begins with row ``first``. Each input is read in its own order. One
-        call reads adjacent runs, and puts them at their places in the buffer."""
-        chunk, runs = self.chunk, self.runs
-        order = numpy.lexsort((chunk.places[1][runs], chunk.places[0][runs]))
-        runs = runs[order]
-        files, begins = (column[runs] for column in chunk.places)
-        starts = (chunk.totals[runs] - chunk.totals[first]).tolist()
-        stops = (chunk.totals[runs + 1] - chunk.totals[first]).tolist()
-        for low, high in pairwise(edges_of(files, begins, chunk.rows.lengths[runs])):
-            for some in range(low, high, VIEWS_PER_READ):
-                these = slice(some, min(some + VIEWS_PER_READ, high))
-                self._read(
-                    runs[these].tolist(), [self.buffer[a:b] for a, b in zip(starts[these], stops[these])]
-                )
-
-    def _read(self, rows: Sequence[int], views: Sequence[memoryview]) -> None:
-        """Read one range of an input, which contains these rows, into some places of the buffer."""
-        source, start = self.inputs[self.chunk.files[rows[0]]], self.chunk.begins[rows[0]]
-        total = sum(map(len, views))
-        # read_at() below reports an error.
-        with suppress(OSError):
-            if source.fd is not None and os.preadv(source.fd, views, start) == total:
-                return
-        data = memoryview(source.read_at(start, total))
-        if len(data) < total:
-            raise self._changed(rows[-1])
-        for view in views:
-            view[:], data = data[: len(view)], data[len(view) :]
+    def _read(self, begin: int) -> None:
+        """Read the runs into the buffer, which begins with byte ``begin`` of the chunk."""
+        ranges = self._ranges(self.samples.start, self.samples.stop)
+        try:
+            read(self.inputs, ranges._replace(places=ranges.places - begin), self.buffer)
+        except EndsEarly as error:
+            raise self._changed(int(self.runs[error.row])) from None
 
     def _write_packed(self, view: memoryview) -> bool:
         """Write usual samples, which need no change except canonical headers, in one call. Return False if a quick
@@ -556,7 +461,7 @@ class Copier:
         return changed_shard(self._address(row), message, int(self.chunk.rows.starts[row]))
 
 
-class Packed(NamedTuple):
+class PackedSamples(NamedTuple):
     """Usual samples in a buffer. ``names`` are their keys. ``arrays`` has their places after :meth:`settle`. ``heads``
     has the beginnings of the members' headers before :meth:`settle`, and ``end`` the end of all samples before it."""
 
@@ -573,7 +478,7 @@ class Packed(NamedTuple):
         return view[: core.CORE.settle(view[: self.end], form.mtime_field, form.long_names == "gnu")]
 
 
-def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
+def packed(view: memoryview, begins: I64 | None, form: Form) -> PackedSamples | None:
     """Find samples in ``view`` by the compiled core. ``begins`` has the first bytes of the samples, which fill
     ``view``; the first is 0. Without ``begins``, find the complete samples at the start of ``view``. Return None if a
     sample is unusual, or without the core."""
@@ -588,4 +493,4 @@ def packed(view: memoryview, begins: I64 | None, form: Form) -> Packed | None:
     ]
     widths = numpy.fromiter(map(len, keys), dtype=numpy.int64, count=len(keys))
     arrays = SampleArrays(b"".join(keys), widths, starts, lengths, counts, fields, codes, offsets, sizes)
-    return Packed(keys, arrays, heads, end, form)
+    return PackedSamples(keys, arrays, heads, end, form)

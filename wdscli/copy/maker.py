@@ -30,7 +30,7 @@ from wdscli.plan.inputs import Input, is_of_this_process
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import Scratch, hold_remote_shards
 from wdscli.plan.strategy import check_scratch, limits_for
-from wdscli.plan.table import Growing, Ordered
+from wdscli.plan.table import Growing, OrderedSamples
 from wdscli.progress import Progress
 from wdscli.selection import Selection
 from wdscli.selection.choice import FieldRule
@@ -163,7 +163,7 @@ class Maker:
         if written != wanted:
             raise self._mistake(
                 f"{info.name} has {written[0]} samples, {written[1]} members, {written[2]} bytes; "
-                f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}",
+                f"planned were {wanted[0]}, {wanted[1]}, {wanted[2]}"
             )
 
     def check_set(self, written: Sequence[ShardInfo], *, has_made_all: bool) -> None:
@@ -229,7 +229,7 @@ class CarriedValues:
             if index.samples:
                 self._names = [name for name in self._names if name in stored]
             for name in self._names:
-                self._add(name, stored.get(name) or Numbers(numpy.zeros(0, dtype="<i8"), True))
+                self._add(name, stored.get(name) or Numbers(numpy.zeros(0, dtype="<i8"), exact=True))
         self._raw = {
             name: numpy.frombuffer(self._columns[name].mapped(), dtype="<i8") for name in self._names
         }
@@ -262,7 +262,7 @@ class CarriedValues:
         values = cls(contents.inputs, request.selection.field_rule)
         return values if values._names else None
 
-    def part(self, samples: Ordered) -> dict[str, Numbers]:
+    def part(self, samples: OrderedSamples) -> dict[str, Numbers]:
         """Return the values of some samples, in the given order."""
         shards: Any = samples.column("shard", 0, samples.total).astype(numpy.int64)
         places = self._firsts[shards] + samples.column("place", 0, samples.total).astype(numpy.int64)

@@ -2,7 +2,7 @@
 
 The output is divided into buckets, and the input into chunks. The first pass, :func:`spill`, reads the input chunk by
 chunk and adds each sample to its bucket (:func:`scatter`). The second pass makes the output bucket by bucket. Its tasks
-are the tasks of ``gather``, but they read the places in :class:`Spilled`, by a :class:`Reading`.
+are the tasks of ``gather``, but they read the places in :class:`SpilledRows`, by a :class:`Reading`.
 
 A bucket fits in the page cache, so on a local disc both passes copy ranges of files. The file of a bucket is removed
 when its samples are written. On an object store, a chunk becomes one object, in the order of the buckets.
@@ -23,23 +23,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from itertools import chain, compress, pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, U64, Mask, edges, numpy, runs
 from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task, workers_of
 from wdscli.plan.cut import PlannedShard
-from wdscli.plan.inputs import Input, Inputs, edges_of, fill, pieces_of
+from wdscli.plan.inputs import Input, Inputs
 from wdscli.plan.plan import ReorderPlan
-from wdscli.plan.scratch import HINT, PART_BITS, Objects, Scattered, Scratch
+from wdscli.plan.scratch import HINT, PART_BITS, Scratch, ScratchPass
 from wdscli.plan.strategy import Limits
-from wdscli.plan.table import MISSING_SHARD, Ordered, PlanTable, blocks_of, in_turn
+from wdscli.plan.table import MISSING_SHARD, OrderedSamples, PlanTable, blocks_of, in_turn
 from wdscli.progress import Progress
 from wdscli.shards.view_shards import changed_shard
 from wdscli.storage import Source, open_sink, open_source, remove
-from wdscli.storage.ahead import REQUEST_BYTES, fill_all
-from wdscli.storage.local import announce, reason, write_all
+from wdscli.storage.ends import EndsEarly, pieces_of
+from wdscli.storage.local import HeldSource, reason, will_need, write_all
+from wdscli.storage.opening import open_pinned
+from wdscli.storage.scatter import Ranges, descriptors_of, load
 from wdscli.tar import GLOBAL
 from wdscli.units import human_size
 
@@ -64,14 +66,14 @@ STRETCH_GAP_BYTES = 1 << 16
 """Two stretches of spilled samples are read together if the gap between them is smaller than this."""
 SPILLED = 1 << 32
 """Among the inputs of a task, numbers of at least this value are parts of scratch space. No shard has such a number."""
+IN_MEMORY = 1 << 33
+"""Numbers of at least this value are stretches of scratch space that were loaded into memory."""
 ELSEWHERE = (1 << 64) - 1
 """The place of a sample that was not spilled. Such a sample is read from its input."""
 LARGE_SAMPLE_BYTES = 1 << 20
 """A larger sample is read separately, in pieces."""
 LARGE_STORED_BYTES = 1 << 24
 """The same if scratch space is on an object store, where each piece costs a request."""
-LONG_RANGE_BYTES = REQUEST_BYTES
-"""A range of at least this many bytes is read into memory directly, and not ahead."""
 MOST_STORED_BYTES = 256 << 20
 """The size limit of a chunk on an object store without ``--memory``."""
 CLIENT_BYTES = 144 << 20
@@ -136,7 +138,7 @@ def check_room(scratch: Scratch, needed: int) -> None:
         )
 
 
-def sizes_for(plan: ReorderPlan, space: Scattered, limits: Limits, total: int, workers: int) -> SpillSizes:
+def sizes_for(plan: ReorderPlan, space: ScratchPass, limits: Limits, total: int, workers: int) -> SpillSizes:
     """Return the sizes for a plan. Remote samples and small samples are loaded into memory. Large local samples are
     copied from file to file through the page cache. On an object store, each bucket costs a request for each chunk, so
     both are as large as memory allows."""
@@ -173,9 +175,9 @@ class SpillLayout:
 
     def __init__(
         self,
-        ordered: Ordered,
+        ordered: OrderedSamples,
         shards: Sequence[PlannedShard],
-        space: Scattered,
+        space: ScratchPass,
         sizes: SpillSizes,
         width: int = 1,
     ) -> None:
@@ -266,7 +268,7 @@ class SpillLayout:
                 block = rows[part]
                 yield block, ordered.samples.take(ordered.order[block])
 
-    def spilled(self, shard: PlannedShard) -> Spilled:
+    def spilled(self, shard: PlannedShard) -> SpilledRows:
         """Return the places for the task that makes ``shard``."""
         first, end = shard.first * self._width, shard.end * self._width
         bounds = self._bounds[(self._bounds > first) & (self._bounds < end)] - first
@@ -277,7 +279,7 @@ class SpillLayout:
                 if self._filled[bucket]:
                     own.append((bucket, int(self._bounds[bucket + 1]) - first))
                 bucket += 1
-        return Spilled(
+        return SpilledRows(
             self._space,
             self._places[first:end],
             tuple(bounds.tolist()),
@@ -314,7 +316,7 @@ class ScatterTask(NamedTuple):
     inputs: dict[int, Input]
     samples: PlanTable
     order: I64
-    space: Scattered
+    space: ScratchPass
     stretches: Sequence[Stretch]
     loads: int
 
@@ -418,46 +420,29 @@ class _Chunk:
         starts = samples.starts.copy()
         rows = numpy.flatnonzero(samples.lengths <= self._task.loads)
         if not self._task.loads or not len(rows):
-            self._announce(files, starts)
+            # The kernel can read all ranges in advance, in the order of the inputs.
+            ranges = Ranges.in_turn(files, starts, samples.lengths)
+            will_need(descriptors_of(self._inputs, ranges), are_scattered=False)
             return files, starts, memoryview(b"")
-        places, ranges, size = _side_by_side(files[rows], starts[rows], samples.lengths[rows])
+        places, ranges = _side_by_side(files[rows], starts[rows], samples.lengths[rows])
         # An empty array is not filled with zeros first, as a bytearray would be.
-        space: Any = numpy.empty(size, dtype=numpy.uint8)
+        space: Any = numpy.empty(int(ranges.places[-1] + ranges.lengths[-1]), dtype=numpy.uint8)
         loaded = memoryview(space)
-        is_direct = [
-            end - at >= LONG_RANGE_BYTES and self._inputs[file].fd is None for file, _, at, end in ranges
-        ]
-        others: I64 = numpy.array(ranges, dtype=numpy.int64)[~numpy.array(is_direct)]
-        self._inputs.expect(others[:, 0], others[:, 1], others[:, 3] - others[:, 2])
-        fill_all(
-            (self._inputs[file], start, loaded[at:end])
-            for file, start, at, end in compress(ranges, is_direct)
-        )
-        for file, start, at, end in others.tolist():
-            self._read(file, start, loaded[at:end])
+        try:
+            load(self._inputs, ranges, loaded)
+        except EndsEarly as error:
+            raise self._changed(int(ranges.files[error.row]), error.offset) from None
         files[rows], starts[rows] = LOADED, places
         return files, starts, loaded
-
-    def _announce(self, files: I64, starts: U64) -> None:
-        """Announce all ranges to the kernel, in the order of the inputs, so that it can read them in advance."""
-        runs = _runs(files, starts, self._task.samples.lengths)
-        announce(
-            ((self._inputs[file].fd, start, length) for file, start, length in runs), are_scattered=False
-        )
-
-    def _read(self, file: int, start: int, view: memoryview) -> None:
-        done = fill(view, self._inputs[file], start)
-        if done < len(view):
-            raise self._changed(file, start + done)
 
     def _changed(self, file: int, offset: int) -> DataError:
         address = self._task.inputs[file].address
         return changed_shard(address, "the shard ends before its planned samples", offset)
 
 
-def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tuple[int, int, int, int]], int]:
+def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, Ranges]:
     """Plan the reading of samples into one block of memory, range after range. Return the place of each sample in
-    memory; the ranges as (input, first byte, first place and end in memory); and the total size."""
+    memory, and the ranges."""
     ends = starts + lengths
     gaps: U64 = numpy.zeros(len(starts), dtype=numpy.uint64)
     near = (files[1:] == files[:-1]) & (starts[1:] >= ends[:-1])
@@ -465,33 +450,22 @@ def _side_by_side(files: I64, starts: U64, lengths: U64) -> tuple[U64, list[tupl
     near &= between <= numpy.minimum(lengths[1:], numpy.uint64(GAP_BYTES))
     gaps[1:][near] = between[near]
     upto = numpy.cumsum(lengths + gaps)
-    places = upto - lengths
-    bounds = edges(~near, len(starts))
-    firsts, lasts = bounds[:-1], bounds[1:] - 1
-    ranges = zip(
-        files[firsts].tolist(),
-        starts[firsts].tolist(),
-        places[firsts].tolist(),
-        upto[lasts].tolist(),
-        strict=True,
-    )
-    return places, list(ranges), int(upto[-1])
+    return upto - lengths, Ranges.in_turn(files, starts - gaps, lengths + gaps).joined()
 
 
 def _runs(files: I64, starts: U64, lengths: U64) -> Iterator[tuple[int, int, int]]:
     """Yield (file, start, length) of the samples in their order. Adjacent samples are joined."""
     for part in blocks_of(len(files), ROWS_AT_ONCE):
-        firsts = numpy.array(edges_of(files[part], starts[part], lengths[part])[:-1]) + part.start
-        sizes = numpy.add.reduceat(lengths[part], firsts - part.start)
-        yield from zip(files[firsts].tolist(), starts[firsts].tolist(), sizes.tolist(), strict=True)
+        ranges = Ranges.in_turn(files[part], starts[part], lengths[part]).joined()
+        yield from zip(*(column.tolist() for column in ranges[:3]))
 
 
-class Spilled(NamedTuple):
+class SpilledRows(NamedTuple):
     """The places of the samples of one task (or :data:`ELSEWHERE`), and the rows at which a new bucket begins. ``own``
     are the parts that no other task needs, each with the first row after the part. They are removed during the task, so
     that scratch space shrinks while the output grows. A bucket of at most ``hold`` bytes is loaded as a whole."""
 
-    space: Scattered
+    space: ScratchPass
     places: U64
     buckets: tuple[int, ...] = ()
     own: tuple[tuple[int, int], ...] = ()
@@ -502,24 +476,26 @@ class Spilled(NamedTuple):
     """The sizes of the chunks on an object store."""
 
     def open(self, number: int) -> Source:
-        """Open the bytes under a number from :meth:`Reading.places`. Raises InputError."""
+        """Open the part under a number from :meth:`Reading.places`. Raises InputError."""
+        address = self.space.part(number - SPILLED)
         if self.space.is_local:
-            return open_source(self.space.part(number - SPILLED), decompress=False)
-        return Objects(self.space, self.chunk_bytes)
+            return open_source(address, decompress=False)
+        # The first answer from S3 sets the version of an object of known size.
+        return open_pinned(address, self.chunk_bytes[number - SPILLED], "")
 
 
 class Reading:
-    """Finds the bytes of a task's rows, and changes from bucket to bucket. ``open_part`` opens the source with a
-    number. If ``held`` is not None, it has all spilled samples of the bucket, from byte ``held_from`` of their part."""
+    """Finds the bytes of a task's rows, and changes from bucket to bucket. The stretches of a small bucket, and of a
+    bucket on an object store, are loaded into memory, and become files of ``inputs``."""
 
-    def __init__(self, spilled: Spilled | None, rows: Ordered, open_part: Callable[[int], Source]) -> None:
+    def __init__(self, spilled: SpilledRows | None, rows: OrderedSamples, inputs: Inputs) -> None:
         self._spilled = spilled
         self._rows = rows
-        self._open_part = open_part
+        self._inputs = inputs
         self._own = [] if spilled is None else list(spilled.own)
-        self.held: memoryview | None = None
-        self.held_from = 0
-        self._space = memoryview(b"")
+        self._loaded: I64 = numpy.array([[-1], [-1]])
+        """The places where loaded stretches begin, and where they end, after an empty stretch."""
+        self._memory = memoryview(bytearray())
 
     def chunks(self, size: int) -> Iterator[tuple[int, int]]:
         """Yield all rows in groups of at most ``size``. A group has rows of only one bucket. :meth:`enter` is called
@@ -531,71 +507,56 @@ class Reading:
             for first in range(low, high, size):
                 yield first, min(first + size, high)
 
-    def places(self, rows: PlanTable, first: int) -> tuple[I64, U64]:
+    def places(self, rows: PlanTable, first: int) -> tuple[I64, I64]:
         """Return the input number of each of some rows, and the byte at which the row begins there. ``first`` is the
         number of the first row."""
         shards: I64 = rows.shards.astype(numpy.int64)
+        starts: I64 = rows.starts.astype(numpy.int64)
         if self._spilled is None:
-            return shards, rows.starts
-        places = self._spilled.places[first : first + rows.total]
-        elsewhere = places == numpy.uint64(ELSEWHERE)
-        parts, inner = numpy.uint64(0), places
-        if self._spilled.space.is_local:
-            parts, inner = places >> numpy.uint64(PART_BITS), places & numpy.uint64((1 << PART_BITS) - 1)
-        files: I64 = numpy.where(elsewhere, shards, SPILLED + parts.astype(numpy.int64))
-        starts: U64 = numpy.where(elsewhere, rows.starts, inner)
-        return files, starts
+            return shards, starts
+        stored = self._spilled.places[first : first + rows.total]
+        is_spilled = stored != numpy.uint64(ELSEWHERE)
+        places = stored[is_spilled].astype(numpy.int64)
+        begins, ends = self._loaded
+        stretches = begins.searchsorted(places, "right") - 1
+        is_loaded = places + rows.lengths[is_spilled].astype(numpy.int64) <= ends[stretches]
+        files = numpy.where(is_loaded, IN_MEMORY + stretches, SPILLED + (places >> PART_BITS))
+        offsets = places - numpy.where(is_loaded, begins[stretches], places >> PART_BITS << PART_BITS)
+        shards[is_spilled], starts[is_spilled] = files, offsets
+        return shards, starts
 
-    def enter(self, spilled: Spilled, row: int, end: int) -> None:
-        """Announce the bytes of the bucket with the rows ``row`` to ``end - 1``."""
+    def enter(self, spilled: SpilledRows, row: int, end: int) -> None:
+        """Load or announce the bytes of the bucket with the rows ``row`` to ``end - 1``."""
         while self._own and self._own[0][1] <= row:
             # A removed file uses disc space while its descriptor is open, so close it.
             path = spilled.space.part(self._own.pop(0)[0])
             os.truncate(path, 0)
             remove(path)
-        places, lengths = spilled.places[row:end], self._rows.part(row, end).lengths
-        self.held = self._loaded(spilled, places, lengths) if spilled.space.is_local else None
-        stretches = [] if self.held is not None else stretches_of(places, lengths, spilled.large)
-        if not spilled.space.is_local:
-            source = self._open_part(SPILLED)
-            assert isinstance(source, Objects)
-            source.expect(stretches)
-        else:
-            parts = (
-                (begin >> PART_BITS, begin & (1 << PART_BITS) - 1, stop - begin) for begin, stop in stretches
-            )
-            ranges = ((self._open_part(SPILLED + part).fd, first, length) for part, first, length in parts)
-            announce(ranges, are_scattered=False)
-
-    def _loaded(self, spilled: Spilled, places: U64, lengths: U64) -> memoryview | None:
-        """Load the whole bucket, if it is small enough."""
-        there = places != numpy.uint64(ELSEWHERE)
-        places, lengths = places[there], lengths[there]
-        begin, end = (int(places.min()), int((places + lengths).max())) if len(places) else (0, 0)
-        if not 0 < end - begin <= spilled.hold:
-            return None
-        descriptor = self._open_part(SPILLED + (begin >> PART_BITS)).fd
-        if descriptor is None:
-            return None
-        if len(self._space) < end - begin:
+        begins, ends = stretches_of(spilled.places[row:end], self._rows.part(row, end).lengths, spilled.large)
+        ranges = Ranges.in_turn(SPILLED + (begins >> PART_BITS), begins & (1 << PART_BITS) - 1, ends - begins)
+        total = int(ranges.lengths.sum())
+        if spilled.space.is_local and total > spilled.hold:
+            will_need(descriptors_of(self._inputs, ranges), are_scattered=False)
+            return
+        if len(self._memory) < total:
             # Use the same memory for all buckets, because new pages cost as much time as reading the bytes.
-            fresh: Any = numpy.empty(max(end - begin, spilled.hold // 2), dtype=numpy.uint8)
-            self._space = memoryview(fresh)
-        view = self._space[: end - begin]
-        self.held_from = begin & (1 << PART_BITS) - 1
-        # Missing bytes raise an error when they are read.
-        return view if os.preadv(descriptor, [view], self.held_from) == len(view) else None
+            self._memory = memoryview(bytearray())
+            fresh: Any = numpy.empty(max(total, spilled.hold // 2), dtype=numpy.uint8)
+            self._memory = memoryview(fresh)
+        load(self._inputs, ranges, self._memory, direct_bytes=0)
+        self._loaded = numpy.insert((begins, ends), 0, -1, axis=1)
+        for number, (place, size) in enumerate(zip(ranges.places.tolist(), ranges.lengths.tolist()), 1):
+            stretch = HeldSource(spilled.space.prefix, self._memory[place : place + size])
+            self._inputs.put(IN_MEMORY + number, stretch)
 
 
-def stretches_of(places: U64, lengths: U64, large: int) -> list[tuple[int, int]]:
-    """Return the stretches that contain samples, except samples larger than ``large``. Neighbouring stretches are
-    joined."""
+def stretches_of(places: U64, lengths: U64, large: int) -> tuple[I64, I64]:
+    """Return the begins and the ends of the stretches that contain samples, except samples larger than ``large``.
+    Neighbouring stretches are joined."""
     small = (places != numpy.uint64(ELSEWHERE)) & (lengths <= large)
-    places, lengths = places[small], lengths[small]
-    if not len(places):
-        return []
-    order = numpy.argsort(places)
-    begins = places[order]
-    ends = begins + lengths[order]
-    bounds = edges(begins[1:] > ends[:-1] + numpy.uint64(STRETCH_GAP_BYTES), len(begins))
-    return list(zip(begins[bounds[:-1]].tolist(), ends[bounds[1:] - 1].tolist(), strict=True))
+    begins: I64 = places[small].astype(numpy.int64)
+    order = numpy.argsort(begins)
+    begins = begins[order]
+    ends = begins + lengths[small][order].astype(numpy.int64)
+    bounds = edges(begins[1:] > ends[:-1] + STRETCH_GAP_BYTES, len(begins))
+    return begins[bounds[:-1]], ends[bounds[1:] - 1]

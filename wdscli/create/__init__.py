@@ -9,7 +9,6 @@ combines these parts. The table of a join is also here.
     coco        COCO annotations -> rows
     table       rows -> files
     left_out    everything that is left out: counts, the report, and one error for all bad rows
-    json_merge  the JSON objects of samples, to which columns are added
     files       the result of these modules: files as columns; also the rules that split a path into key and field
     grouping    files -> samples, in order; repeated and new keys
     packing     samples -> one shard, by one task

@@ -20,7 +20,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from wdscli.create.delimited import numbered
-from wdscli.create.layouts import Layout, TableOptions
+from wdscli.create.layouts import TableLayout, TableOptions
 from wdscli.errors import DataError, InputError
 from wdscli.storage import base_name, exists, open_source
 from wdscli.storage.addresses import split_folder
@@ -34,14 +34,14 @@ _ANNOTATIONS = "annotations"
 _LISTS = ("images", "annotations", "categories")
 
 
-def coco_layout(options: TableOptions, files: Sequence[str]) -> Layout:
+def coco_layout(options: TableOptions, files: Sequence[str]) -> TableLayout:
     """Return the layout of annotations. By default, the fields are the picture and its JSON."""
     if not (options.fields or options.json_rest or options.json_merge):
         options = options._replace(fields=("*=@image", "json=json"))
     if options.key is None and options.rekey is None:
         options = options._replace(key="key")
     joined = _Joined(files, options.images)
-    return Layout(files, lambda file, *_: numbered(joined.rows(file)), options)
+    return TableLayout(files, lambda file, *_: numbered(joined.rows(file)), options)
 
 
 class _Joined:

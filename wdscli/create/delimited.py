@@ -1,10 +1,10 @@
 """This module reads tables in text formats: CSV, TSV and JSON Lines.
 
-A :class:`Reading` has the options. :class:`Delimited` yields the rows of a CSV or TSV, and :func:`json_lines` yields
-the rows of JSON Lines, both as :class:`Record`. :func:`is_number` decides whether a column of CSV or TSV has numbers.
-Text is read line by line, and only one row is in memory. A row is bad if it has too few or too many cells, bytes that
-do not fit the encoding, or a cell that is too large. Its error and its :class:`RowPlace` go to ``Reading.refuse``, and
-the next row is then read. This module does not know files, keys, fields or samples.
+A :class:`TextReading` has the options. :class:`DelimitedRows` yields the rows of a CSV or TSV, and :func:`json_lines`
+yields the rows of JSON Lines, both as :class:`Record`. :func:`is_number` decides whether a column of CSV or TSV has
+numbers. Text is read line by line, and only one row is in memory. A row is bad if it has too few or too many cells,
+bytes that do not fit the encoding, or a cell that is too large. Its error and its :class:`RowPlace` go to
+``Reading.refuse``, and the next row is then read. This module does not know files, keys, fields or samples.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def refuse_row(place: RowPlace, error: WdsError) -> None:
     raise error
 
 
-class Reading(NamedTuple):
+class TextReading(NamedTuple):
     """How text becomes rows. The columns ``text`` are read as text, even if their cells are numbers. ``max_decoded`` is
     the most bytes of a cell; a line of JSON may have twice as many. ``refuse`` is called for each bad row; if it
     returns, the rows after it are read."""
@@ -76,7 +76,7 @@ class Reading(NamedTuple):
     refuse: Callable[[RowPlace, WdsError], object] = refuse_row
 
 
-PLAIN = Reading()
+PLAIN = TextReading()
 
 
 def checked_encoding(name: str) -> str:
@@ -122,7 +122,7 @@ class _Lines:
     """The lines of a text, each with at most ``limit`` characters. The lines since :meth:`begin` are the current
     record, which begins in the line ``first_line``."""
 
-    def __init__(self, stream: IO[bytes], address: str, reading: Reading, newline: str = "") -> None:
+    def __init__(self, stream: IO[bytes], address: str, reading: TextReading, newline: str = "") -> None:
         # Bytes that do not fit the encoding are read as lone surrogates, so that the error can name their row.
         self._text = io.TextIOWrapper(stream, reading.encoding, "surrogateescape", newline=newline)
         self._address, self._reading = address, reading
@@ -219,10 +219,10 @@ def _foreign_byte(text: str) -> int | None:
     return None
 
 
-class Delimited:
+class DelimitedRows:
     """The rows of a CSV or TSV. ``names`` are its columns. All methods raise DataError ``bad-table``."""
 
-    def __init__(self, stream: IO[bytes], address: str, kind: str, reading: Reading) -> None:
+    def __init__(self, stream: IO[bytes], address: str, kind: str, reading: TextReading) -> None:
         self._lines = _Lines(stream, address, reading)
         self._address, self._delimiter = address, _DELIMITERS[kind]
         csv.field_size_limit(reading.max_cell_bytes)
@@ -307,7 +307,7 @@ class Delimited:
             yield Record(self._lines.row, self._lines.first_line, named)
 
 
-def json_lines(stream: IO[bytes], address: str, reading: Reading) -> Iterator[tuple[Record, str]]:
+def json_lines(stream: IO[bytes], address: str, reading: TextReading) -> Iterator[tuple[Record, str]]:
     """Yield each JSON object, and its line. Raises DataError ``bad-table``."""
     lines = _Lines(stream, address, reading, "\n")
     lines.limit = 2 * reading.max_cell_bytes

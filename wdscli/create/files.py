@@ -11,6 +11,9 @@ of a path, or the reason why the path has none. With the last two rules, a key m
 would split such a key at the first dot, so dots are written as ``_``. The rule remembers renamed keys, to report them,
 and to refuse two different keys that become equal. The first ten thousand are remembered as text, the others as hashes.
 
+:class:`RowsByKey` finds rows by their keys, and :class:`JsonFiles` finds the JSON file of a sample, to which the
+columns of a table are added.
+
 This module does not open files, and does not know where they come from.
 """
 
@@ -47,16 +50,16 @@ class Inline(NamedTuple):
     payload: bytes
 
 
-class Stored(NamedTuple):
+class StoredPayload(NamedTuple):
     """A payload in a scratch file, at ``offset``."""
 
     path: str
     offset: int
 
 
-Place = bytes | str | Inline | Stored
+Place = bytes | str | Inline | StoredPayload
 """The place of a payload. Bytes are a local path, and text is a remote address."""
-_KINDS: tuple[type[Inline | Stored], ...] = (Inline, Stored)
+_KINDS: tuple[type[Inline | StoredPayload], ...] = (Inline, StoredPayload)
 _ROW_NUMBERS = 4
 """The numbers of a row: its source, its table, its number and its line."""
 _SHIFT = 15
@@ -266,9 +269,55 @@ def numbers_of(numbers: Iterable[int], count: int) -> array[int]:
     return array("I" if count < 1 << 32 else "Q", numbers)
 
 
+class RowsByKey:
+    """Finds rows by the hashes of their keys. Each row needs 12 bytes, or 16 bytes if there are more than 2^32 rows."""
+
+    def __init__(self, hashes: array[int], rows: array[int]) -> None:
+        import numpy
+
+        order = numpy.argsort(numpy.asarray(hashes), kind="stable")
+        self._hashes = array("q", numpy.asarray(hashes)[order].tobytes())
+        self._rows: array[int] = array(rows.typecode, numpy.asarray(rows)[order].tobytes())
+
+    def find(self, wanted: int, has: Callable[[int], bool]) -> int | None:
+        """Return the first row with a key, or None. The hash of the key finds candidates, and ``has`` says whether a
+        row has the key."""
+        candidate = bisect_left(self._hashes, wanted)
+        while candidate < len(self._hashes) and self._hashes[candidate] == wanted:
+            if has(self._rows[candidate]):
+                return self._rows[candidate]
+            candidate += 1
+        return None
+
+
+class JsonFiles:
+    """The members with the field ``json`` among all files so far."""
+
+    def __init__(self, files: Files) -> None:
+        hashes, numbers = array("q"), numbers_of((), len(files))
+        for first, rows in files.all_rows():
+            for file, row in enumerate(rows, first):
+                if row.endswith(SEPARATOR + b"json"):
+                    hashes.append(hash(row))
+                    numbers.append(file)
+        self._rows, self._files = RowsByKey(hashes, numbers), files
+        self._taken = bytearray(len(files))
+
+    def take(self, key: bytes) -> int | None:
+        """Return the number of a sample's JSON file, which may be replaced only once. Return None if there is no such
+        file. Raises DataError for a repeated key."""
+        row = key + SEPARATOR + b"json"
+        number = self._rows.find(hash(row), lambda file: self._files.row(file) == row)
+        if number is not None:
+            if self._taken[number]:
+                raise DataError(f'repeated key "{to_text(key)}"', code="duplicate-key")
+            self._taken[number] = 1
+        return number
+
+
 def is_value(place: Place) -> bool:
     """Return whether the payload is a value in a list or table."""
-    return isinstance(place, (Inline, Stored))
+    return isinstance(place, (Inline, StoredPayload))
 
 
 def describe_place(place: Place) -> str:

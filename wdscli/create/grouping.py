@@ -372,7 +372,15 @@ def separated(
             unit: Unit = "samples" if place is None else "rows"
             left_out.add(DUPLICATE_KEY, key, unit, place=place, key=to_text(key), source=name)
         return group(files, without={file for _, members in later for file in members}), len(later)
-    rekey = rekey or Rekey(DEFAULT_REKEY)
+    return _with_new_keys(samples, later, rekey or Rekey(DEFAULT_REKEY), first_index), 0
+
+
+def _with_new_keys(
+    samples: Samples, later: Iterable[tuple[int, list[int]]], rekey: Rekey, first_index: int
+) -> Samples:
+    """Return the samples, with a sample of its own for each of ``later``: the sample that it repeats, and its files.
+    Raises DataError for a new key that already exists."""
+    files = samples.files
     rows: dict[int, bytes] = {}
     sizes: dict[bytes, int] = {}
     for added_samples, (sample, members) in enumerate(later, 1):
@@ -390,7 +398,7 @@ def separated(
         count = len(samples.members(sample))
         if sizes.get(key := samples.key(sample), count) != count:
             raise taken(key)
-    return samples, 0
+    return samples
 
 
 def _apart(files: Files, members: Sequence[int]) -> list[list[int]]:

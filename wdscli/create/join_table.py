@@ -1,10 +1,10 @@
 """The table in a join, which is treated like one more set. Its rows become samples of a shard in scratch space.
 
-A :class:`Table` reads its rows one at a time. Values become bytes like in ``create --from``, and each row with a value
-is written as one sample. After that, the table is like any other set, and needs 16 bytes of memory per key. To merge
-JSON, the samples of earlier sets are read first. The row's ``json`` becomes the merged object, and replaces the object
-of the sample, like any field of a table. This needs 38 more bytes per row. This module does not know the other sets of
-the join.
+A :class:`TableSet` reads its rows one at a time. Values become bytes like in ``create --from``, and each row with a
+value is written as one sample. After that, the table is like any other set, and needs 16 bytes of memory per key. To
+merge JSON, the samples of earlier sets are read first. The row's ``json`` becomes the merged object, and replaces the
+object of the sample, like any field of a table. This needs 38 more bytes per row. This module does not know the other
+sets of the join.
 """
 
 from __future__ import annotations
@@ -18,21 +18,15 @@ from itertools import islice
 from tempfile import TemporaryFile
 from typing import IO
 
-from wdscli.create.delimited import PLAIN, Reading, refuse_row
-from wdscli.create.files import numbers_of
-from wdscli.create.json_merge import RowsByKey, merged_json
+from wdscli.codecs.cells import merged_json
+from wdscli.create.delimited import PLAIN, TextReading, refuse_row
+from wdscli.create.files import RowsByKey, numbers_of
 from wdscli.create.left_out import LeftOut
-from wdscli.create.payloads import Named, Payloads
-from wdscli.create.table import (
-    Row,
-    TableOptions,
-    TableReader,
-    Value,
-    samples_of,
-)
+from wdscli.create.payloads import NamedSource, SourcePayloads
+from wdscli.create.table import CellValue, Row, TableOptions, TableReader, samples_of
 from wdscli.errors import DataError, InputError, failing
 from wdscli.model import ShardInfo, to_text
-from wdscli.plan.inputs import Stamp, TableShard, pieces_of
+from wdscli.plan.inputs import Stamp, TableShard
 from wdscli.plan.join import JoinedTable
 from wdscli.plan.orders import Look
 from wdscli.plan.plan import DUPLICATE_KEY
@@ -44,21 +38,22 @@ from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeyLog, KeySet
 from wdscli.selection import Selection
-from wdscli.selection.reading import Payloads as SamplePayloads
+from wdscli.selection.reading import MemberReader
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import Source, is_local, is_stream, open_source, remove
 from wdscli.storage.addresses import local_path
+from wdscli.storage.ends import pieces_of
 
 _ROWS_TOGETHER = 512
 JSON = b"json"
 
 
 @dataclass(frozen=True)
-class Table(JoinedTable):
+class TableSet(JoinedTable):
     """A table, its column of keys, and its fields: ``EXT=COLUMN``, or ``EXT=@COLUMN`` for a column that names files.
     Several files form one table, and each must have all columns. ``reading`` says how text becomes cells."""
 
-    reading: Reading = PLAIN
+    reading: TextReading = PLAIN
 
     def write_shard(self, address: str, request: Request, progress: Progress, look: Look) -> TableShard:
         left_out = LeftOut(progress, on_error=request.on_error, has_report=request.report is not None)
@@ -77,7 +72,7 @@ class Table(JoinedTable):
         rows = f"{address}.rows" if self.json_rest else address
         with (
             ShardFile(rows, ShardSettings(with_index=False)) as shard,
-            Payloads(request.trust_addresses, left_out) as payloads,
+            SourcePayloads(request.trust_addresses, left_out) as payloads,
         ):
             progress.start("reading the table", None, "samples")
             _write_rows(reader, shard, payloads, request.on_duplicate, progress)
@@ -167,7 +162,7 @@ class _Merging(Extract):
         self._objects, self._of_set, self._selection = objects, of_set, selection
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: SamplePayloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
         for row in rows:
             number = self._objects.find(batch.keys[row], self._of_set)
@@ -198,7 +193,7 @@ def _size_of(addresses: Sequence[str], otherwise: int) -> int:
 
 
 def _write_rows(
-    reader: TableReader, shard: ShardFile, payloads: Payloads, on_duplicate: str, progress: Progress
+    reader: TableReader, shard: ShardFile, payloads: SourcePayloads, on_duplicate: str, progress: Progress
 ) -> None:
     """Write each row with a value as a sample. Rows with a repeated key are left out, or bad rows."""
     keys, left_out = KeySet(), payloads.left_out
@@ -224,7 +219,7 @@ def _repeated(row: Row, key: bytes) -> DataError:
     )
 
 
-def _write(shard: ShardFile, row: Row, values: Sequence[Value], payloads: Payloads) -> None:
+def _write(shard: ShardFile, row: Row, values: Sequence[CellValue], payloads: SourcePayloads) -> None:
     """Write the sample of a row. Raises InputError and DataError for a source that fails while it is read."""
     key = values[0].key
     fields_to_write = [(field, value) for _, field, value, _ in values if isinstance(value, bytes)]
@@ -245,12 +240,12 @@ def _write(shard: ShardFile, row: Row, values: Sequence[Value], payloads: Payloa
 
 
 def _opened(
-    row: Row, values: Sequence[Value], payloads: Payloads, stack: ExitStack
+    row: Row, values: Sequence[CellValue], payloads: SourcePayloads, stack: ExitStack
 ) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
     """Yield each field with the size and the pieces of its payload."""
     for key, field, value, column in values:
         if isinstance(value, str):
-            named = Named(value, row.place.table, column)
+            named = NamedSource(value, row.place.table, column)
             if (opened := payloads.opened(key, field, named, row.place, stack)) is not None:
                 yield field, *opened
         elif value is not None:

@@ -1,7 +1,7 @@
 """This module has the options and the layouts of tables: files with rows, and columns that become fields.
 
-:class:`TableOptions` has the options that turn rows into samples. A :class:`Layout` has the files, the function that
-reads rows, and the options with the defaults of the kind of table. For example, the key of a line of text is its
+:class:`TableOptions` has the options that turn rows into samples. A :class:`TableLayout` has the files, the function
+that reads rows, and the options with the defaults of the kind of table. For example, the key of a line of text is its
 number. :func:`exported_layout` is for tables written by ``wds cat``, whose columns are the key and the fields.
 
 :func:`hf_layout` is for datasets of Hugging Face's library. ``datasets`` loads folders written by
@@ -21,10 +21,10 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from wdscli.create.delimited import PLAIN, Reading, Record, RowPlace, numbered
+from wdscli.create.delimited import PLAIN, Record, RowPlace, TextReading, numbered
 from wdscli.create.rows import batch_rows, class_names, number_type, read_exact
 from wdscli.errors import DataError, InputError, UsageError, WdsError
-from wdscli.look.unpack import is_coded, kind_of
+from wdscli.look.unpack import is_coded, text_form
 from wdscli.model import to_bytes, to_text
 from wdscli.shards.tables import field_of_column
 from wdscli.storage import addresses_of
@@ -61,7 +61,7 @@ class TableOptions(NamedTuple):
     json_merge: bool = False
     kind: Kind = "table"
     images: str | None = None
-    reading: Reading = PLAIN
+    reading: TextReading = PLAIN
 
     @property
     def is_exported(self) -> bool:
@@ -70,7 +70,7 @@ class TableOptions(NamedTuple):
         return self.kind == "table" and not any(named)
 
 
-class Layout(NamedTuple):
+class TableLayout(NamedTuple):
     """The layout of a table. It has the files, and a function that reads a file's rows; the function gets the columns
     in use, and whether all other columns are needed too. It also has the completed options, and the class names for the
     numbers in ``cls``, if known. With ``has_samples``, a row has payloads by field, and its key in the column
@@ -100,10 +100,10 @@ def no_key_option(names: Sequence[str], hint_end: str = "") -> UsageError:
     )
 
 
-def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
+def exported_layout(options: TableOptions, files: Sequence[str]) -> TableLayout:
     """Return the layout of tables that ``wds cat`` wrote as Parquet, TSV or JSON Lines."""
     classes = {class_names(file, "cls") for file in files}
-    return Layout(
+    return TableLayout(
         files,
         lambda file, *_: _samples(file, options.reading),
         options._replace(key=SAMPLE_KEY),
@@ -112,7 +112,7 @@ def exported_layout(options: TableOptions, files: Sequence[str]) -> Layout:
     )
 
 
-def _samples(file: str, reading: Reading) -> Iterator[Record]:
+def _samples(file: str, reading: TextReading) -> Iterator[Record]:
     """Yield the key and the payloads of each row. Raises UsageError for a table that ``wds cat`` did not write."""
     for kind, record, line in read_exact(file, reading, (_KEY,)):
         row = record.cells
@@ -140,7 +140,7 @@ def _payload(kind: str, column: str, cell: Any) -> bytes:
         return cell
     if not isinstance(cell, str):
         raise _no_payload(column, f"{type(cell).__name__} is neither text nor bytes")
-    is_text = kind == "parquet" or kind_of(field_of_column(column))
+    is_text = kind == "parquet" or text_form(field_of_column(column))
     return to_bytes(cell) if is_text else _decoded(cell, column)
 
 
@@ -159,7 +159,7 @@ def _payloads_of_line(fields: Any, line: str) -> dict[str, bytes]:
             )
         if is_coded(value):
             payloads[name] = _decoded(value["base64"], name)
-        elif kind_of(to_bytes(name)) == "json":
+        elif text_form(to_bytes(name)) == "json":
             texts = texts or dict(_members(dict(_members(line))["fields"]))
             payloads[name] = to_bytes(texts[name])
         elif isinstance(value, str):
@@ -197,7 +197,7 @@ def _no_payload(column: str, why: str, hint: str | None = None) -> DataError:
     )
 
 
-def hf_layout(options: TableOptions) -> Layout:
+def hf_layout(options: TableOptions) -> TableLayout:
     """Return the layout of datasets. If no fields are named, the features decide them. Raises UsageError if
     ``datasets`` is not installed, and InputError if it cannot load the datasets."""
     try:
@@ -228,7 +228,7 @@ def hf_layout(options: TableOptions) -> Layout:
                 row[column] = split if column == "split" else number
             yield row
 
-    return Layout(list(rows_by_split), rows, options, classes)
+    return TableLayout(list(rows_by_split), rows, options, classes)
 
 
 def _splits(datasets: Any, text: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from operator import itemgetter
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal
 
 from wdscli.create.delimited import RowPlace
 from wdscli.errors import DataError, InputError, InputNotFoundError, WdsError
@@ -37,15 +37,6 @@ TEXTS = {
 """The texts of reasons in the summary."""
 
 
-class Unread(NamedTuple):
-    """A source that could not be read, and its member. A folder has neither key nor field."""
-
-    key: str
-    field: str
-    source: str
-    reason: str
-
-
 class LeftOut:
     """With ``on_error="skip"``, sources that cannot be read and bad rows are left out. With the
     policy ``incomplete="keep"``, missing sources are left out; with ``skip``, their samples too. ``lacking`` then
@@ -63,7 +54,8 @@ class LeftOut:
         """Counts of each unit by reason."""
         self.totals: dict[Unit, Counter[str]] = {}
         """Counts of each unit by the text of the reason. For a field, its name and a colon precede the text."""
-        self.unread: list[Unread] = []
+        self.unread = 0
+        """The number of sources that could not be read. Their members are left out."""
         self.lacking: dict[bytes, tuple[Unit, str]] = {}
         self.outside = 0
         """The number of links that point outside the given folder."""
@@ -122,7 +114,7 @@ class LeftOut:
                 sample_hint = ", --missing skip also its sample" if is_absent and self._incomplete else ""
                 error.hint = error.hint or f"--on-error skip leaves it out{sample_hint}"
             raise error
-        self.unread.append(Unread(to_text(key), to_text(field), source, error.message))
+        self.unread += 1
         code = NO_SOURCE if place is not None else "unreadable"
         text = TEXTS[NO_SOURCE if is_absent else "unreadable"]
         if isinstance(error, EmptyCellError):

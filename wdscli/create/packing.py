@@ -22,7 +22,7 @@ from wdscli.create.files import (
     Files,
     Inline,
     Place,
-    Stored,
+    StoredPayload,
     cannot_read,
     describe_place,
     numbers_of,
@@ -58,7 +58,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
 """Fields, header offsets and payload offsets of members."""
-_Elsewhere = bytes | str | Stored
+_Elsewhere = bytes | str | StoredPayload
 
 
 class PackTask(NamedTuple):
@@ -77,7 +77,7 @@ class PackTask(NamedTuple):
         files = self.files.part(self.members)
         for number in range(len(files)) if holds_all else ():
             place, size = files.place(number), files.size(number)
-            if isinstance(place, Stored):
+            if isinstance(place, StoredPayload):
                 files.put(number, size, files.keep(Inline(payload_at(place, size))))
         return self._replace(files=files, members=numbers_of(range(len(files)), len(files)))
 
@@ -270,7 +270,7 @@ class _Packer:
             place = self._task.files.place(file)
             if isinstance(place, Inline):
                 payloads.append(place.payload)
-            elif isinstance(place, Stored):
+            elif isinstance(place, StoredPayload):
                 if (scratch := self._scratches.get(place.path)) is None:
                     scratch = self._scratches[place.path] = self._open(os.fsencode(place.path), _FLAGS)
                 data = os.pread(scratch, size, place.offset) if scratch >= 0 else b""
@@ -382,7 +382,9 @@ def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | 
                 yield data
         return
     # In a scratch file, the next payload follows, so do not read one more byte.
-    path, first, end = (place.path, place.offset, size) if isinstance(place, Stored) else (place, 0, size + 1)
+    path, first, end = (
+        (place.path, place.offset, size) if isinstance(place, StoredPayload) else (place, 0, size + 1)
+    )
     try:
         descriptor = os.open(path, _FLAGS)
         try:

@@ -1,8 +1,8 @@
 """This module has the payloads that are not files: lines of lists, values of tables, and the output of commands.
 
-:class:`Payloads` keeps small payloads in memory up to a limit, and other payloads in one temporary file. So memory does
-not grow with a table, and tasks in other processes can read the payloads. The file is created at the first use, and
-removed at the end of the block.
+:class:`SourcePayloads` keeps small payloads in memory up to a limit, and other payloads in one temporary file. So
+memory does not grow with a table, and tasks in other processes can read the payloads. The file is created at the first
+use, and removed at the end of the block.
 
 :func:`read_recipe` reads a list like tarp's recipes. A line is ``name<TAB>source``, or ``name source`` with blanks
 between them. The source is ``text:...`` (the rest of the line), ``file:PATH``, ``pipe:CMD``, a path, or any address.
@@ -23,15 +23,15 @@ from itertools import islice
 from typing import IO, NamedTuple, TypeVar
 
 from wdscli.create.delimited import RowPlace, refuse_row
-from wdscli.create.files import Files, Inline, KeyRule, Place, Stored, check_written
+from wdscli.create.files import Files, Inline, KeyRule, Place, StoredPayload, check_written
 from wdscli.create.left_out import EmptyCellError, LeftOut
-from wdscli.create.walk import Outputs
+from wdscli.create.walk import OwnOutputs
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError, empty_stream
 from wdscli.model import to_text
-from wdscli.plan.inputs import pieces_of
 from wdscli.progress import QUIET, Progress
 from wdscli.storage import is_local, is_stream, local_path, open_source
 from wdscli.storage.addresses import listed_address
+from wdscli.storage.ends import PIECE_BYTES, pieces_of
 from wdscli.storage.local import write_all
 from wdscli.storage.opening import at_once
 from wdscli.storage.streams import stream_of
@@ -40,13 +40,12 @@ Row = TypeVar("Row")
 _ROWS_AHEAD = 64
 _SMALL_BYTES = 256
 _MAX_IN_MEMORY_BYTES = 1 << 24
-_PIECE_BYTES = 1 << 20
 _HINT = "set the variable TMPDIR to a folder with more free space"
 _BLANKS = re.compile(rb"[ \t]+")
 _PROGRESS_LINES = 256
 
 
-class Named(NamedTuple):
+class NamedSource(NamedTuple):
     """An address in a list or table, the name of this list or table, and for a table the column."""
 
     address: str
@@ -59,11 +58,11 @@ class Named(NamedTuple):
         return listed_address(self.where, self.address, trusted=trusted, is_cell=bool(self.column))
 
 
-class Payloads:
+class SourcePayloads:
     """Use it as a context manager around planning and writing. ``left_out`` decides about sources that cannot be
     read."""
 
-    outputs: Outputs | None = None
+    outputs: OwnOutputs | None = None
     """The command's own outputs, which cannot be payloads."""
 
     def __init__(self, trust_addresses: bool = False, left_out: LeftOut | None = None) -> None:
@@ -87,7 +86,7 @@ class Payloads:
             return Inline(payload)
         file, place = self._file(), self._end
         self._append(file, payload)
-        return Stored(file.name, place)
+        return StoredPayload(file.name, place)
 
     @property
     def digest(self) -> str:
@@ -95,7 +94,7 @@ class Payloads:
         return self._digest.hexdigest()
 
     def of_member(
-        self, key: bytes, field: bytes, named: Named, place: RowPlace | None = None
+        self, key: bytes, field: bytes, named: NamedSource, place: RowPlace | None = None
     ) -> tuple[int, Place] | None:
         """Call :meth:`fetch` for one member. Return None if the member is left out. Raises InputError."""
         try:
@@ -105,7 +104,7 @@ class Payloads:
         return None
 
     def opened(
-        self, key: bytes, field: bytes, named: Named, place: RowPlace, stack: ExitStack
+        self, key: bytes, field: bytes, named: NamedSource, place: RowPlace, stack: ExitStack
     ) -> tuple[int, Iterable[bytes]] | None:
         """Return size and pieces of one member, whose source stays open in ``stack``. Return None if the member is left
         out. Raises InputError."""
@@ -120,7 +119,7 @@ class Payloads:
             self.left_out.lose(key, field, named.address, error, place)
         return None
 
-    def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[Named]]) -> Iterator[Row]:
+    def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[NamedSource]]) -> Iterator[Row]:
         """Yield the rows, and request the sizes of remote payloads in advance, several at the same time. Errors are
         raised later, by :meth:`fetch`."""
         coming, failure = iter(rows), None
@@ -137,7 +136,7 @@ class Payloads:
             yield from batch
         raise failure
 
-    def _ask(self, addresses: Iterable[Named]) -> None:
+    def _ask(self, addresses: Iterable[NamedSource]) -> None:
         remote = []
         for named in addresses:
             with suppress(WdsError):
@@ -146,7 +145,7 @@ class Payloads:
                     remote.append(address)
         self._sizes = dict(zip(remote, at_once(_size_at, remote))) if len(remote) > 1 else {}
 
-    def fetch(self, named: Named) -> tuple[int, Place]:
+    def fetch(self, named: NamedSource) -> tuple[int, Place]:
         """Return size and place of a payload in a list or table. Streams and the output of commands are read here,
         because their size is unknown. Raises InputError."""
         address = self._address(named)
@@ -160,12 +159,12 @@ class Payloads:
                 path = os.fsencode(address.removeprefix("file://")) if is_local(address) else address
                 return source.size, path
             file, begin = self._file(), self._end
-            while data := source.read_some(self._end - begin, _PIECE_BYTES):
+            while data := source.read_some(self._end - begin, PIECE_BYTES):
                 self._digest.update(data)
                 self._append(file, data)
-            return self._end - begin, Stored(file.name, begin)
+            return self._end - begin, StoredPayload(file.name, begin)
 
-    def _address(self, named: Named) -> str:
+    def _address(self, named: NamedSource) -> str:
         """Return the address of a payload. Raises InputError, and UsageError for one of the command's own outputs."""
         if not named.address:
             raise EmptyCellError(f'column "{named.column}" is empty, so it names no file')
@@ -193,7 +192,7 @@ class Payloads:
             raise OutputError(f"cannot write {file.name}: {error}", hint=_HINT) from None
         self._end += len(data)
 
-    def __enter__(self) -> Payloads:
+    def __enter__(self) -> SourcePayloads:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -239,7 +238,7 @@ def parse_line(line: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read_recipe(
-    address: str, rule: KeyRule, files: Files, payloads: Payloads, progress: Progress = QUIET
+    address: str, rule: KeyRule, files: Files, payloads: SourcePayloads, progress: Progress = QUIET
 ) -> None:
     """Add the members of a list. Raises InputError for a source that cannot be read, and DataError ``bad-list`` or
     ``unsafe-name`` for wrong lines. All errors have the line's number."""
@@ -265,13 +264,13 @@ def read_recipe(
     payloads.left_out.check_rows()
 
 
-def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[Named]:
+def _addresses(where: str, line: tuple[int, bytes]) -> Iterator[NamedSource]:
     """Return the address in a line, if it has an address."""
     if b"://" in line[1]:
         with suppress(WdsError):
             parsed = parse_line(line[1])
             if parsed is not None and not parsed[1].startswith((b"text:", b"pipe:")):
-                yield Named(os.fsdecode(parsed[1]), where)
+                yield NamedSource(os.fsdecode(parsed[1]), where)
 
 
 def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
@@ -287,7 +286,7 @@ def _split(name: bytes, rule: KeyRule) -> tuple[bytes, bytes]:
 
 
 def locate(
-    key: bytes, field: bytes, source: bytes, payloads: Payloads, place: RowPlace
+    key: bytes, field: bytes, source: bytes, payloads: SourcePayloads, place: RowPlace
 ) -> tuple[int, Place] | None:
     """Return size and place of a member's source in a line of a list, or None to leave it out."""
     if source.startswith(b"text:"):
@@ -297,4 +296,4 @@ def locate(
         source = source[5:]
         if not is_local(place.table):
             source = b"file://" + source
-    return payloads.of_member(key, field, Named(os.fsdecode(source), place.table), place)
+    return payloads.of_member(key, field, NamedSource(os.fsdecode(source), place.table), place)

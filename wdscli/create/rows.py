@@ -23,10 +23,10 @@ from wdscli.codecs.cells import TypedList
 from wdscli.create.delimited import (
     PLAIN,
     UTF8,
-    Delimited,
-    Reading,
+    DelimitedRows,
     Record,
     RowPlace,
+    TextReading,
     is_number,
     json_lines,
     numbered,
@@ -58,7 +58,7 @@ _ARROW_FILE = b"ARROW1\0\0"
 _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 24
 
 
-def kind_of(address: str) -> str:
+def table_format(address: str) -> str:
     """Return the format of an address by its suffix. It is empty for an unknown suffix."""
     return SUFFIXES.get(re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower(), "")
 
@@ -81,7 +81,7 @@ def _expand(address: str) -> list[str]:
         if matches := matching(address):
             return sorted(matches, key=natural)
         raise InputNotFoundError(f"no table matches {address}")
-    if not is_on_disk and not kind_of(address):
+    if not is_on_disk and not table_format(address):
         from wdscli.storage.remote import is_remote_folder
 
         if address.endswith("/") or (not is_web(address) and is_remote_folder(address)):
@@ -91,7 +91,7 @@ def _expand(address: str) -> list[str]:
 
 def _in_folder(address: str) -> list[str]:
     prefix = address if address.endswith("/") else address + "/"
-    names = list_folder(address, lambda name: bool(kind_of(name)) and not name.startswith("."))
+    names = list_folder(address, lambda name: bool(table_format(name)) and not name.startswith("."))
     if not names:
         raise InputNotFoundError(
             f"no table in {address}", hint=f"tables end with {', '.join('.' + suffix for suffix in SUFFIXES)}"
@@ -99,7 +99,7 @@ def _in_folder(address: str) -> list[str]:
     return [prefix + name for name in sorted(names, key=natural)]
 
 
-def read_lines(address: str, reading: Reading = PLAIN) -> Iterator[Record]:
+def read_lines(address: str, reading: TextReading = PLAIN) -> Iterator[Record]:
     """Yield the lines of a text as rows with one column ``line``, which is None for an empty line. Raises InputError. A
     line that is too large is a bad row."""
     max_bytes = reading.max_cell_bytes
@@ -123,7 +123,7 @@ class Table:
     """Files that are read as one table. A column of CSV and TSV has numbers in all files, or text in all files. Streams
     and remote files that must be read twice are copied to a temporary file."""
 
-    def __init__(self, files: Sequence[str], reading: Reading) -> None:
+    def __init__(self, files: Sequence[str], reading: TextReading) -> None:
         self._files, self._reading = files, reading
         self._copies: dict[str, IO[bytes]] = {}
         self._numbers: frozenset[str] | None = None
@@ -148,15 +148,15 @@ class Table:
         text = {*columns, *self._reading.text}
         # Bad rows are reported when the rows are read, not here.
         reading = self._reading._replace(refuse=lambda place, error: None)
-        typed = [file for file in self._files if kind_of(file) in ("", "csv", "tsv")]
+        typed = [file for file in self._files if table_format(file) in ("", "csv", "tsv")]
         for file in typed:
             with ExitStack() as stack:
                 if not is_local(file):
                     with open_source(file) as source:
                         self._copies[file] = _copied(stream_of(source, _BUFFER_BYTES))
                 stream, _ = _opened(file, self._copies.get(file), stack)
-                if (kind := kind_of(file) or _sniffed(stream)) in ("csv", "tsv"):
-                    table = Delimited(stream, file, kind, reading)
+                if (kind := table_format(file) or _sniffed(stream)) in ("csv", "tsv"):
+                    table = DelimitedRows(stream, file, kind, reading)
                     names |= dict.fromkeys(table.names)
                     _drop_text(table, text)
         if unknown := [name for name in self._reading.text if name not in names]:
@@ -167,7 +167,7 @@ class Table:
         return frozenset(names.keys() - text)
 
 
-def _drop_text(table: Delimited, text: set[str]) -> None:
+def _drop_text(table: DelimitedRows, text: set[str]) -> None:
     """Add the columns with a cell that is no number to ``text``."""
     candidates = [column for column, name in enumerate(table.names) if name not in text]
     for cells in table.cells():
@@ -201,7 +201,7 @@ def read_rows(
     columns: Collection[str] = (),
     *,
     whole: bool = True,
-    reading: Reading = PLAIN,
+    reading: TextReading = PLAIN,
     numbers: Collection[str] = (),
     copy: IO[bytes] | None = None,
 ) -> Iterator[Record]:
@@ -212,7 +212,7 @@ def read_rows(
     if the extra is missing."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, copy, stack)
-        kind = kind_of(address) or _sniffed(stream)
+        kind = table_format(address) or _sniffed(stream)
         if kind in ("parquet", "arrow"):
             if reading.encoding != UTF8:
                 raise UsageError(
@@ -224,20 +224,20 @@ def read_rows(
         if kind == "jsonl":
             yield from (row for row, _ in json_lines(stream, address, reading))
         else:
-            yield from Delimited(stream, address, kind, reading).rows(numbers)
+            yield from DelimitedRows(stream, address, kind, reading).rows(numbers)
 
 
-def read_exact(address: str, reading: Reading, raw: Collection[str]) -> Iterator[tuple[str, Record, str]]:
+def read_exact(address: str, reading: TextReading, raw: Collection[str]) -> Iterator[tuple[str, Record, str]]:
     """Yield each row of a CSV, TSV, JSON Lines or Parquet file, with the format, and with the line if it is JSON. A row
     of CSV or TSV contains empty texts, but not absent cells. Cells in ``raw`` columns may have bytes of any encoding.
     For other formats, one empty row is yielded. Raises the errors of :func:`read_rows`."""
     with ExitStack() as stack:
         stream, is_mapped = _opened(address, None, stack)
-        kind = kind_of(address) or _sniffed(stream)
+        kind = table_format(address) or _sniffed(stream)
         if kind == "jsonl":
             yield from ((kind, row, line) for row, line in json_lines(stream, address, reading))
         elif kind in ("csv", "tsv"):
-            yield from ((kind, row, "") for row in Delimited(stream, address, kind, reading).exact(raw))
+            yield from ((kind, row, "") for row in DelimitedRows(stream, address, kind, reading).exact(raw))
         elif kind == "parquet":
             rows = _arrow_rows(address, kind, (stream, is_mapped), stack)
             yield from ((kind, row, "") for row in numbered(rows))
@@ -250,7 +250,7 @@ def column_names(address: str) -> list[str]:
     :func:`read_rows`."""
     with open_source(address) as source:
         stream = stream_of(source, _BUFFER_BYTES)
-        if (kind_of(address) or _sniffed(stream)) == "parquet":
+        if (table_format(address) or _sniffed(stream)) == "parquet":
             from pyarrow import parquet
 
             return list(map(str, parquet.read_schema(stream).names))
@@ -269,7 +269,7 @@ def _sniffed(stream: io.BufferedReader) -> str:
 def class_names(address: str, column: str) -> tuple[str, ...] | None:
     """Return the class names for the numbers in a column of Parquet, if Hugging Face's library or ``wds cat`` has
     stored them in the file's metadata."""
-    if kind_of(address) != "parquet" or is_stream(address):
+    if table_format(address) != "parquet" or is_stream(address):
         return None
     import json
 

@@ -18,22 +18,14 @@ from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
 
-from wdscli.codecs.cells import cell_payload, extension_of, json_bytes
+from wdscli.codecs.cells import cell_payload, extension_of, json_bytes, merged_json
 from wdscli.create.delimited import NumberText, RowPlace
-from wdscli.create.files import SEPARATOR, Files, Inline, KeyRule, check_written
-from wdscli.create.json_merge import JsonFiles, merged_json
-from wdscli.create.layouts import (
-    OPTIONS,
-    SAMPLE_KEY,
-    Layout,
-    exported_layout,
-    hf_layout,
-    no_key_option,
-)
+from wdscli.create.files import SEPARATOR, Files, Inline, JsonFiles, KeyRule, check_written
+from wdscli.create.layouts import OPTIONS, SAMPLE_KEY, TableLayout, exported_layout, hf_layout, no_key_option
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.left_out import NO_VALUE, LeftOut
 from wdscli.create.packing import payload_at
-from wdscli.create.payloads import Named, Payloads
+from wdscli.create.payloads import NamedSource, SourcePayloads
 from wdscli.create.rows import ABSENT, Table, class_names, column_names, reach, read_lines, table_files
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
@@ -110,7 +102,7 @@ class ClassName(bytes):
     """The name of a class. Its number will later replace it in the field ``cls``."""
 
 
-class Value(NamedTuple):
+class CellValue(NamedTuple):
     """A row's value for one field of its sample. It is bytes, the address of a payload as text, or None. An empty
     address names no file. ``key`` is the key to write."""
 
@@ -120,7 +112,7 @@ class Value(NamedTuple):
     column: str = ""
 
 
-def _layout_of(options: TableOptions, option: str) -> Layout:
+def _layout_of(options: TableOptions, option: str) -> TableLayout:
     if options.kind == "hf":
         return hf_layout(options)
     files = table_files(options.address, option)
@@ -134,12 +126,12 @@ def _layout_of(options: TableOptions, option: str) -> Layout:
             rekey=options.rekey or rekey,
             fields=options.fields or (() if options.json_rest else ("txt=line",)),
         )
-        return Layout(files, lambda file, *_: read_lines(file, options.reading), options)
+        return TableLayout(files, lambda file, *_: read_lines(file, options.reading), options)
     if options.is_exported:
         return exported_layout(options, files)
     labels = [text.partition("=")[2] for text in options.fields if text.startswith("cls=")]
     classes = class_names(files[0], labels[0]) if labels and files else None
-    return Layout(files, Table(files, options.reading).rows, options, classes)
+    return TableLayout(files, Table(files, options.reading).rows, options, classes)
 
 
 class TableReader:
@@ -205,12 +197,12 @@ class TableReader:
         """Whether some column has addresses of payloads."""
         return any(field.is_address for field in self._fields)
 
-    def addresses(self, row: Row) -> Iterator[Named]:
+    def addresses(self, row: Row) -> Iterator[NamedSource]:
         """Return the addresses of payloads in a row. Wrong addresses are left out."""
         for field in self._fields:
             with suppress(WdsError):
                 if field.is_address and isinstance(value := field.value(row), (str, bytes)):
-                    yield Named(to_text(_as_name(value, field.column)), row.place.table, field.column)
+                    yield NamedSource(to_text(_as_name(value, field.column)), row.place.table, field.column)
 
     def key(self, row: Row) -> bytes:
         """Return the key in a row. Raises UsageError for a missing column, and DataError for a cell that is no key."""
@@ -233,17 +225,17 @@ class TableReader:
                 f'--rekey "{rekey}" cannot be filled in: {error}', code="bad-table", hint=hint
             ) from None
 
-    def values(self, row: Row, key: bytes) -> Iterator[Value]:
+    def values(self, row: Row, key: bytes) -> Iterator[CellValue]:
         """Yield the values of a row with this key, one per field. Raises DataError."""
         for cell in row.cells if self._layout.has_samples else ():
             if cell != SAMPLE_KEY:
                 raw = to_bytes(cell)
-                yield Value(self._written(key, raw), raw, row.cells[cell])
+                yield CellValue(self._written(key, raw), raw, row.cells[cell])
         for field in self._fields:
             name, column, is_address, _, text = field
             value = field.value(row)
             if value is None or value is ABSENT or (is_address and _is_nan(value)):
-                yield Value(key, name, "" if is_address else None, column)
+                yield CellValue(key, name, "" if is_address else None, column)
                 continue
             if isinstance(value, dict) and _is_media(value):
                 value, path = value["bytes"], value["path"]
@@ -252,23 +244,25 @@ class TableReader:
             else:
                 path = ""
             if value is None:
-                yield Value(key, name, None)
+                yield CellValue(key, name, None)
                 continue
             if is_address and not (value := to_text(_as_name(value, column))):
-                yield Value(key, name, "", column)
+                yield CellValue(key, name, "", column)
                 continue
             if _ANY in text:
                 text = text.replace(_ANY, _extension(value, path, column, is_address=is_address))
                 name = to_bytes(text)
             written = self._written(key, name)
             if self._names_classes and text == "cls" and not is_address:
-                yield Value(written, name, self._class(value, column))
+                yield CellValue(written, name, self._class(value, column))
             else:
-                yield Value(written, name, value if is_address else cell_payload(value, column, text), column)
+                yield CellValue(
+                    written, name, value if is_address else cell_payload(value, column, text), column
+                )
         if self._takes_rest:
             json_columns = self._rest(row.cells)
             if json_columns or self._options.json_rest:
-                yield Value(self._written(key, b"json"), b"json", json_bytes(json_columns))
+                yield CellValue(self._written(key, b"json"), b"json", json_bytes(json_columns))
 
     def _class(self, value: Any, column: str) -> bytes | None:
         """Return the number of a class, or its :class:`ClassName`. Return None for a missing value. Raises DataError
@@ -488,8 +482,8 @@ def _columns_of(options: TableOptions) -> set[str]:
 
 
 def samples_of(
-    reader: TableReader, payloads: Payloads, progress: Progress
-) -> Iterator[tuple[Row, list[Value]]]:
+    reader: TableReader, payloads: SourcePayloads, progress: Progress
+) -> Iterator[tuple[Row, list[CellValue]]]:
     """Yield each row with the values of its fields. Empty cells, rows without a value and bad rows are left out. The
     sizes of remote payloads are requested in advance. Raises InputError, and UsageError for a missing column. At the
     end, the caller checks for bad rows (:meth:`~wdscli.create.left_out.LeftOut.check_rows`)."""
@@ -511,7 +505,7 @@ def samples_of(
             yield row, complete
 
 
-def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[Value]) -> None:
+def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[CellValue]) -> None:
     """Count the empty cells of a row. A row with only empty cells is counted as a row."""
     empty = [value.field for value in values if value.value is None]
     if len(empty) == len(values):
@@ -525,15 +519,15 @@ def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[Value]
 class _Adder:
     """Adds the values of rows to the files of samples."""
 
-    def __init__(self, files: Files, payloads: Payloads, objects: JsonFiles | None) -> None:
+    def __init__(self, files: Files, payloads: SourcePayloads, objects: JsonFiles | None) -> None:
         self._files, self._payloads, self._objects = files, payloads, objects
         self._classes: dict[bytes, int] = {}
 
-    def add(self, row: Row, values: Sequence[Value]) -> None:
+    def add(self, row: Row, values: Sequence[CellValue]) -> None:
         """Add all values of a row. Raises UsageError, and InputError and DataError before a value is added."""
         table, place = row.place.table, row.place
         located = [
-            self._payloads.of_member(key, field, Named(value, table, column), place)
+            self._payloads.of_member(key, field, NamedSource(value, table, column), place)
             for key, field, value, column in values
             if isinstance(value, str)
         ]
@@ -550,7 +544,7 @@ class _Adder:
             elif (size_and_place := next(places)) is not None:
                 self._files.add(key, field, *size_and_place)
 
-    def _merged(self, values: Sequence[Value]) -> bool:
+    def _merged(self, values: Sequence[CellValue]) -> bool:
         """Add the row's JSON object to the sample's existing object. Return False if one of them does not exist."""
         key, columns = next(((cell.key, cell.value) for cell in values if cell.field == b"json"), (b"", None))
         number = None if self._objects is None or not isinstance(columns, bytes) else self._objects.take(key)
@@ -562,7 +556,7 @@ class _Adder:
 
 
 def read_table(
-    options: TableOptions, rule: KeyRule, files: Files, payloads: Payloads, progress: Progress = QUIET
+    options: TableOptions, rule: KeyRule, files: Files, payloads: SourcePayloads, progress: Progress = QUIET
 ) -> tuple[tuple[str, ...] | None, bool]:
     """Add the samples of a table. Return the names of its classes, if it has any, and whether the field ``cls`` has
     names that must be numbered. Raises the errors of :func:`samples_of`."""

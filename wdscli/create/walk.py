@@ -1,13 +1,13 @@
 """This module walks local folders, and adds their files as columns.
 
-:func:`walk` is the walk of ``create SOURCE...``. :class:`Globs` has the globs of ``--include`` and ``--exclude``.
-:class:`Outputs` recognizes the command's own outputs during a walk. The walk is fast: one ``scandir`` per folder, one
-``stat`` per file, paths as bytes, and no object per file. The order of the file system does not matter, because the
-plan sorts the files. An output is recognized by its folder, after links are resolved, and by any name that its pattern
-can give. Outputs are skipped. If a folder has a manifest, the files of its set are skipped too. Links are followed, but
-a folder is never entered inside itself. A broken symlink counts as a source that cannot be read. Links below a source
-can be left out, and links that point outside the source are counted. Names are relative to each given folder. A given
-file has its own name.
+:class:`FolderWalk` is the walk of ``create SOURCE...``. :class:`Globs` has the globs of ``--include`` and
+``--exclude``. :class:`OwnOutputs` recognizes the command's own outputs during a walk. The walk is fast: one ``scandir``
+per folder, one ``stat`` per file, paths as bytes, and no object per file. The order of the file system does not matter,
+because the plan sorts the files. An output is recognized by its folder, after links are resolved, and by any name that
+its pattern can give. Outputs are skipped. If a folder has a manifest, the files of its set are skipped too. Links are
+followed, but a folder is never entered inside itself. A broken symlink counts as a source that cannot be read. Links
+below a source can be left out, and links that point outside the source are counted. Names are relative to each given
+folder. A given file has its own name.
 
 A glob has the rules of gitignore. A glob without a slash, except at its end, is matched with the last part of a path,
 at any depth. A glob with a slash is matched with the whole path. ``*`` and ``?`` match within a part, ``**`` matches
@@ -117,7 +117,7 @@ class Globs:
                 )
 
 
-class Outputs:
+class OwnOutputs:
     """The local shards and the manifest of an output. A remote output has none."""
 
     def __init__(self, output: OutputSet) -> None:
@@ -180,19 +180,6 @@ def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
     return paths
 
 
-class Wanted(NamedTuple):
-    """The options that decide which files are taken. ``include`` and ``exclude`` match paths relative to the source.
-    ``outputs`` are never inputs. With ``skips``, the permission to read each file is checked. Links below a source are
-    left out unless ``follows`` is true."""
-
-    rule: KeyRule
-    include: Globs
-    exclude: Globs
-    outputs: Outputs
-    skips: bool = False
-    follows: bool = True
-
-
 class _Folder(NamedTuple):
     """A folder to read: its path, the prefix for names in it, the folders that contain it, the place number of the
     source's files, and the path of the source without links."""
@@ -206,159 +193,186 @@ class _Folder(NamedTuple):
     """The paths of files that belong to sets found in the walk."""
 
 
-def walk(source: str, wanted: Wanted, files: Files, skipped: LeftOut, progress: Progress = QUIET) -> None:
-    """Add the folder or file ``source``. Raises InputError if it cannot be read or is not a file."""
-    path = os.fsencode(source)
-    try:
-        status = os.stat(path)
-    except ValueError as error:
-        raise cannot_read(path, error) from None
-    except OSError as error:
-        list_name = source.removeprefix("@") if source.startswith("@") else "FILE"
-        hint = f"name files or folders; to read a list of files, use --from list:{list_name}"
-        _lose(path, (b"", b""), error, wanted, skipped, hint)
-        return
-    if stat.S_ISDIR(status.st_mode):
-        _walk_folder(path.rstrip(b"/") or b"/", wanted, files, skipped, progress)
-        return
-    if not stat.S_ISREG(status.st_mode):
-        raise _not_a_file(path)
-    wanted.outputs.refuse(path)
-    name = path[path.rfind(b"/") + 1 :]
-    if b"." not in name:
-        raise UsageError(f"{to_text(path)} belongs to no sample: its name has no field after a dot")
-    parts_or_reason = _why_not(name, wanted) or wanted.rule.split(name)
-    if isinstance(parts_or_reason, str):
-        skipped.add(parts_or_reason, path)
-    else:
-        check_written(*parts_or_reason, to_text(path))
-        files.add(*parts_or_reason, status.st_size, path)
+class FolderWalk(NamedTuple):
+    """Adds folders and files to ``files``. ``include`` and ``exclude`` match paths relative to the source. ``outputs``
+    are never inputs. With ``skips``, the permission to read each file is checked. Links below a source are left out
+    unless ``follows`` is true."""
 
+    rule: KeyRule
+    include: Globs
+    exclude: Globs
+    outputs: OwnOutputs
+    files: Files
+    left_out: LeftOut
+    progress: Progress = QUIET
+    skips: bool = False
+    follows: bool = True
 
-def _why_not(path: bytes, wanted: Wanted) -> str:
-    """Return the reason why the globs leave out a path. It is empty if they take the path."""
-    is_excluded = wanted.exclude.match(path)
-    if wanted.include and not wanted.include.match(path):
-        return "not-included"
-    return "excluded" if is_excluded else ""
-
-
-def _walk_folder(root: bytes, wanted: Wanted, files: Files, skipped: LeftOut, progress: Progress) -> None:
-    pending = [_Folder(root, b"", frozenset(), files.root(root), os.path.realpath(root), set())]
-    while pending:
-        folder = pending.pop()
-        before = len(files)
+    def add(self, source: str) -> None:
+        """Add the folder or file ``source``. Raises InputError if it cannot be read or is not a file."""
+        path = os.fsencode(source)
         try:
-            subfolders = _read(folder, wanted, files, skipped)
-        except WdsError:
-            raise
-        except OSError as error:
-            _lose(folder.path, (b"", b""), error, wanted, skipped)
-            continue
-        pending += _enter(folder, subfolders, wanted, skipped)
-        progress.advance(len(files) - before)
-
-
-def _lose(
-    path: bytes,
-    member: tuple[bytes, bytes],
-    error: OSError,
-    wanted: Wanted,
-    skipped: LeftOut,
-    hint: str | None = None,
-) -> None:
-    """Leave out a file or folder that cannot be read, or raise InputError."""
-    unread = cannot_read(path, error)
-    unread.hint = hint if isinstance(unread, InputNotFoundError) else None
-    if os.path.islink(path):
-        unread.hint = "--on-error skip leaves it out, --no-follow leaves out all links"
-    skipped.lose(*member, to_text(path), unread)
-
-
-def _enter(folder: _Folder, names: list[bytes], wanted: Wanted, skipped: LeftOut) -> list[_Folder]:
-    """Return the subfolders to walk, in reverse order."""
-    if not names:
-        return []
-    entered = []
-    status = os.stat(folder.path)
-    above = folder.above | {(status.st_dev, status.st_ino)}
-    for name in sorted(names, reverse=True):
-        path, relative = folder.path + b"/" + name, folder.prefix + name
-        is_excluded = wanted.exclude.match(relative + b"/")
-        why = "hidden-folder" if name.startswith(b".") else "excluded-folder" if is_excluded else ""
-        if not why and os.path.islink(path):
             status = os.stat(path)
-            why = "folder-loop" if (status.st_dev, status.st_ino) in above else ""
-            if not (why or _is_below(os.path.realpath(path), folder.real)):
-                skipped.add_outside(path)
-        if why:
-            skipped.add(why, path)
+        except ValueError as error:
+            raise cannot_read(path, error) from None
+        except OSError as error:
+            list_name = source.removeprefix("@") if source.startswith("@") else "FILE"
+            self._lose(
+                path, error, f"name files or folders; to read a list of files, use --from list:{list_name}"
+            )
+            return
+        if stat.S_ISDIR(status.st_mode):
+            self._add_folder(path.rstrip(b"/") or b"/")
+            return
+        if not stat.S_ISREG(status.st_mode):
+            raise _not_a_file(path)
+        self.outputs.refuse(path)
+        name = path[path.rfind(b"/") + 1 :]
+        if b"." not in name:
+            raise UsageError(f"{to_text(path)} belongs to no sample: its name has no field after a dot")
+        parts_or_reason = self._why_not(name) or self.rule.split(name)
+        if isinstance(parts_or_reason, str):
+            self.left_out.add(parts_or_reason, path)
         else:
-            entered.append(folder._replace(path=path, prefix=relative + b"/", above=above))
-    return entered
+            check_written(*parts_or_reason, to_text(path))
+            self.files.add(*parts_or_reason, status.st_size, path)
 
+    def _why_not(self, path: bytes) -> str:
+        """Return the reason why the globs leave out a path. It is empty if they take the path."""
+        is_excluded = self.exclude.match(path)
+        if self.include and not self.include.match(path):
+            return "not-included"
+        return "excluded" if is_excluded else ""
 
-def _read(folder: _Folder, wanted: Wanted, files: Files, skipped: LeftOut) -> list[bytes]:
-    """Add the files of one folder, and return the names of its subfolders."""
-    is_own = wanted.outputs.in_folder(folder.path)
-    subfolders: list[bytes] = []
+    def _add_folder(self, root: bytes) -> None:
+        place_number, real = self.files.root(root), os.path.realpath(root)
+        pending = [_Folder(root, b"", frozenset(), place_number, real, set())]
+        while pending:
+            folder, before = pending.pop(), len(self.files)
+            try:
+                subfolders = self._read(folder)
+            except WdsError:
+                raise
+            except OSError as error:
+                self._lose(folder.path, error)
+                continue
+            pending += self._enter(folder, subfolders)
+            self.progress.advance(len(self.files) - before)
 
-    # With ``skips``, the permission to read each file is checked.
-    is_plain = wanted.rule.is_first_dot and not (wanted.include or wanted.exclude or wanted.skips)
-    is_plain = is_plain and is_own is None and not folder.prefix.startswith(b"__")
+    def _lose(
+        self, path: bytes, error: OSError, hint: str | None = None, member: tuple[bytes, bytes] = (b"", b"")
+    ) -> None:
+        """Leave out a file or folder that cannot be read, or raise InputError."""
+        unread = cannot_read(path, error)
+        unread.hint = hint if isinstance(unread, InputNotFoundError) else None
+        if os.path.islink(path):
+            unread.hint = "--on-error skip leaves it out, --no-follow leaves out all links"
+        self.left_out.lose(*member, to_text(path), unread)
 
-    def begin(manifests: list[bytes]) -> bool:
-        """Return whether all files are taken without further checks."""
-        nonlocal is_plain
-        folder.sets.update(_set_members(folder.path, manifests))
-        is_plain = is_plain and not folder.sets
-        return is_plain
+    def _enter(self, folder: _Folder, names: list[bytes]) -> list[_Folder]:
+        """Return the subfolders to walk, in reverse order."""
+        if not names:
+            return []
+        entered = []
+        status = os.stat(folder.path)
+        above = folder.above | {(status.st_dev, status.st_ino)}
+        for name in sorted(names, reverse=True):
+            path, relative = folder.path + b"/" + name, folder.prefix + name
+            is_excluded = self.exclude.match(relative + b"/")
+            why = "hidden-folder" if name.startswith(b".") else "excluded-folder" if is_excluded else ""
+            if not why and os.path.islink(path):
+                status = os.stat(path)
+                why = "folder-loop" if (status.st_dev, status.st_ino) in above else ""
+                if not (why or _is_below(os.path.realpath(path), folder.real)):
+                    self.left_out.add_outside(path)
+            if why:
+                self.left_out.add(why, path)
+            else:
+                entered.append(folder._replace(path=path, prefix=relative + b"/", above=above))
+        return entered
 
-    def take(entries: Iterable[_Entry]) -> None:
-        subfolders.extend(_add(entries, is_own, folder, wanted, files, skipped))
+    def _read(self, folder: _Folder) -> list[bytes]:
+        """Add the files of one folder, and return the names of its subfolders."""
+        is_own = self.outputs.in_folder(folder.path)
+        subfolders: list[bytes] = []
 
-    listing = _list if core.CORE is None else core.CORE.folder
-    listing(
-        folder.path,
-        folder.prefix,
-        MANIFEST,
-        begin,
-        lambda rows_with_sizes: files.add_rows(rows_with_sizes, folder.root),
-        lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
-    )
-    if not is_plain:
-        with os.scandir(folder.path) as entries:
-            # Do not list all entries together, because an entry takes a few hundred bytes.
-            while batch := list(islice(entries, _ENTRIES_TOGETHER)):
-                take(batch)
-    return subfolders
+        # With ``skips``, the permission to read each file is checked.
+        is_plain = self.rule.is_first_dot and not (self.include or self.exclude or self.skips)
+        is_plain = is_plain and is_own is None and not folder.prefix.startswith(b"__")
 
+        def begin(manifests: list[bytes]) -> bool:
+            """Return whether all files are taken without further checks."""
+            nonlocal is_plain
+            folder.sets.update(_set_members(folder.path, manifests))
+            is_plain = is_plain and not folder.sets
+            return is_plain
 
-def _add(
-    entries: Iterable[_Entry],
-    is_own: Callable[[bytes], bool] | None,
-    folder: _Folder,
-    wanted: Wanted,
-    files: Files,
-    skipped: LeftOut,
-) -> Iterator[bytes]:
-    """Add the files among some entries, and yield the names of subfolders. ``is_own`` says which names are outputs."""
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        is_link = not wanted.follows and entry.is_symlink()
-        if not is_link and _is_folder(entry):
-            yield entry.name
-            continue
-        why_not = _why_not(folder.prefix + entry.name, wanted)
-        if is_link:
-            skipped.add("link", entry.path)
-        elif is_own is not None and is_own(entry.name):
-            skipped.add("output", entry.path)
-        elif entry.path in folder.sets:
-            skipped.add("shard-set", entry.path)
-        elif why := _JUNK.get(entry.name) or why_not:
-            skipped.add(why, entry.path)
+        def take(entries: Iterable[_Entry]) -> None:
+            subfolders.extend(self._add_entries(entries, is_own, folder))
+
+        listing = _list if core.CORE is None else core.CORE.folder
+        listing(
+            folder.path,
+            folder.prefix,
+            MANIFEST,
+            begin,
+            lambda rows_with_sizes: self.files.add_rows(rows_with_sizes, folder.root),
+            lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
+        )
+        if not is_plain:
+            with os.scandir(folder.path) as entries:
+                # Do not list all entries together, because an entry takes a few hundred bytes.
+                while batch := list(islice(entries, _ENTRIES_TOGETHER)):
+                    take(batch)
+        return subfolders
+
+    def _add_entries(
+        self, entries: Iterable[_Entry], is_own: Callable[[bytes], bool] | None, folder: _Folder
+    ) -> Iterator[bytes]:
+        """Add the files among some entries, and yield the names of subfolders. ``is_own`` says which names are
+        outputs."""
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            is_link = not self.follows and entry.is_symlink()
+            if not is_link and _is_folder(entry):
+                yield entry.name
+                continue
+            why_not = self._why_not(folder.prefix + entry.name)
+            if is_link:
+                self.left_out.add("link", entry.path)
+            elif is_own is not None and is_own(entry.name):
+                self.left_out.add("output", entry.path)
+            elif entry.path in folder.sets:
+                self.left_out.add("shard-set", entry.path)
+            elif why := _JUNK.get(entry.name) or why_not:
+                self.left_out.add(why, entry.path)
+            else:
+                self._add_file(entry, folder)
+
+    def _add_file(self, entry: _Entry, folder: _Folder) -> None:
+        """Add one file, unless the key rule finds no sample for it."""
+        path = folder.prefix + entry.name
+        parts_or_reason = self.rule.split(path)
+        if isinstance(parts_or_reason, str):
+            self.left_out.add(parts_or_reason, entry.path)
+            return
+        try:
+            status = entry.stat()
+            if self.skips and not os.access(entry.path, os.R_OK):
+                raise PermissionError(EACCES, os.strerror(EACCES))
+        except OSError as error:
+            self._lose(entry.path, error, member=parts_or_reason)
+            return
+        if not stat.S_ISREG(status.st_mode):
+            raise _not_a_file(entry.path)
+        if entry.is_symlink() and not _is_below(os.path.realpath(entry.path), folder.real):
+            self.left_out.add_outside(entry.path)
+        if not self.rule.is_first_dot:
+            check_written(*parts_or_reason, to_text(entry.path))
+        key, field = parts_or_reason
+        if key + b"." + field == path:
+            self.files.add_row(key + SEPARATOR + field, status.st_size, folder.root)
         else:
-            _take(entry, folder, wanted, files, skipped)
+            self.files.add(key, field, status.st_size, entry.path)
 
 
 def _list(
@@ -414,33 +428,6 @@ def _is_folder(entry: _Entry) -> bool:
         return entry.is_dir()
     except OSError:  # the reader of this file raises the error
         return False
-
-
-def _take(entry: _Entry, folder: _Folder, wanted: Wanted, files: Files, skipped: LeftOut) -> None:
-    """Add one file, unless the key rule finds no sample for it."""
-    path = folder.prefix + entry.name
-    parts_or_reason = wanted.rule.split(path)
-    if isinstance(parts_or_reason, str):
-        skipped.add(parts_or_reason, entry.path)
-        return
-    try:
-        status = entry.stat()
-        if wanted.skips and not os.access(entry.path, os.R_OK):
-            raise PermissionError(EACCES, os.strerror(EACCES))
-    except OSError as error:
-        _lose(entry.path, parts_or_reason, error, wanted, skipped)
-        return
-    if not stat.S_ISREG(status.st_mode):
-        raise _not_a_file(entry.path)
-    if entry.is_symlink() and not _is_below(os.path.realpath(entry.path), folder.real):
-        skipped.add_outside(entry.path)
-    if not wanted.rule.is_first_dot:
-        check_written(*parts_or_reason, to_text(entry.path))
-    key, field = parts_or_reason
-    if key + b"." + field == path:
-        files.add_row(key + SEPARATOR + field, status.st_size, folder.root)
-    else:
-        files.add(key, field, status.st_size, entry.path)
 
 
 def _not_a_file(path: bytes) -> InputError:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from wdscli.errors import UsageError
 from wdscli.executors.local import MIN_PARALLEL_BYTES as MIN_PARALLEL_BYTES
 from wdscli.executors.local import MIN_SCANNED_BYTES as MIN_SCANNED_BYTES
-from wdscli.executors.local import Stopped as Stopped
+from wdscli.executors.local import WorkerStopped as WorkerStopped
 from wdscli.executors.local import default_jobs as default_jobs
 from wdscli.executors.local import defer_signals as defer_signals
 from wdscli.executors.local import local_executor

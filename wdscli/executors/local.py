@@ -425,7 +425,7 @@ def _stop(workers: Iterable[Any], patience_seconds: float) -> None:
                 worker.join(patience_seconds)
 
 
-class Stopped(BaseException):
+class WorkerStopped(BaseException):
     """Raised in a worker by SIGTERM, so that its open outputs are discarded. Code that catches every BaseException must
     raise Stopped again."""
 
@@ -478,14 +478,14 @@ def _leave_data_streams() -> None:
 def _end_worker(*_: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if _busy:
-        raise Stopped
+        raise WorkerStopped
     # Between tasks, no output is open. An exception would be sent as the result of a task.
     os._exit(1)
 
 
 def _raise_again(args: Any) -> None:
     """Python ignores exceptions in finalizers, so raise Stopped again a moment later."""
-    if issubclass(args.exc_type, Stopped):
+    if issubclass(args.exc_type, WorkerStopped):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
         sys.__unraisablehook__(args)
@@ -545,7 +545,7 @@ def _in_worker(patience: Network, function: Callable[..., Any], *args: Any, **kw
     if _start_folder is not None:
         with suppress(OSError):
             os.chdir(_start_folder)
-    with suppress(Stopped), using(patience):
+    with suppress(WorkerStopped), using(patience):
         try:
             _busy = True
             result = result_of(function(*args, **kwargs))

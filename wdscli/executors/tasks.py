@@ -253,6 +253,5 @@ def task_failed(error: Exception) -> EngineError:
 
 def _lost_worker() -> LostWorkerError:
     return LostWorkerError(
-        "a worker process ended abruptly",
-        hint="it may have been killed for lack of memory: use a smaller -j",
+        "a worker process ended abruptly", hint="it may have been killed for lack of memory: use a smaller -j"
     )

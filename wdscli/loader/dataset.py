@@ -19,7 +19,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out, warn_of_batches_of_batches
-from wdscli.loader.order.source import Apart, EpochReader, Keys, PositionSource, Spare, Values
+from wdscli.loader.order.source import EpochReader, Keys, OrderOfProcess, PositionSource, Spare, ValueFact
 from wdscli.loader.place.cuts import Cut, EqualSizes
 from wdscli.loader.place.iteration import Iteration, IterationState
 from wdscli.loader.place.planned import Plans
@@ -40,28 +40,29 @@ from wdscli.loader.place.ranks import (
 )
 from wdscli.loader.place.state import ANY, Place, check_fits, of_loader, regrouped
 from wdscli.loader.read.failures import (
-    Counts,
     Handler,
     OnError,
     Policy,
+    SkipCounts,
     reraise_exception,
     warning_of_drops,
     warning_of_losses,
 )
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
-from wdscli.loader.stages.flow import Item, Maker, Unit, warning_of_gaps
+from wdscli.loader.stages.flow import Item, Unit, UnitMaker, warning_of_gaps
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_own_order
 from wdscli.loader.streams import PlainStream
 
-Made = TypeVar("Made", bound="Iterated")
+Made = TypeVar("Made", bound="ProcessDataset")
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
-"""The rows of skipped samples (:meth:`Counts.rows`), and the seconds that the process spent on each kind of work."""
+"""The rows of skipped samples (:meth:`SkipCounts.rows`), and the seconds that the process spent on each kind of
+work."""
 
 
-class Iterated(TorchIterable[Item], Fluent[Item]):
+class ProcessDataset(TorchIterable[Item], Fluent[Item]):
     """A dataset that each process iterates separately, epoch after epoch."""
 
     _state: IterationState
@@ -94,7 +95,7 @@ class Iterated(TorchIterable[Item], Fluent[Item]):
                 self.set_epoch(epoch + 1)
 
 
-class PositionDataset(Iterated[Item]):
+class PositionDataset(ProcessDataset[Item]):
     """A dataset that yields batches and can resume at any batch. ``source`` has the samples."""
 
     _policy: Policy
@@ -131,7 +132,7 @@ class PositionDataset(Iterated[Item]):
         self._batch_size = None if batch_size is None else want_whole("batch_size", batch_size, 1)
         self._state = IterationState()
         self._prefetch, self._threads = want_size("prefetch", prefetch), want_whole("threads", threads, 1)
-        self._counts, self._times = Counts(), Times()
+        self._counts, self._times = SkipCounts(), Times()
         self._policy = Policy(on_error, self._counts, handler)
 
     def __repr__(self) -> str:
@@ -211,13 +212,13 @@ class PositionDataset(Iterated[Item]):
         raise InputError("no samples in this dataset", hint=hint)
 
     @property
-    def _all_counts(self) -> list[Counts]:
+    def _all_counts(self) -> list[SkipCounts]:
         """The counters of skipped samples."""
         return [self._counts]
 
-    def _losses(self) -> Counts:
+    def _losses(self) -> SkipCounts:
         """Return the counts of all skipped samples."""
-        counts = Counts()
+        counts = SkipCounts()
         for one in self._all_counts:
             counts.merge(one.rows())
         return counts
@@ -263,19 +264,16 @@ class PositionDataset(Iterated[Item]):
         """Return the source of an iteration with the numbers of ranks and workers in ``share``."""
         return self._apart(self.source)
 
-    def _prepare(self, values: Values) -> None:
+    def _prepare(self, values: ValueFact) -> None:
         self._base(self._share()).prepare(values)
 
     def _apart(self, source: PositionSource) -> PositionSource:
         """Return ``source``, in this process's own order if processes have different orders."""
         number, orders = self._split.order(self._process())
-        return source if orders == 1 else Apart(source, number, orders)
+        return source if orders == 1 else OrderOfProcess(source, number, orders)
 
     def _batches(
-        self,
-        source: PositionSource | None = None,
-        epoch: int | None = None,
-        share: Share | None = None,
+        self, source: PositionSource | None = None, epoch: int | None = None, share: Share | None = None
     ) -> EpochBatches:
         share = share or self._share()
         source = source or self._viewed_source(share)
@@ -417,13 +415,13 @@ class PositionDataset(Iterated[Item]):
     @contextmanager
     def _opened_epoch(
         self, start: Place, share: Share
-    ) -> Iterator[tuple[Maker, EpochBatches, Generator[Any, None, None]]]:
+    ) -> Iterator[tuple[UnitMaker, EpochBatches, Generator[Any, None, None]]]:
         """Open the epoch from ``start`` on. The context has three values: the maker of units, the batches, and an
         iterator of blocks of samples (of batches for a stream)."""
         source = self._viewed_source(share)
         batches, spare = self._batches(source, start.epoch, share), Spare(source, start.epoch)
         replaces = self._replaces and not self.is_stream
-        maker = Maker(self.pipeline, self._policy, spare, batches.length, self._times, replaces)
+        maker = UnitMaker(self.pipeline, self._policy, spare, batches.length, self._times, replaces)
         with ExitStack() as stack:
             stack.callback(spare.close)
             if self.is_stream:

@@ -7,12 +7,12 @@ loaded data and copy nothing. Several threads may read at the same time. A forke
 worker receives addresses and counts.
 
 :class:`Ordinals` are the numbers of the samples in a view, in the order of the view. A slice, or a slice of a slice, is
-stored as a range and needs no memory; any other choice of samples is an array. :class:`Layout` groups the samples of a
-view by shard, for a sampler. :class:`KeyIndex` finds the number of a key. A key index is made at first use from the
-keys in the shards' indexes. The key index has the sorted XXH3-64 hashes of all keys, and next to each hash the number
-of the sample. A sample takes 12 or 16 bytes in the key index. A hash only finds candidates, and then their keys are
-compared with the wanted key. The seed of the hash is secret, because an attacker who knew it could make many keys with
-the same hash.
+stored as a range and needs no memory; any other choice of samples is an array. :class:`SamplesByShard` groups the
+samples of a view by shard, for a sampler. :class:`KeyIndex` finds the number of a key. A key index is made at first use
+from the keys in the shards' indexes. The key index has the sorted XXH3-64 hashes of all keys, and next to each hash the
+number of the sample. A sample takes 12 or 16 bytes in the key index. A hash only finds candidates, and then their keys
+are compared with the wanted key. The seed of the hash is secret, because an attacker who knew it could make many keys
+with the same hash.
 
 This module knows neither how bytes are read nor in which order samples are requested; see
 :mod:`wdscli.loader.samplers`.
@@ -42,17 +42,17 @@ from wdscli.loader.order.source import EpochReader, Fact, PositionSource
 from wdscli.loader.place.ranks import Dataset
 from wdscli.loader.read.catalog import Access, Catalog
 from wdscli.loader.read.failures import (
-    Counts,
-    Failed,
+    FailedSample,
     Handler,
     OnError,
     Policy,
     Replacing,
+    SkipCounts,
     read_each,
     reraise_exception,
 )
 from wdscli.loader.read.fetch import Pool, Raw
-from wdscli.loader.read.selected import Filter, FilteredCatalog, Share, Wanted, open_catalog
+from wdscli.loader.read.selected import Criteria, Filter, FilteredCatalog, Share, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import PerSample
 from wdscli.model import to_bytes
@@ -137,7 +137,7 @@ class Ordinals:
         return {"numbers": self.numbers, "_order": None}
 
 
-class Layout(NamedTuple):
+class SamplesByShard(NamedTuple):
     """The samples of a view, grouped by shard. ``counts`` has the number of samples in each shard. ``order`` has the
     samples' numbers in the view, sorted by the samples' numbers in the set, or None if the view shows the whole set in
     order. ``fingerprint`` identifies the view."""
@@ -153,17 +153,17 @@ class Layout(NamedTuple):
         return places if self.order is None else self.order[places]
 
 
-def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> Layout:
+def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> SamplesByShard:
     """Return the layout of a view. The shards of its set have ``counts`` samples."""
     if ordinals.is_all(int(counts.sum())):
-        return Layout(counts, None, fingerprint)
+        return SamplesByShard(counts, None, fingerprint)
     every = ordinals.every()
     order = every.argsort(kind="stable")
     shards = counts.cumsum().searchsorted(every, "right")
     digest = xxh3_128(fingerprint.encode())
     digest.update(every.astype("<i8").tobytes())
     shown = numpy.bincount(shards, minlength=len(counts)).astype(numpy.int64)
-    return Layout(shown, order, f"xxh3_128:{digest.hexdigest()}")
+    return SamplesByShard(shown, order, f"xxh3_128:{digest.hexdigest()}")
 
 
 def _listed(numbers: Any) -> Any:
@@ -314,9 +314,9 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
         cache_size: int = -1,
         values: str | None = None,
     ) -> None:
-        self._counts = Counts()
+        self._counts = SkipCounts()
         self._policy = Policy(on_error, self._counts)
-        wanted = Wanted(where, keys, keys_from, sample)
+        wanted = Criteria(where, keys, keys_from, sample)
         access = Access(trust_addresses, pipes, cache_dir, cache_size, join, values)
         catalog = open_catalog(urls, wanted, access, on_error=on_error, salvage=on_error != "raise")
         if not catalog.is_indexed:
@@ -447,7 +447,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
                 "select() of an IndexedDataset needs an expression",
                 hint="use subset(numbers) for any other choice",
             )
-        chosen = Filter.parse(Wanted(where, keys, keys_from, sample), self._policy.on_error)
+        chosen = Filter.parse(Criteria(where, keys, keys_from, sample), self._policy.on_error)
         if chosen is None:
             return self
         if self.ordinals.is_all(self.catalog.total or 0):
@@ -466,11 +466,11 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
             those = shards == shard
             rows, _, error = chosen.kept(self.catalog, shard)
             if error is not None:
-                self._policy.leave_out(Failed(error, self.catalog.addresses[shard]))
+                self._policy.leave_out(FailedSample(error, self.catalog.addresses[shard]))
             mask[those] = numpy.isin(places[those], rows)
         return mask
 
-    def layout(self) -> Layout:
+    def layout(self) -> SamplesByShard:
         """Return the samples of this view by shard, for a sampler."""
         assert self.catalog.counts is not None
         return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
@@ -493,7 +493,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
         shards, samples = stretches(self._ends, ordinals)
         return shards, self.catalog.places(shards, samples)
 
-    def read(self, positions: I64) -> list[Raw | Failed]:
+    def read(self, positions: I64) -> list[Raw | FailedSample]:
         """Return samples by number; no stage has run on them. A sample that cannot be read is a Failed in the list.
         With ``on_error="raise"`` its error is raised instead."""
         shards, places = self._located(self.ordinals.at(positions))

@@ -14,8 +14,7 @@ epochs of the set.
 As a stream: each worker mixes the samples that it reads of each set. The sets come in the blocks of the schedule, so
 the shares are exact in every worker. The samples of a set come in the order in which the set gives them to this worker.
 The number of a set's samples is unknown until the set ends, so a phase ends when the schedule takes a set that has no
-samples left. A worker skips a set that has no samples for it. Every epoch of the mix begins an epoch of each set. Plain
-iterables are mixed in the same way (:class:`_Plain`), without an exact place.
+samples left. A worker skips a set that has no samples for it. Every epoch of the mix begins an epoch of each set.
 
 This module knows neither how samples are read nor what stages do."""
 
@@ -29,15 +28,16 @@ from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_word
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ENDLESS, gathered, groups
-from wdscli.loader.order.schedule import Changing, Pattern, Schedule, Stop, check_stop, quotas_of
+from wdscli.loader.order.schedule import STOPS, Changing, Pattern, Schedule, Stop, quotas_of
 from wdscli.loader.order.source import EpochReader, Fact, Passes, PositionSource
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Batches, Share, Tail
-from wdscli.loader.read.failures import Failed, Policy, Replacing, StopEpoch, as_it_is
-from wdscli.loader.stages.flow import DROPPED
-from wdscli.loader.stages.generators import begun
+from wdscli.loader.place.state import Place
+from wdscli.loader.read.failures import FailedSample, Policy, Replacing, as_it_is
+from wdscli.loader.stages.flow import DROPPED, Pipeline
 from wdscli.loader.stages.per_sample import Label, named
 from wdscli.loader.streams import Stream, in_passes, pass_numbers
 from wdscli.shown import shown
@@ -45,14 +45,12 @@ from wdscli.shown import shown
 Per = Literal["sample", "batch"]
 SETS_BYTES = 400
 """The largest size of the sets' identity in a state. If the identity is larger, a state has only a digest of it."""
-SAMPLES_PER_READ = 256
-"""If a mix is a stream, it reads this number of samples of an indexed set together."""
 NAMED = 4
 """The largest number of sets that repr() names."""
 END: Any = object()
 
 
-class Tagged(NamedTuple):
+class SampleOfSet(NamedTuple):
     """A sample or a batch, with the number of its set in the mix."""
 
     set: int
@@ -116,19 +114,18 @@ class Rules(NamedTuple):
 
     def check(self) -> None:
         """Raise UsageError for impossible rules."""
-        if self.per not in ("sample", "batch"):
-            raise UsageError(f'invalid value for per=: "{self.per}"', hint='"sample" or "batch"')
-        check_stop(self.stop)
+        want_word("per", self.per, ("sample", "batch"))
+        want_word("stop", self.stop, STOPS)
         label: object = self.label
         if label is not None and (not isinstance(label, str) or label in ("", "__key__", "__url__")):
             raise UsageError(f"label={label!r} cannot be the name of a new field", hint='label="set"')
 
-    def tagged(self, number: int, value: Any) -> Tagged:
+    def tagged(self, number: int, value: Any) -> SampleOfSet:
         """Return ``item`` with the number of its set. With ``label``, also write the set's name into that field. If an
         inner mix has already written this field, the name is ``outer/inner``."""
         sample, label = value, self.label
         if label is not None:
-            while isinstance(sample, Tagged):
+            while isinstance(sample, SampleOfSet):
                 sample = sample.value
             if not isinstance(sample, dict):
                 raise UsageError(
@@ -143,7 +140,7 @@ class Rules(NamedTuple):
                 )
             name = self.names[number]
             sample[label] = Label(f"{name}/{sample[label]}" if label in sample else name)
-        return Tagged(number, value)
+        return SampleOfSet(number, value)
 
     def identity(self, sets: Sequence[Any]) -> dict[str, Any]:
         """Return the identity of a mix of ``sets``: the identities of all sets, or, if these are too large, the number
@@ -312,7 +309,11 @@ class _MixReader(EpochReader):
 
     def _tagged(self, number: int, sample: Any) -> Any:
         """Return a sample with the number of its set. DROPPED and Failed are returned unchanged."""
-        return sample if sample is DROPPED or type(sample) is Failed else self._rules.tagged(number, sample)
+        return (
+            sample
+            if sample is DROPPED or type(sample) is FailedSample
+            else self._rules.tagged(number, sample)
+        )
 
     def instead(self, position: int, step: int, length: int) -> Any:
         """Return a substitute from the same epoch of the same set."""
@@ -333,7 +334,7 @@ class _MixReader(EpochReader):
         policy = self._policies[number]
         samples: list[Any] = self._readers[number].read(places[rows])
         for row, sample in zip(rows.tolist(), samples):
-            if type(sample) is Failed and not policy.raises:
+            if type(sample) is FailedSample and not policy.raises:
                 instead = self._readers[number].instead
                 replacing = Replacing(policy, as_it_is, instead, self._lengths[number])
                 sample = next(iter(replacing.made(int(places[row]), sample)), DROPPED)
@@ -351,12 +352,11 @@ def _continued(source: PositionSource, taken: Sequence[int] | None, number: int,
 
 
 class MixStream(Stream):
-    """Several datasets as one stream. With ``is_plain``, the mix only iterates the datasets."""
+    """Several datasets as one stream."""
 
-    def __init__(self, parts: Sequence[Any], rules: Rules, *, is_plain: bool = False) -> None:
-        how = ", some of them plain generators, without an exact place" if is_plain else ", as a stream"
-        self.facts = rules.facts + how
-        self._parts: tuple[_Plain | _Part, ...] = tuple(map(_Plain if is_plain else _Part, parts))
+    def __init__(self, parts: Sequence[PositionDataset], rules: Rules) -> None:
+        self.facts = f"{rules.facts}, as a stream"
+        self._parts = tuple(map(_Part, parts))
         self.rules = rules
         super().__init__(rules.seed or 0, all(part.is_shuffled for part in self._parts))
 
@@ -366,7 +366,7 @@ class MixStream(Stream):
             "stream": list(self._buffer),
         }
 
-    def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[Tagged]:
+    def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[SampleOfSet]:
         """Yield the items of worker ``share`` in ``passes`` epochs. With ``passes`` None, the items never end. Each set
         has its own policy."""
         return in_passes(
@@ -377,7 +377,7 @@ class MixStream(Stream):
             ),
         )
 
-    def _of_pass(self, pass_number: int, share: Share) -> Iterator[Tagged]:
+    def _of_pass(self, pass_number: int, share: Share) -> Iterator[SampleOfSet]:
         sets_passes = [_PassesOfSet(part, pass_number, share) for part in self._parts]
         sets = [number for number, set_passes in enumerate(sets_passes) if not set_passes.is_empty]
         phase = 0
@@ -406,28 +406,6 @@ class MixStream(Stream):
         return None
 
 
-class _Plain:
-    """A set that the mix only iterates. The set itself runs its stages and divides its items among ranks and
-    workers."""
-
-    is_shuffled = False
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def identity(self) -> list[Any]:
-        raise UsageError(
-            "the position in a mix of plain iterables and generators cannot be saved",
-            hint="to save it, mix only datasets that read shards and have no generators",
-        )
-
-    def samples(self, pass_number: int, share: Share) -> Iterator[Any]:
-        """Return the items of an epoch in this process."""
-        if isinstance(self._dataset, PositionDataset):
-            self._dataset.set_epoch(pass_number)
-        return begun(self._dataset)
-
-
 class _Part:
     """A set of shards from which the mix reads samples itself."""
 
@@ -444,32 +422,17 @@ class _Part:
     def samples(self, pass_number: int, share: Share) -> Iterator[Any]:
         """Return the samples of worker ``share`` in an epoch."""
         if not self._streams:
-            return self._by_position(pass_number, share)
+            # The mix runs the stages of the set, and no rank repeats a sample.
+            bare = self._dataset._with(pipeline=Pipeline(), _tail="uneven", _batch_size=None)
+            return (sample for _, sample in bare._singles(Place(pass_number, share.worker), share))
         flow: Iterator[Any] = self._source.flow(pass_number, self._span.passes, share, self._policy)
         return islice(flow, self._span.of_worker(share))
-
-    def _by_position(self, pass_number: int, share: Share) -> Iterator[Any]:
-        slot, slots = share.worker * share.world + share.rank, share.world * share.workers
-        source = self._dataset._viewed_source(share._replace(rank=0, worker=0))
-        reader, length = source.reader(pass_number), source.length(pass_number)
-        try:
-            for first in range(slot, length, slots * SAMPLES_PER_READ):
-                end = min(length, first + slots * SAMPLES_PER_READ)
-                for sample in reader.read(numpy.arange(first, end, slots, dtype=numpy.int64)):
-                    if type(sample) is Failed:
-                        self._policy.leave_out(sample)
-                    else:
-                        yield sample
-        except StopEpoch:
-            return
-        finally:
-            reader.close()
 
 
 class _PassesOfSet:
     """One worker's passes through a set, without end. ``items`` yields the rest of the current pass."""
 
-    def __init__(self, part: _Part | _Plain, first_pass: int, share: Share) -> None:
+    def __init__(self, part: _Part, first_pass: int, share: Share) -> None:
         self._passes = (part.samples(number, share) for number in pass_numbers(first_pass, None))
         items = next(self._passes)
         first = next(items, END)

@@ -13,12 +13,12 @@ from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.indexed import IndexedDataset
-from wdscli.loader.mix_sources import Amount, MixedSet, MixSource, MixStream, Per, Rules, Tagged
+from wdscli.loader.mix_sources import Amount, MixedSet, MixSource, MixStream, Per, Rules, SampleOfSet
 from wdscli.loader.order.schedule import Stop, Weight, exact, quotas_of, shares_of
 from wdscli.loader.order.source import PositionSource, seen_as
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.ranks import Share, Tail
-from wdscli.loader.read.failures import Counts
+from wdscli.loader.read.failures import SkipCounts
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Item, Pipeline, Spread
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.torch_loader import WebLoader
@@ -41,26 +41,27 @@ class _OfSample:
     keep: bool
     __name__ = "each set's own stages"
 
-    def __call__(self, tagged: Tagged) -> Any:
+    def __call__(self, tagged: SampleOfSet) -> Any:
         number, sample = tagged
         for function in self.pipelines[number].before:
             sample = function(sample)
             if sample is DROPPED:
                 return DROPPED
-        return Tagged(number, sample) if self.keep else sample
+        return SampleOfSet(number, sample) if self.keep else sample
 
 
 class _OwnBatchStage(BatchStage):
     """A batch stage for batches with samples of only one set. For each batch, the stage runs the batch stage of the
     batch's own set, which ``collate`` returns for the set's number."""
 
-    def made(self, items: list[Tagged], sample_count: int) -> list[Any]:
+    def made(self, items: list[SampleOfSet], sample_count: int) -> list[Any]:
         if not items:
             return []
         number = items[0].set
         batch: BatchStage = self.collate(number)
         return [
-            Tagged(number, result) for result in batch.made([sample for _, sample in items], sample_count)
+            SampleOfSet(number, result)
+            for result in batch.made([sample for _, sample in items], sample_count)
         ]
 
 
@@ -73,7 +74,7 @@ class _OfBatch:
     is_single: bool
     __name__ = "each set's own stages of batches"
 
-    def __call__(self, tagged: Tagged) -> Any:
+    def __call__(self, tagged: SampleOfSet) -> Any:
         batches = self.pipelines[tagged.set].after_batch([tagged.value])
         return batches if not self.is_single else batches[0] if batches else DROPPED
 
@@ -93,13 +94,6 @@ class Mixed(WebDataset[Item]):
     ) -> None:
         rules.check()
         self.rules = rules
-        if any(map(_is_plain, parts)):
-            self._refuse_streams("plain iterables and generators")
-            _refuse({"rank": rank, "world_size": world_size, "tail": tail})
-            self._parts: tuple[PositionDataset, ...] = ()
-            PositionDataset.__init__(self, MixStream(parts, rules, is_plain=True))
-            self.pipeline = Pipeline(before=(_OfSample((Pipeline(),) * len(parts), keep=False),))
-            return
         self._parts = tuple(parts)
         rank, world_size = _ranks(parts, rank, world_size)
         pipelines = tuple(part.pipeline for part in parts)
@@ -121,7 +115,10 @@ class Mixed(WebDataset[Item]):
         need random access."""
         if not any(part.is_stream for part in self._parts):
             return False
-        self._refuse_streams("streams")
+        if self.rules.amounts or self.rules.points:
+            raise UsageError(
+                "repeat=, choose= and weights= need sets with random access, not streams", hint="leave it out"
+            )
         if self.rules.per == "batch" or self._tail in ("even", "drop", "pad"):
             what = 'per="batch"' if self.rules.per == "batch" else f'tail="{self._tail}"'
             raise UsageError(
@@ -129,12 +126,6 @@ class Mixed(WebDataset[Item]):
                 hint="leave it out",
             )
         return True
-
-    def _refuse_streams(self, what: str) -> None:
-        if self.rules.amounts or self.rules.points:
-            raise UsageError(
-                f"repeat=, choose= and weights= need sets with random access, not {what}", hint="leave it out"
-            )
 
     def _sets(self) -> list[PositionDataset]:
         """Return the sets. A set without a tail of its own gets the tail of the mix."""
@@ -214,30 +205,16 @@ class Mixed(WebDataset[Item]):
     @property
     def _skips(self) -> bool:
         """Whether all sets leave out samples that cannot be used."""
-        return bool(self._parts) and all(part._skips for part in self._parts)
+        return all(part._skips for part in self._parts)
 
     def mcached(self) -> Any:
         """Raises UsageError."""
         raise UsageError("mcached() cannot follow mix()", hint="call it on the datasets that are mixed")
 
     @property
-    def _all_counts(self) -> list[Counts]:
+    def _all_counts(self) -> list[SkipCounts]:
         """The counters of skipped samples, including the counters of the sets' own stages."""
         return [*super()._all_counts, *(count for part in self._parts for count in part._all_counts)]
-
-
-def _is_plain(part: Any) -> bool:
-    """Return whether the mix can only iterate a set, and not read it by position or as a stream of samples."""
-    return not isinstance(part, PositionDataset) or part._has_own_iter or bool(part.pipeline.generators)
-
-
-def _refuse(arguments: dict[str, Any]) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise UsageError(
-                f"mix({name}=) cannot split plain iterables or generators among ranks",
-                hint="divide each set among the ranks with wds.split_by_node",
-            )
 
 
 def _ranks(
@@ -355,9 +332,8 @@ def mix(
     is then valid only for the same numbers of ranks and workers, and every epoch of the mix begins an epoch of each
     set.
 
-    Generators, functions that return generators, plain pipelines, other iterables, and datasets with a generator in
-    ``compose`` are also mixed in each worker. A mix with such sources has no state, and each of these sources must
-    itself divide its samples among ranks and workers.
+    Generators, plain pipelines, other iterables, and datasets with a generator in ``compose`` have no exact places, and
+    are an error; ``wds.RandomMix`` and ``wds.RoundRobin`` mix them.
 
     >>> from wdscli.shards import ShardWriter
     >>> folder = getfixture("tmp_path")
@@ -490,16 +466,19 @@ def _shown(value: Any) -> str:
 
 
 def _opened(part: Any, seed: int | None, how: dict[str, Any]) -> Any:
-    if isinstance(part, PositionDataset):
-        return part
     if isinstance(part, (str, list)):
         return WebDataset(part, seed=seed, **how)
     if isinstance(part, IndexedDataset):
         return part.in_order()
-    is_iterable = isinstance(part, Iterable) and not isinstance(part, Mapping)
-    if not isinstance(part, WebLoader) and (callable(part) or is_iterable):
+    is_dataset = isinstance(part, PositionDataset)
+    if is_dataset and not part._has_own_iter and not part.pipeline.generators:
         return part
-    hint = "an address, a list of addresses, a WebDataset, or another iterable"
-    if isinstance(part, Fluent):
+    hint = "mix() takes addresses and datasets of shards"
+    if isinstance(part, WebLoader):
         hint = "mix the datasets, and put the loader around the mix"
-    raise UsageError(f"{_shown(part)} cannot be mixed", hint=hint)
+    elif isinstance(part, Iterable) or callable(part):
+        hint += "; wds.RandomMix([...], probs) mixes other iterables and datasets with generators"
+    what = _shown(part)
+    if is_dataset:
+        what += " with its own __iter__" if part._has_own_iter else " with a generator in compose()"
+    raise UsageError(f"{what} cannot be mixed", hint=hint)

@@ -25,9 +25,9 @@ from wdscli.loader.order.order import BUFFERED, ENDLESS, SHARDS, Permutation, Sh
 from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.place.ranks import Share, Tail, in_worker
 from wdscli.loader.read.catalog import Catalog, only_streams
-from wdscli.loader.read.failures import Failed, OnError, Policy, StopEpoch, samples_of_stream
+from wdscli.loader.read.failures import FailedSample, OnError, Policy, StopEpoch, samples_of_stream
 from wdscli.loader.read.fetch import METER, Raw
-from wdscli.loader.read.renamed import Renaming, regrouped
+from wdscli.loader.read.renamed import Renaming, with_new_names
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, through_buffer
 from wdscli.model import Sample
 from wdscli.ordering import mix
@@ -229,10 +229,7 @@ class ShardStream(Stream):
             with self._open(address) as source:
                 samples = self._wanted(samples_of_stream(source, address, policy), have, address)
                 if self._renaming is not None:
-                    members = (
-                        (f"{key}.{field}", fields[field]) for key, fields in samples for field in fields
-                    )
-                    samples = regrouped(members, self._renaming, address)
+                    samples = with_new_names(samples, self._renaming, address)
                 for key, fields in samples:
                     METER.add(sum(map(len, fields.values())))
                     yield {"__key__": key, "__url__": address, **fields}
@@ -240,7 +237,7 @@ class ShardStream(Stream):
                 self._check_fields(have, address)
         except (DataError, StorageError) as error:
             # An error of a command at its end counts too, because samples may be missing.
-            policy.leave_out(Failed(error, address))
+            policy.leave_out(FailedSample(error, address))
 
     def _check_fields(self, have: set[str], address: str) -> None:
         """Warn if none of the wanted fields is in ``have``, the fields of the samples that were read so far."""

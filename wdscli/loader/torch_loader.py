@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset, Tally
@@ -35,7 +35,7 @@ from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
-from wdscli.loader.read.failures import Counts, warning_of_drops
+from wdscli.loader.read.failures import SkipCounts, warning_of_drops
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, PerSample
 from wdscli.loader.stages.generators import Islice, Regroup, through, want_own_order
@@ -150,7 +150,7 @@ class WebLoader(Fluent[Item]):
         init = partial(_begin_worker, options.pop("worker_init_fn", None))
         self._options = {"num_workers": num_workers, "worker_init_fn": init, **options}
         self.pipeline = Pipeline(generators=(iter,))
-        self._counts = self.dataset._counts if isinstance(self.dataset, PerSample) else Counts()
+        self._counts = self.dataset._counts if isinstance(self.dataset, PerSample) else SkipCounts()
         if isinstance(self.dataset, Fluent):
             self.source = self.dataset.source
         self._loader: Any = None
@@ -201,10 +201,10 @@ class WebLoader(Fluent[Item]):
         return int(self.dataset.epoch)
 
     @property
-    def sampler(self) -> EpochSetter:
-        """An object with ``set_epoch``, for trainers that call ``loader.sampler.set_epoch(epoch)``, such as
-        Lightning."""
-        return EpochSetter(self)
+    def sampler(self) -> Any:
+        """The dataset if it has ``set_epoch``, for trainers that call ``loader.sampler.set_epoch(epoch)``, such as
+        Lightning; otherwise None."""
+        return self.dataset if hasattr(self.dataset, "set_epoch") else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return a state: the exact place as plain values. A state is valid for any number of workers, smaller than 1
@@ -371,26 +371,6 @@ def _torch() -> Any:
             hint="pip install 'wdscli[torch]', or iterate over the dataset itself with threads=",
         ) from None
     return torch
-
-
-@runtime_checkable
-class HasEpochs(Protocol):
-    """A dataset that follows the trainer's epochs."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration."""
-
-
-class EpochSetter:
-    """The value of :attr:`WebLoader.sampler`, which only passes the epoch to the loader."""
-
-    def __init__(self, loader: WebLoader) -> None:
-        self._loader = loader
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch."""
-        if isinstance(self._loader.dataset, HasEpochs):
-            self._loader.set_epoch(epoch)
 
 
 class _NumberSampler:

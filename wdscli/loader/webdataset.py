@@ -23,9 +23,9 @@ from wdscli.loader.read.catalog import Access
 from wdscli.loader.read.failures import Handler, OnError, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, IndexedSource
 from wdscli.loader.read.renamed import RenamedCatalog, Renaming, renamed
-from wdscli.loader.read.selected import Wanted, open_catalog
+from wdscli.loader.read.selected import Criteria, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
-from wdscli.loader.stages.per_sample import Files
+from wdscli.loader.stages.per_sample import MemberFilter
 from wdscli.loader.streams import ShardStream, check_stream
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class WebDataset(PositionDataset[Item]):
             urls, resampled = urls.given, True
         order = _order(shuffle, shardshuffle, resampled)
         split, splitters = _sharing(nodesplitter, workersplitter, resampled, repeat)
-        wanted = Wanted(where, keys, keys_from, sample)
+        wanted = Criteria(where, keys, keys_from, sample)
         _check_sharing(split, splitters, wanted, rank)
         catalog = open_catalog(
             urls,
@@ -248,7 +248,7 @@ class WebDataset(PositionDataset[Item]):
         self._renaming = renaming
         is_grouped = isinstance(catalog, RenamedCatalog) or (renaming is not None and source.is_stream)
         if catalog.spelled and not is_grouped:
-            files = Files(select_files, rename_files)
+            files = MemberFilter(select_files, rename_files)
             self.pipeline = self._guarded("select_files", files, handler).pipeline
 
     def _for_generator(self: Self) -> Self:
@@ -263,12 +263,12 @@ class WebDataset(PositionDataset[Item]):
         stream.facts = f"{len(stream.addresses):,} shards, from front to back"
         new = self._with(source=stream)
         if self._renaming is not None:  # the stream renames before it groups
-            before = (stage for stage in self.pipeline.before if not isinstance(stage, Files))
+            before = (stage for stage in self.pipeline.before if not isinstance(stage, MemberFilter))
             new.pipeline = self.pipeline._replace(before=tuple(before))
         return new
 
 
-def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Wanted, rank: int | None) -> None:
+def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Criteria, rank: int | None) -> None:
     """Raise UsageError for arguments that cannot be combined with these splitters."""
     if splitters and not (wanted.is_all and rank is None):
         raise UsageError(

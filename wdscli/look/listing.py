@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import Ignored, SampleBatch, new_batch
+from wdscli.samples import IgnoredMembers, SampleBatch, new_batch
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.separated import JOIN_HINT, SeparatedSamples
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import MissingName
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.walk import Salvage, Walk
 from wdscli.shards.inputs import (
     Missing,
@@ -145,11 +145,15 @@ class SetReader:
         self._on_error: OnError = on_error
         self._progress = progress
         self._form = form
-        self._ignored = Ignored()
-        self._has_parts = False
+        self._ignored = IgnoredMembers()
+        self.names: dict[str, str] = {}
+        """Names for warnings of shards that are local copies, by the copy's address."""
+        self._has_parts = self._writes_names = self._lenient = False
         self._damaged = missing_samples(shards.missing)
         self._known = known_samples(shards) if self.skips else {}
         self._stored: dict[str, StoredIndex] = {}
+        self._unproven_bytes = self._indexed_bytes = 0
+        """The sizes of indexed shards, and of those whose stored values are not proven, so that payloads are read."""
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -176,13 +180,6 @@ class SetReader:
         self.troubles.append(error)
         self._progress.warn(str(error))
 
-    def _warn_of_parts(self, search: SeparatedSamples, batch: SampleBatch, shard: str) -> None:
-        """Warn once about a sample whose members are not next to each other."""
-        for row in () if self._has_parts else search.add_batch(batch):
-            self._has_parts = True
-            self._progress.warn(f'"{to_text(batch.keys[row])}" of {shard} is in several parts: {JOIN_HINT}')
-            break
-
     @cached_property
     def _unindexed(self) -> frozenset[str]:
         """Return the shards without an index, if this is known without a request per shard."""
@@ -198,33 +195,46 @@ class SetReader:
             return open_source(address)
         from wdscli.shards.proof import open_by_index
 
-        source, self._stored[address] = open_by_index(address, *listed)
+        source, self._stored[address] = open_by_index(address, listed)
         return source or open_source(address)
 
-    def _indexed(self, source: Source, payloads: Payloads) -> Iterator[SampleBatch] | None:
+    def _indexed(self, source: Source, payloads: MemberReader) -> Iterator[SampleBatch] | None:
         """Return the samples of a shard from its index, or None if the index is not used. For a local shard that is not
         a view's shard, the index is used only if its stored values can replace payloads."""
         is_near = is_local(source.name) and view_of(source.name) is None
         if not source.seekable or source.name in self._unindexed or (is_near and not payloads.fields):
             return None
         from wdscli.shards.index import Check
-        from wdscli.shards.proof import find_index
+        from wdscli.shards.proof import find_index, unproven_bytes
         from wdscli.shards.reading import index_batches
 
         warn, stored = None if is_near else self._progress.warn, self._stored.pop(source.name, None)
         index = find_index(source.name, source, warn, form=self._form, check=Check.ALL_LOCAL, stored=stored)
+        if index is not None:
+            self._indexed_bytes += index.size
+            self._unproven_bytes += unproven_bytes(index, payloads.fields)
         if index is None or (is_near and not index.exact):
             return None
         payloads.by_index = True
         return index_batches(index, self._ignored)
 
-    def _walk(self, payloads: Payloads) -> Walk:
-        """Return the walk through the shard that ``payloads`` reads."""
-        salvage = None
-        if self.skips:
-            salvage = Salvage(self._trouble, self._damaged, self._known.get(payloads.source.name, -1))
-        form = self._form or CANONICAL
-        return Walk(self.selection, self.state, payloads, form, self._ignored, salvage)
+    def _chosen(
+        self, reader: MemberReader, indexed: Iterator[SampleBatch] | None, begin: tuple[int, int] = (0, 0)
+    ) -> Iterator[tuple[SampleBatch, list[int]]]:
+        """Yield the selected samples of the shard that ``reader`` reads, in the way of :class:`Walk`. Warn once about a
+        sample whose members are not next to each other."""
+        shard, form, search = reader.source.name, self._form or CANONICAL, SeparatedSamples()
+        salvage = Salvage(self._trouble, self._damaged, self._known.get(shard, -1)) if self.skips else None
+        how = form, self._ignored, salvage, self._writes_names, self._lenient, begin
+        for batch, rows in Walk(self.selection, self.state, reader, *how).chosen(indexed):
+            row = None if self._has_parts else next(iter(search.add_batch(batch)), None)
+            if row is not None:
+                self._has_parts = True
+                name = self.names.get(shard, shard)
+                self._progress.warn(
+                    f'"{to_text(batch.keys[row])}" of {name} is in several parts: {JOIN_HINT}'
+                )
+            yield batch, rows
 
 
 class Listing(SetReader):
@@ -244,8 +254,7 @@ class Listing(SetReader):
         by_index: bool | None = None,
     ) -> None:
         super().__init__(shards, selection, on_error, progress)
-        self.names: dict[str, str] = {}
-        """Names for warnings of shards that are local copies, by the copy's address."""
+        self._lenient = True
         self._lack = ""
         self._by_index = not self.skips if by_index is None else by_index
         self._absences: list[MissingName] = []
@@ -314,6 +323,10 @@ class Listing(SetReader):
         remarks = [*self.selection.remarks(state), *(absence.text for absence in missing_names), self._lack]
         if not missing_names:
             remarks.append(_empty_where(state))
+        if self._unproven_bytes:
+            from wdscli.shards.proof import unproven_text
+
+            remarks.append(unproven_text(self._unproven_bytes, self._indexed_bytes, self.set.addresses[0]))
         return LsReport(
             self._read,
             state.kept,
@@ -360,15 +373,11 @@ class Listing(SetReader):
         source: Source,
         payloads_of: frozenset[bytes],
         with_values: Callable[[frozenset[str]], frozenset[bytes]] | None = None,
-    ) -> Iterator[tuple[SampleBatch, list[int], Payloads]]:
-        payloads = Payloads(source, self.selection.payload_fields | payloads_of)
+    ) -> Iterator[tuple[SampleBatch, list[int], MemberReader]]:
+        payloads = MemberReader(source, self.selection.payload_fields | payloads_of)
         indexed = self._indexed(source, payloads) if self._by_index else None
-        walk = self._walk(payloads)
-        walk.lenient = True
-        search = SeparatedSamples()
         try:
-            for batch, rows in walk.chosen(indexed):
-                self._warn_of_parts(search, batch, self.names.get(source.name, source.name))
+            for batch, rows in self._chosen(payloads, indexed):
                 if payloads.by_index and payloads_of:
                     fields = payloads_of if with_values is None else with_values(frozenset(batch.values))
                     payloads.request(fields, rows)
@@ -420,13 +429,13 @@ def settled(
 
 
 def _project(
-    shard: str, batch: SampleBatch, rows: list[int], selection: Selection, payloads: Payloads
+    shard: str, batch: SampleBatch, rows: list[int], selection: Selection, payloads: MemberReader
 ) -> Page:
     """Return a page with the selected samples of a batch."""
     if len(rows) == len(batch.keys) and not selection.changes_members:
         whole = range(batch.index, batch.index + len(rows))
         return Page(
-            shard, batch, whole, batch.fields, lambda row, member: payloads.of(row, batch.fields[member])
+            shard, batch, whole, batch.fields, lambda row, member: payloads(row, batch.fields[member])
         )
     page = new_batch(batch.index)
     stored: list[bytes] = []
@@ -444,4 +453,4 @@ def _project(
         page.firsts.append(len(page.fields))
         page.marks.append(batch.marks[row])
     places = [batch.index + row for row in rows]
-    return Page(shard, page, places, stored, lambda row, member: payloads.of(rows[row], stored[member]))
+    return Page(shard, page, places, stored, lambda row, member: payloads(rows[row], stored[member]))

@@ -2,9 +2,8 @@
 
 A :class:`SampleReader` reads the inputs one after the other, and yields the selected rows of each batch. With
 ``--dedup``, it leaves out samples that repeat an earlier sample. From a seekable input, it reads headers first, and
-payloads only when the caller wants them. A stream cannot seek back, so the payloads of its current samples are kept;
-large payloads go to a scratch file. A remote shard is read by its index if only a part of it is wanted. The ranges of a
-page are then requested together. With ``--dedup``, payloads are read twice, so a remote shard is first copied to
+payloads only when the caller wants them. A remote shard is read by its index if only a part of it is wanted. The ranges
+of a page are then requested together. With ``--dedup``, payloads are read twice, so a remote shard is first copied to
 scratch space. Only one window of headers is in memory.
 
 This module does not know what the samples are for.
@@ -12,65 +11,44 @@ This module does not know what the samples are for.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 
-from wdscli.arrays import Piece
-from wdscli.arrays import Scratch as ScratchFile
 from wdscli.errors import UsageError
 from wdscli.look.listing import SetReader, settled
 from wdscli.plan.duplicates import DUPLICATE, Dedup, members_of
-from wdscli.plan.inputs import Input, pieces_of
+from wdscli.plan.inputs import Input
 from wdscli.plan.names import check_empty, check_named
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.samples.keys import KeySet
-from wdscli.samples.separated import SeparatedSamples
 from wdscli.selection.named import MissingName
-from wdscli.selection.reading import MAX_LOOKED_INTO_BYTES, Payloads, expected_member
+from wdscli.selection.reading import MemberReader
 from wdscli.shards.inputs import ShardStage, open_set
 from wdscli.storage import Source, open_source
-from wdscli.storage.ends import PIECE_BYTES
+from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request, open_in_turn
-from wdscli.tar import Window, padded
-from wdscli.tar.scan import cut
-
-HELD_BYTES = 1 << 22
-"""How many payload bytes of a stream are kept in memory. More bytes go to a scratch file."""
-SCRATCH_BYTES = 1 << 24
-"""A scratch file with this size gets no more payloads, so that it can be removed after its samples."""
 
 
 class Page(NamedTuple):
     """Some selected samples of one input: the rows of ``batch``.
 
-    ``pieces(member)`` yields a member's payload in pieces, and :meth:`payload` returns it in one piece. ``member`` is
-    the member's place in the batch. Both may be called until the next page. With ``by_index``, the batch comes from an
-    index. Then call :meth:`check` before copying any bytes except payloads.
+    ``reader`` reads payloads of the batch's members until the next page. If the batch comes from an index,
+    its other bytes must be compared before they are copied.
     """
 
-    source: Source
+    reader: MemberReader
     batch: SampleBatch
     rows: Sequence[int]
-    pieces: Callable[[int], Iterator[bytes]]
-    by_index: bool = False
 
-    def payload(self, member: int) -> bytes:
-        """Return one member's payload."""
-        pieces = list(self.pieces(member))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def check(self, row: int) -> None:
-        """Raise DataError ``stale-index`` if the sample's headers differ from its index."""
-        if self.by_index:
-            for member in range(self.batch.firsts[row], self.batch.firsts[row + 1]):
-                expected_member(self.batch, row, member).check(self.source)
+    @property
+    def source(self) -> Source:
+        """The input."""
+        return self.reader.source
 
 
 class Part(NamedTuple):
@@ -185,7 +163,7 @@ class SampleReader(SetReader):
         for row in page.rows:
             if self._left is not None and len(rows) == self._left:
                 break
-            if seen_content.has(page.batch, row, page.pieces):
+            if seen_content.has(page.batch, row, page.reader.pieces):
                 self.drop(DUPLICATE)
             else:
                 rows.append(row)
@@ -221,9 +199,10 @@ class SampleReader(SetReader):
 
     def _pays_index(self, address: str, size: int | None = None) -> bool:
         """Return whether reading the index saves bytes or requests. It saves nothing if most of a shard is wanted, and
-        one request can fetch the whole shard."""
+        one request can fetch the whole shard. To open a view's shard, its indexes are read anyway."""
         takes_most = self.selection.takes_most and (self._part is None or self._part.key is None)
-        return self._by_index and not (takes_most and is_one_request(address, size))
+        is_one = view_of(address) is None and is_one_request(address, size)
+        return self._by_index and not (takes_most and is_one)
 
     @property
     def _takes_all_bytes(self) -> bool:
@@ -231,34 +210,27 @@ class SampleReader(SetReader):
         return self.selection.is_trivial and (self._part is None or self._part.key is None)
 
     def _picked(self, source: Source, begin: tuple[int, int] = (0, 0)) -> Iterator[Page]:
-        payloads, held = Payloads(source, self.selection.payload_fields), None
-        indexed = self._indexed(source, payloads) if self._pays_index(source.name, source.size) else None
-        if indexed is None:
-            if not source.seekable:
-                payloads = held = _StreamPayloads(source)
-            elif source.size and self._takes_all_bytes:
-                source.expect([(begin[0], source.size)])
-        walk = self._walk(payloads)
-        walk.checks_names, walk.begin = self._writes_names, begin
-        by_index, search = payloads.by_index, SeparatedSamples()
-        for batch, rows in walk.chosen(indexed):
-            self._warn_of_parts(search, batch, source.name)
-            if by_index and (wanted := list(self._wanted(batch, rows[: self.limit], source.name))):
+        fields, keeps_all = self.selection.payload_fields, not source.seekable
+        reader = MemberReader(source, fields, keeps_all=keeps_all)
+        indexed = self._indexed(source, reader) if self._pays_index(source.name, source.size) else None
+        if indexed is None and source.seekable and source.size and self._takes_all_bytes:
+            source.expect([(begin[0], source.size)])
+        for batch, rows in self._chosen(reader, indexed, begin):
+            if reader.by_index and (wanted := list(self._wanted(reader, rows[: self.limit]))):
                 source.expect(wanted)
-            pieces = partial(_pieces, source, batch, by_index) if held is None else held.member
-            yield Page(source, batch, rows, pieces, by_index)
+            yield Page(reader, batch, rows)
 
-    def _wanted(self, batch: SampleBatch, rows: Sequence[int], shard: str) -> Iterator[tuple[int, int]]:
+    def _wanted(self, reader: MemberReader, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Return the byte ranges of a shard that will be read for these rows."""
-        part = self._part
+        part, batch = self._part, reader.batch
         for row in rows:
             if part is None and not self.selection.changes_members:
                 yield batch.start(row), batch.end(row)
             elif part is None or part.key is None or part.key == batch.keys[row]:
-                for place, field in self.selection.plan_of(batch, row, shard):
+                for place, field in self.selection.plan_of(batch, row, reader.source.name):
                     if part is None or part.fields(field):
-                        member = expected_member(batch, row, batch.firsts[row] + place)
-                        yield member.first, member.offset + member.size
+                        expected = reader.expected(batch.firsts[row] + place)
+                        yield expected.first, expected.end
 
 
 class SeenContent:
@@ -294,78 +266,3 @@ def _seen_content(request: Request) -> SeenContent | None:
             hint="draw a share: --sample 10%; or use wds merge SET --dedup FIELD --sample N",
         )
     return None if dedup is None else SeenContent(dedup)
-
-
-def _pieces(source: Source, batch: SampleBatch, by_index: bool, member: int) -> Iterator[bytes]:
-    """Yield a payload of a seekable input in pieces. With ``by_index``, first compare the headers before it."""
-    if by_index:
-        expected_member(batch, bisect_right(batch.firsts, member) - 1, member).check(source)
-    yield from pieces_of(source, batch.offsets[member], batch.sizes[member])
-
-
-class _StreamPayloads(Payloads):
-    """The payloads of a stream's current samples, by offset. Up to :data:`HELD_BYTES` are in memory, and the rest is in
-    scratch files."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source, frozenset())
-        self.sees = True
-        self._stored: dict[int, tuple[ScratchFile, list[Piece]]] = {}
-        self._held_bytes = 0
-        self._file, self._file_bytes = ScratchFile(), 0
-
-    def see(self, window: Window) -> None:
-        """Keep the payloads of a window's members. Raises DataError if the stream ends inside a payload."""
-        columns = window.columns
-        for row, (offset, size) in enumerate(zip(columns.offsets, columns.sizes, strict=True)):
-            if self._held_bytes + size <= HELD_BYTES:
-                self._kept[offset] = window.payload(row)
-                self._held_bytes += size
-            elif offset - window.base + size <= len(window.buffer):
-                self._store(offset, (window.payload(row),))
-            else:
-                self._store(offset, self._rest(window, row))
-
-    def _rest(self, window: Window, row: int) -> Iterator[bytes]:
-        """Yield a payload that extends beyond the window, in pieces."""
-        offset, size = window.columns.offsets[row], window.columns.sizes[row]
-        data = window.buffer[offset - window.base :]
-        done, end = 0, padded(size)
-        while data:
-            yield data[: size - done] if done < size else b""
-            done += len(data)
-            data = self.source.read_at(offset + done, min(PIECE_BYTES, end - done)) if done < end else b""
-        if done < end:
-            raise cut(self.source.name, window.columns, row, done)
-
-    def _store(self, offset: int, pieces: Iterable[bytes]) -> None:
-        """Write a payload to the current scratch file. Begin a new file if the current file is full, or if all its
-        payloads are no longer needed."""
-        if not self._stored or self._file_bytes >= SCRATCH_BYTES:
-            self._file, self._file_bytes = ScratchFile(), 0
-        stored = [self._file.put(piece) for piece in pieces]
-        self._stored[offset] = self._file, stored
-        self._file_bytes += sum(piece.length for piece in stored)
-
-    def member(self, member: int) -> Iterator[bytes]:
-        """Yield the payload of one member of the current batch in pieces."""
-        offset = self.batch.offsets[member]
-        if offset in self._kept:
-            yield self._kept[offset]
-            return
-        for piece in self._stored[offset][1]:
-            yield from piece.read()
-
-    def of(self, row: int, field: bytes) -> bytes:
-        """Return the payload of a field, for ``--where``."""
-        batch, member = self.batch, self._at(row, field)
-        is_stored = batch.offsets[member] in self._stored and batch.sizes[member] <= MAX_LOOKED_INTO_BYTES
-        return b"".join(self.member(member)) if is_stored else super().of(row, field)
-
-    def forget(self) -> None:
-        """Drop the payloads of the current batch and of the samples before it."""
-        super().forget()
-        if self.batch.keys:
-            end = self.batch.end(len(self.batch.keys) - 1)
-            self._stored = {offset: place for offset, place in self._stored.items() if offset >= end}
-            self._held_bytes = sum(map(len, self._kept.values()))

@@ -16,9 +16,10 @@ from xxhash import xxh3_128_digest
 
 from wdscli.arrays import I64, numpy
 from wdscli.plan.orders import Arrangement, Order, ShuffledOrder, SurveyedSamples
+from wdscli.plan.split import text_of
 from wdscli.plan.values import Extract
 from wdscli.samples.grouping import SampleAt
-from wdscli.selection.values import FieldValue
+from wdscli.selection.where import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +29,7 @@ Numbers: TypeAlias = "NDArray[numpy.integer[Any]]"
 WINDOW = 1000
 """Samples per window, about the size of a shuffle buffer in training code."""
 _LONG_VALUE = 64
+_CLASS = Value("cls")
 
 
 class Mixing(NamedTuple):
@@ -63,7 +65,7 @@ class ClassOf(Extract):
     payload_fields = frozenset((b"cls",))
 
     def value(self, sample: SampleAt) -> bytes:
-        label = FieldValue("cls", b"cls").of(sample) or b""
+        label = text_of(_CLASS, sample) or b""
         return label if len(label) <= _LONG_VALUE else xxh3_128_digest(label)
 
 

@@ -6,11 +6,10 @@ Rows go to :mod:`wdscli.shards.tables`, which knows columns and formats. A listi
 headers are read first, so that all columns are known before the first row. Streams, and remote shards without an index
 (:func:`are_read_once`), are read once, and their rows are stored on disc until all columns are known.
 
-:func:`count` reads a listing once. FIELD is an expression of ``--where``, or else a field or a place in its JSON.
-Values are counted by their JSON text. Many values go to scratch files with their counts
-(:class:`~wdscli.plan.values.GrowingValues`). At the end, they are sorted, and the counts of equal values are added up.
-So counts and quantiles are exact for any number of values. At most MAX_VALUES values are in memory, and 40 bytes for
-each line of the scratch files.
+:func:`count` reads a listing once. FIELD is a place or an expression. Values are counted by their JSON text. Many
+values go to scratch files with their counts (:class:`~wdscli.plan.values.GrowingValues`). At the end, they are sorted,
+and the counts of equal values are added up. So counts and quantiles are exact for any number of values. At most
+MAX_VALUES values are in memory, and 40 bytes for each line of the scratch files.
 
 This module does not know terminals, or where a table is written.
 """
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from array import array
 from base64 import b64encode
 from collections import Counter
@@ -32,20 +30,21 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, Mask, numpy
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension
+from wdscli.codecs.kinds import find
 from wdscli.codecs.values import NUMBERS
-from wdscli.errors import DataError, InputError, UsageError, WdsError
+from wdscli.errors import DataError, InputError, UsageError
 from wdscli.look.listing import Listing, Page
 from wdscli.look.picking import SampleReader
-from wdscli.look.unpack import SelectedMember, SelectedSample, kind_of, selected_samples, too_large
+from wdscli.look.unpack import SelectedMember, SelectedSample, selected_samples, text_form, too_large
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
-from wdscli.plan.sort import decoded, json_code, order_of_values
+from wdscli.plan.sort import json_code, order_of_values
 from wdscli.plan.table import Growing, blocks_of
 from wdscli.plan.values import GrowingValues, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
-from wdscli.selection.named import Named, SeenNames, class_name
-from wdscli.selection.values import FieldValue, stored_name
-from wdscli.selection.where import Where
+from wdscli.selection.named import SeenNames, class_name
+from wdscli.selection.places import EachValue
+from wdscli.selection.where import Value
 from wdscli.shards.inputs import ShardSet, classes_of, without_index
 from wdscli.shards.tables import (
     INDEX,
@@ -54,10 +53,10 @@ from wdscli.shards.tables import (
     PLACES,
     SHARD,
     Cell,
-    Chunk,
-    Column,
+    RowChunk,
     Rows,
     Spool,
+    TableColumn,
     check_format,
     column_of_field,
     encoded,
@@ -69,7 +68,7 @@ from wdscli.shown import shown
 from wdscli.storage import is_local
 from wdscli.storage.opening import size_hint
 
-BYTES = Column(0, "bytes")
+BYTES = TableColumn(0, "bytes")
 _SIZES, _VALUES = 1, 2
 """Groups of columns. Each field of ``--column`` is a separate group."""
 MANY_NUMBERS = 100
@@ -80,95 +79,90 @@ MAX_CHARACTERS = 1 << 16
 """The longest value, as JSON."""
 LINES_AT_ONCE = 1 << 10
 QUANTILES = {"min": 0.0, "1%": 0.01, "25%": 0.25, "median": 0.5, "75%": 0.75, "99%": 0.99, "max": 1.0}
-_PLACE = re.compile(r"""[\w-]+(\.[\w-]+|\[-?[0-9]+\]|\["[^"]*"\]|\['[^']*'\])*""")
-_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 _EXACT = 1e16
-_IS_NUMBER = json_code(decoded(b"0"))[:1]
+_IS_NUMBER = json_code(0)[:1]
 
 
-def _cells(field: bytes, group: int, payload: bytes) -> Iterator[tuple[Column, Cell]]:
-    """Yield the cells for a payload of a ``--column`` field, which is JSON or text. Raises ValueError,
-    RecursionError."""
-    name = to_text(field)
-    if kind_of(field) == "text":
-        text = text_of(payload)
-        if extension(name) in NUMBERS and isinstance(text, str):
-            text = text.strip()
-            yield Column(group, name, text=True), _number(text)
-        else:
-            yield Column(group, name), text
+def _cells(
+    value: Value, group: int, sample: SampleAt, documents: dict[str, Any]
+) -> Iterator[tuple[TableColumn, Cell]]:
+    """Yield the cells for a ``--column``: each value at the top level of a document, or else the value. Texts stay as
+    they are. Raises DataError."""
+    if (
+        value.is_field
+        and text_form(field := to_bytes(value.text)) == "text"
+        and extension(value.text) not in NUMBERS
+    ):
+        if field in sample.fields:
+            yield TableColumn(group, value.text), text_of(sample.payload(field))
         return
-    values = json.loads(payload)
-    if not isinstance(values, dict):
-        values = {name: values}
-    for key, value in values.items():
-        is_nested = isinstance(value, (list, dict))
-        yield _value_column(group, key, name), (json_text(value),) if is_nested else value
+    result = value.value(sample, documents=documents)
+    if isinstance(result, dict) and value.place is not None and not value.place.path:
+        for name, inner in result.items():
+            yield _value_column(group, name, value.text), _cell(inner)
+    elif result is not None:
+        yield TableColumn(group, value.text, text=value.is_field), _cell(result)
 
 
-_value_column = lru_cache(1 << 12)(Column)
+def _cell(value: Any) -> Cell:
+    return (json_text(value),) if isinstance(value, (list, dict)) else value
 
 
-def _number(text: str) -> Cell:
-    """Return a text as a whole number if it is one; otherwise return it unchanged.
-
-    >>> _number("7"), _number("-1"), _number("007")
-    (7, -1, '007')
-    """
-    is_number = len(text) < 20 and text.removeprefix("-").isdecimal() and text.isascii()
-    return int(text) if is_number and str(int(text)) == text else text
+_value_column = lru_cache(1 << 12)(TableColumn)
 
 
 def listing_table(listing: Listing, form: str, fields: Sequence[str] = ()) -> Spool:
     """Yield a table of all samples of a listing. It has the key, the shard, the place in the shard, the offset of the
-    first header, the size, and the size of each field. For each of ``fields``, it also has the text, or the values at
-    the top level of JSON. Raises UsageError for a field that is neither text nor JSON. Raises DataError for a payload
-    that cannot be decoded; with ``on_error="skip"``, the sample is skipped and counted."""
+    first header, the size, and the size of each field. For each of ``fields``, it also has the value, or the values at
+    the top level of a document. Raises UsageError for a field of pictures, sound or arrays. Raises DataError for a
+    payload that cannot be decoded; with ``on_error="skip"``, the sample is skipped and counted."""
     check_format(form)
-    groups: dict[bytes, int] = {}
-    for field in dict.fromkeys(fields):
-        if not kind_of(to_bytes(field)):
-            first, dot, _ = field.partition(".")
-            hint = f"text: --rename {field}.txt={field} --column {field}.txt; other payloads: wds cat --to FILE.parquet"
-            if dot and kind_of(to_bytes(first)) == "json":
-                hint = f"--column {first} adds a column for each value at the top of the JSON"
-            raise UsageError(f"--column {field}: a field of this name holds neither text nor JSON", hint=hint)
-        groups[to_bytes(field)] = _VALUES + len(groups)
+    values = [_column_value(field) for field in dict.fromkeys(fields)]
     spool, rows, seen_names = Spool({**PLACES, BYTES: "int64"}), Rows(), SeenNames()
-    for page in listing.samples(frozenset(groups)):
+    for page in listing.samples(frozenset[bytes]().union(*(value.payload_fields for value in values))):
         seen_names.fields.update(page.batch.fields)
         for row in range(len(page.batch.keys)):
             try:
-                values = list(_values(page, row, groups))
+                cells = list(_values(page, row, values))
             except DataError as error:
                 listing.skip_undecodable(error)
                 continue
-            rows.add(chain(_place(page, row), values))
+            rows.add(chain(_place(page, row), cells))
             if rows.is_full:
                 spool.put(rows.take())
     spool.put(rows.take())
-    listing.remark(
-        seen_names.absent([Named(field, " for --column", (field,), needed=False) for field in fields])
-    )
+    named = [name for value in values for name in value.named_for(" for --column")]
+    listing.remark(seen_names.absent(name._replace(needed=False) for name in named))
     return spool
+
+
+def _column_value(text: str) -> Value:
+    value = Value.of_payloads(text, "--column")
+    if value.is_field and find(extension(text)).is_binary:
+        hint = (
+            f"text: --rename {text}.txt={text} --column {text}.txt; other payloads: wds cat --to FILE.parquet"
+        )
+        raise UsageError(
+            f"--column {text}: a field of this name holds neither text nor a document", hint=hint
+        )
+    return value
 
 
 def count_table(listing: Listing, form: str, fields: Sequence[str]) -> Spool:
     """Yield a table of counted values (:func:`count`). Each row has field, value, name and count."""
     check_format(form)
-    columns = [Column(0, name) for name in ("field", "value", "name", "count")]
+    columns = [TableColumn(0, name) for name in ("field", "value", "name", "count")]
     spool, rows = Spool(dict(zip(columns, ("string", "string", "string", "int64")))), Rows()
     for counted in count(listing, fields):
         for value, name, number in counted.rows:
-            cell = (json_text(value),) if isinstance(value, (list, dict)) else value
-            rows.add(zip(columns, (counted.field, cell, name, number)))
+            rows.add(zip(columns, (counted.field, _cell(value), name, number)))
             if rows.is_full:
                 spool.put(rows.take())
     spool.put(rows.take())
     return spool
 
 
-def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
+def _place(page: Page, row: int) -> Iterator[tuple[TableColumn, Cell]]:
     """Return the cells for a sample's place and the sizes of its fields."""
     batch = page.batch
     first, end = batch.firsts[row : row + 2]
@@ -182,21 +176,16 @@ def _place(page: Page, row: int) -> Iterator[tuple[Column, Cell]]:
         yield field_column(_SIZES, "size.", field), size
 
 
-def _values(page: Page, row: int, groups: dict[bytes, int]) -> Iterator[tuple[Column, Cell]]:
-    """Return the cells of the fields in ``--column`` for a sample, by the group of their columns. Raises DataError
-    ``undecodable``."""
-    batch = page.batch
-    for member in range(batch.firsts[row], batch.firsts[row + 1]) if groups else ():
-        field = batch.fields[member]
-        if field not in groups:
-            continue
-        payload = page.payload(row, member)
-        try:
-            yield from _cells(field, groups[field], payload)
-        except (ValueError, RecursionError) as error:
-            sample = SampleAt(batch, row, page.shard)
-            hint = "--on-error skip skips the sample"
-            raise sample.error(f"not JSON: {error}", "undecodable", field, hint) from None
+def _values(page: Page, row: int, values: Sequence[Value]) -> Iterator[tuple[TableColumn, Cell]]:
+    """Return the cells of the ``--column`` values for a sample. Raises DataError ``undecodable``."""
+    batch, documents = page.batch, dict[str, Any]()
+
+    def payload_of(row: int, field: bytes) -> bytes:
+        return page.payload(row, batch.fields.index(field, batch.firsts[row]))
+
+    sample = SampleAt(batch, row, page.shard, payload_of)
+    for group, value in enumerate(values, _VALUES):
+        yield from _cells(value, group, sample, documents)
 
 
 class CountRow(NamedTuple):
@@ -209,12 +198,12 @@ class CountRow(NamedTuple):
 
 
 class FieldCounts(NamedTuple):
-    """The values of a FIELD in ``samples`` samples. ``rows`` has the ``distinct`` values, the most frequent first;
-    equally frequent values are sorted. For many numbers, it has quantiles instead. ``rows`` can be iterated only once.
-    The last row counts missing values."""
+    """The values of a FIELD. ``total`` is the number of samples; each value of a list's elements counts like a sample.
+    ``rows`` has the ``distinct`` values, the most frequent first; equally frequent values are sorted. For many numbers,
+    it has quantiles instead. ``rows`` can be iterated only once. The last row counts missing values."""
 
     field: str
-    samples: int
+    total: int
     missing: int
     distinct: int
     has_names: bool
@@ -231,13 +220,14 @@ def count(listing: Listing, fields: Sequence[str]) -> list[FieldCounts]:
     for sample in listing.each(
         lambda names: frozenset().union(*(counter.payload_fields(names) for counter in counters))
     ):
+        documents: dict[str, Any] = {}
         try:
-            values = [counter.value(sample) for counter in counters]
+            values = [counter.values(sample, documents) for counter in counters]
         except DataError as error:
             listing.skip_undecodable(error)
             continue
-        for counter, value in zip(counters, values):
-            counter.add(value, sample)
+        for counter, lines in zip(counters, values):
+            counter.add(lines, sample)
     for counter in counters:
         listing.remark(counter.missing_names())
     return [counter.result() for counter in counters]
@@ -248,68 +238,63 @@ class _Counts:
 
     def __init__(self, field: str, classes: Sequence[str]) -> None:
         self._field = field
-        self._of = _parsed(field, classes)
+        self._of = Value(field, "--count", classes)
         self._classes = classes if field.strip() == "cls" else ()
-        self._samples = self._missing = self._bytes = 0
+        self._total = self._missing = self._bytes = 0
         self._counts = Counter[str]()
         self._values, self._totals = GrowingValues(), Growing()
         self._seen = SeenNames()
 
     def payload_fields(self, stored: frozenset[str]) -> frozenset[bytes]:
         """Return the fields whose payloads must be read if the samples have the values ``stored``."""
-        of = self._of
-        if isinstance(of, Where):
-            return of.using(stored).payload_fields
-        return frozenset() if stored_name(of.field, of.path) in stored else of.payload_fields
+        return self._of.using(stored).payload_fields
 
-    def value(self, sample: SampleAt) -> str | None:
-        """Return the JSON text of a sample's value, or None. Raises DataError."""
+    def values(self, sample: SampleAt, documents: dict[str, Any]) -> list[str]:
+        """Return a sample's value as JSON text: no text for a missing value, several for the values of a list's
+        elements. Raises DataError."""
+        value = self._of.value(sample, documents=documents)
         try:
-            if isinstance(self._of, FieldValue):
-                text = self._of.of(sample)
-                value = None if text is None else _number_or_text(to_text(text))
-            else:
-                value = self._of.value(sample)
-            line = _text(value)
-        except WdsError as error:
-            raise _for_count(error) from None
+            lines = map(_text, value) if type(value) is EachValue else [_text(value)]
+            texts = [line for line in lines if line is not None]
         except (TypeError, ValueError, RecursionError) as error:
             raise sample.error(
                 f"--count {self._field}: cannot count this value: {error}", "undecodable"
             ) from None
-        if line is not None and len(line) > MAX_CHARACTERS:
-            message = f"--count {self._field}: a value of {len(line)} characters, more than {MAX_CHARACTERS}"
-            raise sample.error(message, "undecodable", hint=f"--count 'len({self._field})' counts lengths")
-        return line
+        for text in texts:
+            if len(text) > MAX_CHARACTERS:
+                message = (
+                    f"--count {self._field}: a value of {len(text)} characters, more than {MAX_CHARACTERS}"
+                )
+                raise sample.error(
+                    message, "undecodable", hint=f"--count 'len({self._field})' counts lengths"
+                )
+        return texts
 
-    def add(self, value: str | None, sample: SampleAt) -> None:
-        """Count the value of a sample."""
-        self._samples += 1
-        if value is None:
+    def add(self, texts: list[str], sample: SampleAt) -> None:
+        """Count the values of a sample."""
+        self._total += len(texts) or 1
+        if not texts:
             self._missing += 1
             self._seen.fields.update(sample.fields)
-            if isinstance(self._of, Where):
-                self._of.look(self._seen)
-            return
+            self._of.look(self._seen)
         before = len(self._counts)
-        self._counts[value] += 1
+        self._counts.update(texts)
         if len(self._counts) > before:
-            self._bytes += len(value)
+            self._bytes += sum(map(len, texts))
             if len(self._counts) >= MAX_VALUES or self._bytes >= MAX_BYTES:
                 self._put_away()
 
     def missing_names(self) -> list[Any]:
         """Return the names in FIELD that no sample has, if no sample has a value."""
-        names = self._of.named("") if isinstance(self._of, FieldValue) else self._of.named
-        named = [name._replace(purpose=" for --count", needed=False) for name in names]
-        return self._seen.absent(named) if self._missing == self._samples > 0 else []
+        named = [name._replace(needed=False) for name in self._of.named_for(" for --count")]
+        return self._seen.absent(named) if self._missing == self._total > 0 else []
 
     def _put_away(self) -> None:
         """Move values and counts to the scratch files. A line has the code for sorting, the value, and the length of
         the code."""
         lines = []
         for text in self._counts:
-            code = json_code(decoded(text.encode()))
+            code = json_code(json.loads(text))
             lines.append(code + text.encode() + len(code).to_bytes(4, "big"))
         self._values.append(PackedValues.of(lines))
         self._totals.append(array("q", self._counts.values()))
@@ -327,7 +312,7 @@ class _Counts:
         is_cut = are_numbers and values.total > MANY_NUMBERS and self._field.strip() != "cls"
         rows = self._quantiles(values, totals) if is_cut else self._frequent(values, totals)
         has_names = bool(self._classes or self._missing)
-        return FieldCounts(self._field, self._samples, self._missing, values.total, has_names, is_cut, rows)
+        return FieldCounts(self._field, self._total, self._missing, values.total, has_names, is_cut, rows)
 
     def _frequent(self, values: Values, totals: I64) -> Iterator[CountRow]:
         order: I64 = numpy.argsort(-totals, kind="stable")
@@ -349,30 +334,7 @@ class _Counts:
         yield CountRow(None, "missing", self._missing)
 
 
-def _parsed(field: str, classes: Sequence[str]) -> Where | FieldValue:
-    """Parse FIELD as an expression of --where, or else as a field or a place in its JSON. Raises UsageError."""
-    try:
-        return Where(field, classes)
-    except UsageError as error:
-        if not _PLACE.fullmatch(field):
-            raise _for_count(error) from None
-    return FieldValue.parse(field, "--count")
-
-
-def _for_count(error: WdsError) -> WdsError:
-    """Turn an error about --where into an error about --count."""
-    error.message = error.message.replace("--where", "--count")
-    error.hint = error.hint and error.hint.replace("--where", "--count")
-    return error
-
-
-def _number_or_text(text: str) -> Any:
-    """Return a decimal text as a number; return other text unchanged.
-
-    >>> _number_or_text("7"), _number_or_text("0.50"), _number_or_text("007")
-    (7, 0.5, '007')
-    """
-    return json.loads(text) if len(text) < 17 and _DECIMAL.fullmatch(text) else text
+_as_json = json.JSONEncoder(sort_keys=True).encode
 
 
 def _text(value: Any) -> str | None:
@@ -387,7 +349,7 @@ def _text(value: Any) -> str | None:
             value = None if math.isnan(value) else str(value)
         elif value.is_integer() and abs(value) < _EXACT:
             value = int(value)
-    return None if value is None else json.dumps(value, sort_keys=True)
+    return None if value is None else _as_json(value)
 
 
 def _lines(values: Values) -> Iterator[bytes]:
@@ -424,13 +386,13 @@ class PayloadCells(NamedTuple):
 
     def kind(self, field: bytes) -> str:
         """Return the type of a field's column."""
-        return "string" if kind_of(field) or self.form != "parquet" else "binary"
+        return "string" if text_form(field) or self.form != "parquet" else "binary"
 
     def cell(self, sample: SelectedSample, part: SelectedMember) -> str | bytes:
         """Return the cell for a payload. Raises DataError ``undecodable`` for text that is not UTF-8, and UsageError
         for bytes in a delimited table without ``base64``."""
         name = to_text(part.field)
-        if kind_of(part.field):
+        if text_form(part.field):
             text = text_of(part.whole())
             if isinstance(text, str):
                 return text
@@ -458,11 +420,11 @@ def are_read_once(shards: ShardSet) -> bool:
 
 
 @lru_cache(1 << 12)
-def _payload_column(field: bytes) -> Column:
-    return Column(_VALUES, column_of_field(field))
+def _payload_column(field: bytes) -> TableColumn:
+    return TableColumn(_VALUES, column_of_field(field))
 
 
-def payload_schema(listing: Listing, how: PayloadCells) -> dict[Column, str]:
+def payload_schema(listing: Listing, how: PayloadCells) -> dict[TableColumn, str]:
     """Return the columns of :func:`payload_table`, from the headers of the same samples."""
     check_format(how.form)
     order, key_type = _FieldOrder(), "string"
@@ -505,7 +467,7 @@ class _FieldOrder:
 
 
 def payload_table(
-    picker: SampleReader, how: PayloadCells, schema: dict[Column, str] | None
+    picker: SampleReader, how: PayloadCells, schema: dict[TableColumn, str] | None
 ) -> Iterator[bytes]:
     """Yield a table with the key and the payloads of each selected sample. ``schema`` has the columns; it is None if
     they are not known yet.
@@ -526,7 +488,7 @@ def payload_table(
     return encoded(how.form, schema, spool.chunks(), classes)
 
 
-def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[Chunk]:
+def _known(chunks: Iterable[RowChunk], columns: Mapping[TableColumn, str]) -> Iterator[RowChunk]:
     """Yield the chunks. Raises InputError for a column that is not in ``columns``."""
     for chunk in chunks:
         if new_columns := chunk.columns.keys() - columns.keys():
@@ -538,14 +500,14 @@ def _known(chunks: Iterable[Chunk], columns: Mapping[Column, str]) -> Iterator[C
         yield chunk
 
 
-def _payload_chunks(picker: SampleReader, how: PayloadCells, order: _FieldOrder) -> Iterator[Chunk]:
+def _payload_chunks(picker: SampleReader, how: PayloadCells, order: _FieldOrder) -> Iterator[RowChunk]:
     rows, count = Rows(), 0
     for sample in selected_samples(picker):
         try:
-            error = too_large(sample, True, how.max_decoded, "a row of a table")
+            error = too_large(sample, takes_all=True, max_decoded=how.max_decoded, what="a row of a table")
             if error is not None:
                 raise error
-            cells: list[tuple[Column, Cell]] = [(KEY, text_of(sample.key))]
+            cells: list[tuple[TableColumn, Cell]] = [(KEY, text_of(sample.key))]
             cells += [(_payload_column(part.field), how.cell(sample, part)) for part in sample.parts]
         except DataError as error:
             picker.skip_undecodable(error)

@@ -16,21 +16,22 @@ import errno
 import json
 import os
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
 from wdscli.codecs import headers
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension, held_extension, inflate
 from wdscli.codecs.images import has_wide_values, is_transparent
-from wdscli.codecs.kinds import Kind, find
+from wdscli.codecs.kinds import FieldKind, find
 from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.look.picking import SampleReader
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named, SeenNames, class_name, listed
+from wdscli.selection.reading import MemberReader
 from wdscli.shards.inputs import classes_of
 from wdscli.storage.local import write_all, write_error
 
@@ -43,24 +44,29 @@ stretched."""
 
 
 @lru_cache(1 << 12)
-def kind_of(field: bytes) -> str:
+def text_form(field: bytes) -> str:
     """Return ``json`` or ``text`` for a field that JSON Lines contain unchanged, otherwise an empty text."""
     last = extension(to_text(field))
     return "json" if last == "json" else "text" if find(last).is_text else ""
 
 
 class SelectedMember(NamedTuple):
-    """One member of a selected sample: its field (after ``--rename``), its size in bytes, its payload in pieces, and
-    the byte of its first header."""
+    """One member of a selected sample: its field (after ``--rename``), its size in bytes, its reader, its number in the
+    reader's batch, and the byte of its first header."""
 
     field: bytes
     size: int
-    pieces: Callable[[], Iterator[bytes]]
+    reader: MemberReader
+    number: int = 0
     start: int = 0
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the payload in pieces."""
+        return self.reader.pieces(self.number)
 
     def whole(self) -> bytes:
         """Return the payload in one piece."""
-        return b"".join(self.pieces())
+        return self.reader.payload(self.number)
 
 
 class SelectedSample(NamedTuple):
@@ -88,7 +94,7 @@ def selected_samples(picker: SampleReader) -> Iterator[SelectedSample]:
             first = batch.firsts[row]
             plan = picker.selection.plan_of(batch, row, page.source.name)
             parts = [
-                SelectedMember(field, batch.sizes[member], partial(page.pieces, member), batch.starts[member])
+                SelectedMember(field, batch.sizes[member], page.reader, member, batch.starts[member])
                 for member, field in ((first + place, field) for place, field in plan)
             ]
             yield SelectedSample(
@@ -165,7 +171,7 @@ def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: s
     counted, or only text and JSON."""
     total = 0
     for part in sample.parts:
-        if takes_all or kind_of(part.field):
+        if takes_all or text_form(part.field):
             total += part.size
             if total > max_decoded:
                 message = f"{what} with {total} bytes of payloads, more than {max_decoded}"
@@ -175,11 +181,11 @@ def too_large(sample: SelectedSample, takes_all: bool, max_decoded: int, what: s
 
 
 def _json_value(part: SelectedMember, base64: bool) -> str:
-    if kind_of(part.field):
+    if text_form(part.field):
         payload = part.whole()
         with suppress(ValueError, RecursionError):
             text = payload.decode("utf-8")
-            if kind_of(part.field) == "text":
+            if text_form(part.field) == "text":
                 return json.dumps(text, ensure_ascii=False)
             value = json.loads(text, parse_constant=_refuse)
             # The JSON is not parsed, so that no number changes. Line breaks in valid JSON are outside strings.
@@ -332,7 +338,7 @@ def _field(part: SelectedMember) -> ShownField:
     return ShownField(name, part.size, f"{size[0]} × {size[1]} pixels", data)
 
 
-def excerpt(kind: Kind, data: bytes) -> tuple[str, bool]:
+def excerpt(kind: FieldKind, data: bytes) -> tuple[str, bool]:
     """Return an excerpt of a payload: JSON with line breaks, text, the type and shape of arrays, or the first bytes.
     Also return whether this is text from the payload. Broken data may raise any error."""
     if kind.card == "json":

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from os.path import exists
 from typing import Any, NamedTuple
 
-from wdscli.arrays import numpy
+from wdscli.arrays import edges, numpy
 from wdscli.copy.copier import packed
 from wdscli.copy.maker import CarriedValues
 from wdscli.errors import DataError, UsageError, WdsError
@@ -28,14 +28,7 @@ from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT, HINT_IN_ONE_SHARD
-from wdscli.plan.inputs import (
-    Input,
-    cut_short,
-    fill,
-    is_of_this_process,
-    is_ours_alone,
-    is_read_once,
-)
+from wdscli.plan.inputs import Input, is_of_this_process, is_ours_alone, is_read_once
 from wdscli.plan.names import DEFAULT, Rekey, shard_stem
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import make_plan, shaping_options, sum_counts
@@ -60,8 +53,10 @@ from wdscli.shards.reading import index_batches
 from wdscli.shards.view import is_view
 from wdscli.shards.writing import OutputSet, ShardFile
 from wdscli.storage import Source, is_local, local_path, open_source
+from wdscli.storage.ends import cut_short
 from wdscli.storage.patterns import NAME
 from wdscli.tar import FOREIGN, core
+from wdscli.views.writing import carry_views
 
 COPY_BUFFER_BYTES = 1 << 22
 LARGE_SAMPLE_BYTES = 1 << 20
@@ -71,7 +66,7 @@ LARGE_SAMPLE_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class CatReport:
     """Counts of the input and the output. ``manifest`` is None for a dry run. The manifest of an output ``-`` or
-    ``pipe:`` is not stored."""
+    ``pipe:`` is not stored. ``kept`` counts the shards that an interrupted run had finished."""
 
     samples: int
     members: int
@@ -80,6 +75,7 @@ class CatReport:
     dropped: dict[str, int]
     ignored: dict[str, int]
     manifest: Manifest | None
+    kept: int = 0
 
 
 def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) -> CatReport:
@@ -99,11 +95,11 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/all.tar")]
     (5, ['n0', 'n1', 'n2', 'n3', 'n4'])
     """
-    if is_view(request.output):
-        return _view(request, dry_run, progress)
     is_each = NAME in request.output
     if is_each:
         _check_whole(request)
+    if is_view(request.output) or (is_each and (request.resume or not is_local(request.output))):
+        return _planned(request, dry_run, progress)
     picker = _picker(request, progress)
     addresses = picker.set.addresses
     output = OutputSet(request.output, request.settings, names=names_of(addresses) if is_each else None)
@@ -123,6 +119,8 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
         ]
         done = list(_written(picker, request, places, progress))
         manifest = None if dry_run else _finish(output, done, shaping_options(request), picker.set)
+    if is_each and manifest is not None:
+        carry_views(addresses, manifest, request, progress.warn)
     return _report(done, manifest)
 
 
@@ -170,11 +168,13 @@ def _report(done: list[_Copied], manifest: Manifest | None) -> CatReport:
     )
 
 
-def _view(request: Request, dry_run: bool, progress: Progress) -> CatReport:
-    """Write a view, or only plan it."""
+def _planned(request: Request, dry_run: bool, progress: Progress) -> CatReport:
+    """Write a view, or copy each shard to its own name in a run that can be resumed. A dry run only plans it."""
     with Scratch(request.tmp) as scratch:
         plan = make_plan(request, InputOrder("cat"), scratch, progress=progress)
         report = None if dry_run else run_plan(plan, progress=progress)
+    if report is not None and NAME in request.output:
+        carry_views(plan.contents.addresses, report.manifest, request, progress.warn)
     counts = plan.counts
     return CatReport(
         counts.samples,
@@ -184,6 +184,7 @@ def _view(request: Request, dry_run: bool, progress: Progress) -> CatReport:
         counts.dropped,
         counts.ignored,
         None if report is None else report.manifest,
+        0 if report is None else report.kept,
     )
 
 
@@ -251,10 +252,7 @@ def _copy(picker: SampleReader, keys: _Keys, request: Request, shard: ShardFile)
 
 
 def _copy_each(
-    request: Request,
-    addresses: Sequence[str],
-    places: Sequence[str | None],
-    progress: Progress,
+    request: Request, addresses: Sequence[str], places: Sequence[str | None], progress: Progress
 ) -> Iterator[_Copied]:
     """Copy each input to its own shard, by several processes if that is faster."""
     tasks, copy_one = list(zip(addresses, places, strict=True)), partial(copy_shard, request)
@@ -353,7 +351,7 @@ def _measured(picker: SampleReader, keys: _Keys, request: Request) -> ShardInfo:
             size += out_length(sizes, request.settings.form)
     if NAME not in request.output:
         picker.check_empty(samples)
-    return ShardInfo("", samples, members, size + END_BYTES, "", None, {}, False)
+    return ShardInfo("", samples, members, size + END_BYTES, "", None, {}, index=False)
 
 
 class _Keys:
@@ -427,7 +425,7 @@ class _Copier:
         if source.seekable and source.size is not None:
             source.expect([(0, source.size)])
         while source.seekable and source.size is not None:
-            held += fill(self._buffer[held:], source, offset + held)
+            held += source.fill(offset + held, self._buffer[held:])
             usual = packed(self._buffer[:held], None, self._shard.form)
             if (
                 usual is None
@@ -447,29 +445,35 @@ class _Copier:
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write rows of a page under their keys. Adjacent usual samples are copied together, until the buffer is full.
         Other samples, and all samples of a stream, are written member by member."""
-        batch, first = page.batch, 0
-        is_usual = self._are_usual(page, chosen)
-        is_one_run = all(is_usual) and _is_one_run(batch, len(chosen), len(self._buffer))
-        while first < len(chosen):
-            row, end = chosen[first][0], len(chosen) if is_one_run else first + 1
-            last_byte = batch.start(row) + len(self._buffer)
-            while is_usual[first] and end < len(chosen) and is_usual[end]:
-                before, after = chosen[end - 1][0], chosen[end][0]
-                is_adjacent = after == before + 1 and batch.end(before) == batch.start(after)
-                if not is_adjacent or batch.end(after) > last_byte:
-                    break
-                end += 1
-            if not (is_usual[first] and self._copy_packed(page, row, row + end - first)):
+        can_pack = core.CORE is not None and page.source.seekable and not self._selection.changes_members
+        stretches = self._stretches(page.batch, chosen) if can_pack else [(0, len(chosen), False)]
+        for first, end, is_usual in stretches:
+            row = chosen[first][0] if is_usual else 0
+            if not (is_usual and self._copy_packed(page, row, row + end - first)):
                 for row, key in chosen[first:end]:
                     self._write(page, row, key)
-            first = end
 
-    def _are_usual(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> list[bool]:
-        """Return, for each sample, whether the core may copy it together with its neighbours."""
-        if core.CORE is None or not page.source.seekable or self._selection.changes_members:
-            return [False] * len(chosen)
-        marks, keys = page.batch.marks, page.batch.keys
-        return [marks[row] in (0, FOREIGN) and key is keys[row] for row, key in chosen]
+    def _stretches(
+        self, batch: SampleBatch, chosen: Sequence[tuple[int, bytes]]
+    ) -> Iterator[tuple[int, int, bool]]:
+        """Yield stretches of adjacent usual samples that fit in the buffer, and single other samples: the place of the
+        first, the end, and whether they are usual."""
+        rows = numpy.array([row for row, _ in chosen], dtype=numpy.int64)
+        firsts, starts, offsets, sizes, marks = (
+            numpy.array(column, dtype=numpy.int64)
+            for column in (batch.firsts, batch.starts, batch.offsets, batch.sizes, batch.marks)
+        )
+        begins, lasts = starts[firsts[rows]], firsts[rows + 1] - 1
+        ends = offsets[lasts] + (sizes[lasts] + 511 & -512)
+        is_new = numpy.array([key is not batch.keys[row] for row, key in chosen], dtype=bool)
+        is_unusual = is_new | (marks[rows] & ~FOREIGN != 0)
+        apart = (rows[1:] != rows[:-1] + 1) | (begins[1:] != ends[:-1]) | is_unusual[1:] | is_unusual[:-1]
+        for first, stop in pairwise(edges(apart, len(rows)).tolist()):
+            while first < stop:
+                fitting = int(ends[first:stop].searchsorted(begins[first] + len(self._buffer), "right"))
+                end = first + max(1, fitting)
+                yield first, end, not is_unusual[first]
+                first = end
 
     def _copy_packed(self, page: Page, first: int, end: int) -> bool:
         """Copy samples through the buffer and give them canonical headers. Return False if they do not fit, or if the
@@ -479,7 +483,7 @@ class _Copier:
         if length > len(self._buffer):
             return False
         view = self._buffer[:length]
-        if fill(view, page.source, begin) < length:
+        if page.source.fill(begin, view) < length:
             raise cut_short(page.source.name, begin)
         members = slice(batch.firsts[first], batch.firsts[end])
         starts = list(map(batch.starts.__getitem__, batch.firsts[first:end]))
@@ -503,16 +507,10 @@ class _Copier:
         if batch.end(row) - batch.start(row) > LARGE_SAMPLE_BYTES:
             self._shard.write_pieces(
                 key,
-                [(field, batch.sizes[first + member], page.pieces(first + member)) for member, field in plan],
+                [
+                    (field, batch.sizes[first + member], page.reader.pieces(first + member))
+                    for member, field in plan
+                ],
             )
         else:
-            self._shard.write(key, [(field, page.payload(first + member)) for member, field in plan])
-
-
-def _is_one_run(batch: SampleBatch, samples: int, most: int) -> bool:
-    """Return whether ``samples`` is the number of all samples in the batch, they are adjacent, and have at most
-    ``most`` bytes."""
-    if samples != len(batch.keys) or not samples:
-        return False
-    length = sum(batch.offsets) - sum(batch.starts) + sum([size + 511 & -512 for size in batch.sizes])
-    return length <= most and batch.end(samples - 1) - batch.start(0) == length
+            self._shard.write(key, [(field, page.reader.payload(first + member)) for member, field in plan])

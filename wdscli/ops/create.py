@@ -24,25 +24,25 @@ from wdscli.arrays import numpy
 from wdscli.create import grouping
 from wdscli.create.files import Files, KeyRule, is_value, numbers_of
 from wdscli.create.grouping import Samples
-from wdscli.create.left_out import LeftOut, Unit, Unread
+from wdscli.create.left_out import LeftOut, Unit
 from wdscli.create.packing import PackMaker, PackTask, payload_at
-from wdscli.create.payloads import Payloads, read_recipe
-from wdscli.create.rows import kind_of
+from wdscli.create.payloads import SourcePayloads, read_recipe
+from wdscli.create.rows import table_format
 from wdscli.create.table import TableOptions, read_table
-from wdscli.create.walk import Globs, Outputs, Wanted, walk
+from wdscli.create.walk import FolderWalk, Globs, OwnOutputs
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
 from wdscli.plan.plan import DUPLICATE_KEY, Contents, Counts, ReorderPlan
-from wdscli.plan.planfile import digest_of, shaping_mark, write_plan
+from wdscli.plan.planfile import write_plan
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.strategy import check_post, check_reach
 from wdscli.progress import QUIET, Progress
+from wdscli.run.digests import digest_of, mark_of, run_digest, shaping_mark, source_version
 from wdscli.run.execute import locked, run_plan
 from wdscli.run.existing import find_unchanged, run_of, tidy, tidy_set
-from wdscli.run.input_versions import run_digest, source_version
 from wdscli.samples import iter_batches
 from wdscli.shards.index import Check
 from wdscli.shards.inputs import read_manifest
@@ -107,8 +107,8 @@ class CreateReport:
     manifest_address: str | None = None
     kept: int = 0
     """The number of shards that an earlier run made."""
-    unread: tuple[Unread, ...] = ()
-    """The sources that could not be read. Their members are left out."""
+    unread: int = 0
+    """The number of sources that could not be read. Their members are left out, and ``report`` lists them."""
     left_out: Mapping[Unit, Mapping[str, int]] = field(default_factory=dict)
     """Counts of files, rows, fields and samples that were left out, by unit and reason. A field's reason begins with
     the field's name."""
@@ -271,19 +271,20 @@ def _carried_out(plan: CreatePlan, left_out: LeftOut, *, dry_run: bool, progress
     if standing is not None and not plan.report.shards:
         return replace(plan.report, manifest=standing.manifest)
     if request.plan_file is not None:
-        write_plan(plan.work(), request.plan_file, force=request.settings.force)
+        work = plan.work()
+        write_plan(work, mark_of(work), request.plan_file, force=request.settings.force)
         return plan.report
     return run_create(plan, progress=progress)
 
 
-def _payloads(request: Request, options: CreateOptions, progress: Progress) -> Payloads:
+def _payloads(request: Request, options: CreateOptions, progress: Progress) -> SourcePayloads:
     left_out = LeftOut(
         progress,
         on_error=request.on_error,
         incomplete=options.incomplete,
         has_report=options.report is not None,
     )
-    return Payloads(request.trust_addresses, left_out)
+    return SourcePayloads(request.trust_addresses, left_out)
 
 
 def _added_before(
@@ -308,7 +309,7 @@ def _added_before(
 def plan_create(
     request: Request,
     options: CreateOptions,
-    payloads: Payloads,
+    payloads: SourcePayloads,
     *,
     standing: Standing | None = None,
     progress: Progress = QUIET,
@@ -339,7 +340,7 @@ def _check_containers(sources: Sequence[str], output: OutputSet, progress: Progr
     if not sources or not all(map(os.path.isfile, sources)):
         return
     what = f"{sources[0]} is packed as one file"
-    if all(map(kind_of, sources)):
+    if all(map(table_format, sources)):
         progress.warn(f"{what}; to make a sample of each row, use --from {sources[0]}")
     elif tars:
         progress.warn(f"{what}; to rewrite shards, use wds split {sources[0]}")
@@ -363,7 +364,7 @@ class _Creating:
         self,
         request: Request,
         options: CreateOptions,
-        payloads: Payloads,
+        payloads: SourcePayloads,
         standing: Standing | None,
         progress: Progress,
     ) -> None:
@@ -393,14 +394,15 @@ class _Creating:
         lists = addresses_of(options.from_list, "--from list:")
         if not sources and not lists and options.table is None:
             raise UsageError("no source was given", hint="name folders or files, or use --from FILE")
-        self.payloads.outputs = outputs = Outputs(self.output)
+        self.payloads.outputs = outputs = OwnOutputs(self.output)
         self.globs = globs = Globs(options.include, "--include"), Globs(options.exclude, "--exclude")
         skips = self.request.on_error == "skip"
-        wanted = Wanted(self.rule, *globs, outputs, skips, not options.no_follow)
+        follows = not options.no_follow
+        walk = FolderWalk(self.rule, *globs, outputs, files, left_out, progress, skips, follows)
         progress.start("finding files", None, "files")
         for source in sources:
             files.begin_source()
-            walk(source, wanted, files, left_out, progress)
+            walk.add(source)
         for glob in globs:
             glob.check(progress)
         files.first_listed = len(files)
@@ -422,8 +424,7 @@ class _Creating:
 
     def arrange(self) -> None:
         """Group the files into samples, leave out unwanted samples, and order the rest."""
-        request, options, base = self.request, self.options, self.base
-        left_out = self.left_out
+        request, options, base, left_out = self.request, self.options, self.base, self.left_out
         rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
         first_index = 0 if base is None else base.samples
         samples, repeated = grouping.separated(self.files, request.on_duplicate, rekey, left_out, first_index)
@@ -444,11 +445,7 @@ class _Creating:
             samples, lacking = grouping.require(samples, options.require, options.incomplete, left_out)
             self.incomplete += lacking
         if options.label_from is not None or self.has_names:
-            if base is not None and base.classes is None:
-                option = "--column cls" if self.has_names else "--label-from"
-                raise UsageError("the set's manifest has no class names", hint=f"leave out {option}")
-            known_classes = () if base is None else base.classes or ()
-            self.classes = tuple(grouping.number_labels(samples, known_classes))
+            self.classes = self._numbered_classes(samples)
         if options.order == "shuffle":
             samples = grouping.shuffled(samples, options.seed)
         if rekey is not None and request.on_duplicate != "rekey":
@@ -464,6 +461,14 @@ class _Creating:
             self.dropped[LIMIT] = samples.total - options.limit
             samples = grouping.take(samples, range(options.limit))
         self.samples = samples
+
+    def _numbered_classes(self, samples: Samples) -> tuple[str, ...]:
+        """Number the class names in the samples, and return the names. Raises UsageError."""
+        if self.base is not None and self.base.classes is None:
+            option = "--column cls" if self.has_names else "--label-from"
+            raise UsageError("the set's manifest has no class names", hint=f"leave out {option}")
+        known_classes = () if self.base is None else self.base.classes or ()
+        return tuple(grouping.number_labels(samples, known_classes))
 
     def cut(self) -> CreatePlan:
         """Cut the samples into shards. Raises InputError if there are none."""
@@ -488,7 +493,7 @@ class _Creating:
             oversized=sizes.oversized(self.cuts),
             classes=self.classes,
             manifest_address=out.manifest_address,
-            unread=tuple(left_out.unread),
+            unread=left_out.unread,
             links_outside=left_out.outside,
             left_out=left_out.summary(),
             dropped=dropped,

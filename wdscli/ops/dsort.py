@@ -42,6 +42,7 @@ from wdscli.plan.values import Extract, GrowingValues, PackedValues, Values
 from wdscli.samples import split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.expressions import Expression
+from wdscli.selection.where import Value
 from wdscli.shards.index import Index
 from wdscli.storage import base_name, exists, is_local, read_all
 from wdscli.storage.opening import at_once
@@ -56,7 +57,7 @@ _PATTERN = re.compile(r"[\\*+?\[\](){}|^$]")
 """A record of a map with one of these characters is a regular expression. A dot alone does not make it one."""
 
 
-class Meant(NamedTuple):
+class JobOrder(NamedTuple):
     """The request and the order of a job. ``most`` is the number of shards that the output can name; None means any
     number."""
 
@@ -74,7 +75,7 @@ class Meant(NamedTuple):
             )
 
 
-def dsort_order(job: Job, request: Request) -> Meant:
+def dsort_order(job: Job, request: Request) -> JobOrder:
     """Return the request and the order of a job. ``request`` has the options that a job cannot contain. Raises
     UsageError, InputError.
 
@@ -98,7 +99,7 @@ def dsort_order(job: Job, request: Request) -> Meant:
     if job.key_map is not None:
         return _mapped(job, request)
     output, cuts, most = _outputs(job)
-    return Meant(request._replace(output=job.target.at(output), cuts=cuts), _order(job.algorithm), most)
+    return JobOrder(request._replace(output=job.target.at(output), cuts=cuts), _order(job.algorithm), most)
 
 
 def _order(algorithm: Algorithm) -> Order:
@@ -109,7 +110,12 @@ def _order(algorithm: Algorithm) -> Order:
         return ShuffledOrder(algorithm.seed)
     if kind == "content":
         name = algorithm.field.removeprefix(".")
-        key = SortKey(name, to_bytes(name), None, "numeric" if algorithm.numeric else "plain", decreasing)
+        key = SortKey(
+            name,
+            Value.of_payloads(name, "algorithm"),
+            "numeric" if algorithm.numeric else "plain",
+            decreasing,
+        )
         order = sort_order([key], missing="error")
         hint = f"such samples come last with wds sort --by {name}"
         return replace(order, extract=replace(order.extract, hint=hint))
@@ -301,7 +307,7 @@ class ExternalMapOrder(PartsOrder):
             raise DataError(f'{self.key_map.name} has no shard for "{key}"{extra}', code="missing", hint=hint)
 
 
-def _mapped(job: Job, request: Request) -> Meant:
+def _mapped(job: Job, request: Request) -> JobOrder:
     """Return the request and the order of a job with an external key map."""
     assert job.key_map is not None
     if job.shard_size is None:
@@ -318,7 +324,7 @@ def _mapped(job: Job, request: Request) -> Meant:
     drops, extract = job.leaves_out("ekm_missing_key"), MapKeys(tuple(patterns))
     order = ExternalMapOrder(SplitOptions(by_map=name), key_map, job.algorithm, extract, drops)
     output = job.target.at(FIELD + table.number_form + job.output_suffix)
-    return Meant(request._replace(output=output, cuts=Cuts(max_size=job.shard_size)), order)
+    return JobOrder(request._replace(output=output, cuts=Cuts(max_size=job.shard_size)), order)
 
 
 class _Map:

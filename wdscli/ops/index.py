@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError
 from wdscli.executors import (
@@ -24,7 +24,8 @@ from wdscli.executors import (
     tick_of_task,
     useful_shard_jobs,
 )
-from wdscli.model import ShardInfo
+from wdscli.model import Facts, ShardInfo
+from wdscli.ops.adopt import index_to_adopt, refuse_other_bytes
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet
@@ -44,7 +45,7 @@ from wdscli.shards.inputs import (
 from wdscli.shards.locks import OutputLock, remove_receipts
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_folder, name_from, set_prefix
 from wdscli.shards.proof import ProvenIndex, prove_index, scan_index
-from wdscli.shards.reading import Digest, checksum_of, index_batches, new_digest, written
+from wdscli.shards.reading import Digest, index_batches, new_digest, written
 from wdscli.storage import (
     Source,
     base_name,
@@ -61,11 +62,20 @@ from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import DigestedSource
 from wdscli.storage.kinds import note_of, stored_version, tells_bytes
 from wdscli.storage.opening import has_notes
+from wdscli.tar import CANONICAL
+from wdscli.tar.crc import StoreDigest
 
 WORTH_PROCESSES_BYTES = 1 << 27
 """A process computes the values of this many bytes of shards while another one starts."""
 SHARED_CLAIM = "index"
 """The name of a shared lock. Several runs may hold it at the same time, because they make the same indexes."""
+
+
+Adoption = Literal["", "bytes", "sizes"]
+"""What is compared to adopt a copied set. With ``bytes``, each shard is read once: its index is rebuilt with the
+shard's version, and must have the same checksums as before. With ``sizes``, sizes and some headers are compared."""
+BELIEVED = "believed"
+"""The key in a manifest's ``made`` for a set that was adopted by its sizes."""
 
 
 class Side(NamedTuple):
@@ -110,6 +120,7 @@ class IndexTask(NamedTuple):
     """False if it is known that the shard has no index."""
     values: tuple[str, ...] = ()
     """The names of the values that the index must have."""
+    adopt: Adoption = ""
 
 
 class IndexedShard(NamedTuple):
@@ -136,6 +147,7 @@ def index(
     trust_addresses: bool = False,
     dry_run: bool = False,
     check: bool = False,
+    adopt: Adoption = "",
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> IndexReport:
@@ -151,7 +163,8 @@ def index(
     ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the algorithm of the manifest's checksums:
     ``xxh3_128``, ``sha256``, or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
     ``dry_run`` reads the shards and writes nothing. With ``check``, a manifest that contradicts the shards is no error;
-    it counts as a file to rewrite. ``jobs`` is the number of processes; None means one per processor.
+    it counts as a file to rewrite. With ``adopt``, indexes are compared with the shards' bytes or sizes, and become
+    their proven indexes. ``jobs`` is the number of processes; None means one per processor.
 
     Raises UsageError for streams and compressed shards, and InputError if nothing is found. Raises DataError for a
     damaged shard, a key repeated in a shard, and a manifest that contradicts the shards. Raises OutputExistsError for
@@ -171,6 +184,7 @@ def index(
     plan = SetPlan(
         shards, manifest, with_manifest and not dialects, force=force, dry_run=dry_run, check=check
     )
+    plan.adopt = adopt
     makers = [make_dialect(name, plan.folder, plan.prefix) for name in dict.fromkeys(dialects)]
     tasks = plan.tasks(checksum, with_index=with_index, has_makers=bool(makers), values=names)
     # Another run that is writing these shards will write their manifest too.
@@ -262,13 +276,18 @@ def _files_of(indexed: IndexedShard, shard: ShardPlace, makers: Iterable[Dialect
 
 def index_shard(task: IndexTask) -> IndexedShard:
     """Keep or make one shard's index, and collect the shard's facts. This is the task that processes run."""
-    digest = new_digest(task.checksum) if _reads_once(task) else None
-    update = None if digest is None else _counted(digest)
+    if task.adopt == "sizes":
+        return _adopted_by_sizes(task)
+    digest, crcs = new_digest(task.checksum), StoreDigest()
+    update = None if digest is None else _counted(digest, crcs)
     reads_all = task.checksum != "none" or bool(task.values)
-    with open_source(task.address, whole=reads_all, digest=update) as source:
+    with open_source(task.address, whole=reads_all, digest=update if _reads_once(task) else None) as source:
         _refuse_compressed(source, task.address)
         place = index_address(task.address)
         proven, names = ProvenIndex(), set(task.values)
+        adopted = index_to_adopt(task.address) if task.adopt else None
+        form = CANONICAL if adopted is None else adopted.form
+        names |= set() if adopted is None else adopted.numbers.keys()
         if task.has_index and not task.force:
             proven = prove_index(task.address, source, check=Check.ALL)
             names |= proven.stored_values
@@ -276,28 +295,53 @@ def index_shard(task: IndexTask) -> IndexedShard:
         if old is not None and names <= old.numbers.keys():
             if task.write:
                 _note_version(old, task.address, source)
-            return IndexedShard(
+            side, info = (
                 Side(place, "kept", shard=task.address),
-                _facts(task, old, source),
-                None,
-                _without(old.numbers),
+                _facts(task, old.facts(), source, digest, update),
             )
+            return IndexedShard(side, info, None, _without(old.numbers))
         sample_numbers = SampleNumbers(sorted(names), lenient=True)
-        builder, ignored = scan_index(source, numbers=sample_numbers)
+        builder, ignored = scan_index(source, form, sample_numbers)
         source.confirm()
         builder.values = sample_numbers.numbers()
-        name, version = base_name(task.address), stored_version(task.address, source.version)
-        data = builder.to_bytes(shard=name, size=source.size, ignored=ignored, version=version)
+        info = replace(_facts(task, builder.facts(), source, digest, update), index=False)
+        checksums: Mapping[str, str] = crcs.checksums() if source.stored is source else {}
+        if old is not None and not checksums:
+            checksums = old.checksums  # only if the payloads are proven
+        data = builder.to_bytes(
+            shard=base_name(task.address),
+            size=source.size,
+            form=form,
+            ignored=ignored,
+            version=stored_version(task.address, source.version),
+            checksums=checksums,
+        )
+        if adopted is not None:
+            refuse_other_bytes(task.address, adopted, info.headers, checksums)
         index = parse_index(data, place)
         _refuse_repeats(index, task.address)
         if task.write:
             _store(place, data)
         reason = "forced" if task.force else _reason(proven)
-        info = replace(_facts(task, index, source, digest), index=False)
         side = Side(place, "made", reason, task.address)
         return IndexedShard(
             side, info, data if task.want_index else None, _without(index.numbers), sample_numbers.remarks()
         )
+
+
+def _adopted_by_sizes(task: IndexTask) -> IndexedShard:
+    """Compare size and some headers of a shard with its index, and note its version: on this machine by the index's
+    time."""
+    place = index_address(task.address)
+    with open_source(task.address) as source:
+        index = index_to_adopt(task.address, source)
+        if task.write and is_local(place):
+            _store(place, read_all(place))
+        elif task.write:
+            _note_version(index, task.address, source)
+        size_bytes = source.stored.size or 0
+    info = index.facts().of_shard(index.shard, size_bytes, checksum=None, index=True)
+    return IndexedShard(Side(place, "made", "adopted", task.address), info, None)
 
 
 def _refuse_compressed(source: Source, address: str) -> None:
@@ -333,12 +377,13 @@ def _without(numbers: Mapping[str, Numbers]) -> frozenset[str]:
     return frozenset(name for name, column in numbers.items() if column.missing.all())
 
 
-def _counted(digest: Digest) -> Callable[[bytes], None]:
-    """Return a function that updates a digest and the task's progress."""
+def _counted(digest: Digest, crcs: StoreDigest) -> Callable[[bytes], None]:
+    """Return a function that updates two digests and the task's progress."""
     tick = tick_of_task()
 
     def update(data: bytes) -> None:
         digest.update(data)
+        crcs.update(data)
         tick(len(data))
 
     return update
@@ -364,10 +409,16 @@ def _reads_once(task: IndexTask) -> bool:
     return not is_local(task.address) and not (task.listed or (task.has_index and not task.force))
 
 
-def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None = None) -> ShardInfo:
-    """Return the shard's entry for the manifest. The existing manifest's checksum is reused if headers and size
-    agree."""
-    info = index.facts().of_shard(base_name(task.address), source.stored.size or 0, checksum=None, index=True)
+def _facts(
+    task: IndexTask,
+    facts: Facts,
+    source: Source,
+    digest: Digest | None,
+    update: Callable[[bytes], None] | None,
+) -> ShardInfo:
+    """Return the shard's entry for the manifest. The existing manifest's checksum is reused if headers and size agree.
+    Otherwise ``update`` gets all bytes, and updates ``digest``."""
+    info = facts.of_shard(base_name(task.address), source.stored.size or 0, checksum=None, index=True)
     listed = task.listed
     if (
         listed is not None
@@ -375,13 +426,13 @@ def _facts(task: IndexTask, index: Index, source: Source, digest: Digest | None 
         and (listed.headers, listed.size_bytes) == (info.headers, info.size_bytes)
     ):
         return replace(info, checksum=listed.checksum)
-    if digest is not None and isinstance(source.stored, DigestedSource):
+    if isinstance(source.stored, DigestedSource):
         source.stored.read_rest()
-        checksum = written(task.checksum, digest)
-    else:
-        checksum = checksum_of(source.stored, task.checksum, tick_of_task())
+    elif update is not None:
+        for data in source.stored.pieces():
+            update(data)
     source.confirm()
-    return replace(info, checksum=checksum)
+    return replace(info, checksum=written(task.checksum, digest))
 
 
 def _refuse_repeats(index: Index, address: str) -> None:
@@ -442,6 +493,7 @@ class SetPlan:
     ) -> None:
         self.force, self.dry_run, self.takes_contradictions = force, dry_run, force or check
         self.writes = not (dry_run or check)
+        self.adopt: Adoption = ""
         self._shards, self._addresses = shards, shards.addresses
         prefix, folder = set_prefix(self._addresses), common_folder(self._addresses)
         default = folder + (f"{prefix}-{MANIFEST_SUFFIX}" if prefix else MANIFEST_SUFFIX)
@@ -470,13 +522,14 @@ class SetPlan:
         return [
             IndexTask(
                 address,
-                checksum if self.manifest and not self.dry_run else "none",
-                None if self.force else self.listed(address),
-                self.force and not has_makers,
+                self._algorithm(address, checksum) if self.manifest and not self.dry_run else "none",
+                None if self.force or self.adopt else self.listed(address),
+                (self.force and not has_makers) or self.adopt == "bytes",
                 write=with_index and not has_makers and not self.dry_run,
                 want_index=has_makers,
                 has_index=address not in unindexed,
                 values=values,
+                adopt=self.adopt,
             )
             for address in self._addresses
         ]
@@ -512,6 +565,11 @@ class SetPlan:
         """Return the name of a shard in the manifest."""
         return name_from(self.folder, address)
 
+    def _algorithm(self, address: str, checksum: str) -> str:
+        """Return the algorithm for a shard's checksum. To adopt a shard, it is the algorithm in the manifest."""
+        shard = self._listed.get(self.name(address)) if self.adopt else None
+        return "none" if self.adopt == "sizes" else ((shard and shard.checksum) or checksum).partition(":")[0]
+
     def listed(self, address: str) -> ShardInfo | None:
         """Return the manifest's entry for a local shard if the shard is not newer than the manifest."""
         shard = self._listed.get(self.name(address))
@@ -528,7 +586,7 @@ def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manif
     manifest contradicts the shards, and neither ``force`` nor ``check`` is true."""
     address, force, dry_run = plan.manifest or "", plan.force, plan.dry_run
     old = plan.old if plan.lists_these() else None
-    if old is not None and dry_run:
+    if old is not None and (dry_run or plan.adopt == "sizes"):
         shards = tuple(replace(shard, checksum=listed.checksum) for shard, listed in zip(shards, old.shards))
     differences = [_difference(*pair) for pair in zip(old.shards, shards)] if old is not None else []
     place = next((row for row, difference in enumerate(differences) if difference), None)
@@ -544,6 +602,9 @@ def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manif
     else:
         # Keep the old manifest's record of how the set was made.
         manifest = replace(old, shards=shards)
+    if plan.adopt:
+        made = {name: fact for name, fact in manifest.made.items() if name != BELIEVED}
+        manifest = replace(manifest, made={**made, **({BELIEVED: "sizes"} if plan.adopt == "sizes" else {})})
     if manifest == old and not force and plan.contradiction is None:
         return manifest, Side(address, "kept")
     is_stale = old is None or place is not None or plan.contradiction is not None

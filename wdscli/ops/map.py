@@ -123,8 +123,7 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
         )
     if transform.new_fields and request.selection.changes_members:
         raise UsageError(
-            "--new-fields needs all fields of the samples",
-            hint="leave out --fields, --drop and --rename",
+            "--new-fields needs all fields of the samples", hint="leave out --fields, --drop and --rename"
         )
     keeps_shards = request.cuts == Cuts()
     if NAME in request.output:

@@ -16,26 +16,27 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks
 from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
 from wdscli.plan.inputs import is_read_once
-from wdscli.plan.planfile import option_of
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
-from wdscli.report.facts import Facts, PageInput, gather, plain_value
+from wdscli.report.facts import PageFacts, PageInput, gather, plain_value
 from wdscli.report.looking import (
-    Drawing,
     DrawnSample,
     LookTask,
     PayloadFacts,
+    SmallestRanks,
     look_into,
     new_payload_facts,
     order,
 )
 from wdscli.report.page import make_page, needed_packages
+from wdscli.run.digests import option_of
 from wdscli.selection import Selection
 from wdscli.shards.inputs import ShardSet, manifest_beside, open_set, without_index
 from wdscli.shards.manifest import Manifest, set_prefix
@@ -44,6 +45,7 @@ from wdscli.shown import shown
 from wdscli.storage import base_name, folder_of, is_local, open_sink, open_source
 from wdscli.storage.addresses import local_path, natural
 from wdscli.verify.set import VerifyReport, choose_jobs, verify
+from wdscli.verify.shard import Checks
 
 CARDS = 48
 LOOKED_SAMPLES = 100_000
@@ -74,7 +76,7 @@ def report(
     options: ReportOptions = ReportOptions(),  # noqa: B008  (immutable)
     *,
     progress: Progress = QUIET,
-) -> tuple[Facts, int]:
+) -> tuple[PageFacts, int]:
     """Write a page about ``request.inputs`` to the address ``request.output``. Return the facts on it, and its size in
     bytes. The page is one HTML file that needs no network. It shows the samples of the request's selection, including
     the intact samples of damaged shards. An existing output is replaced only if ``force`` of the request's settings is
@@ -107,7 +109,7 @@ def _reads_all(options: ReportOptions, selection: Selection) -> bool:
 
 def _facts(
     shards: ShardSet, request: Request, options: ReportOptions, scratch: Scratch, progress: Progress
-) -> Facts:
+) -> PageFacts:
     """Collect everything on the page."""
     selection, manifest = request.selection, _manifest(shards)
     shard_addresses = list(shards.addresses)
@@ -116,7 +118,7 @@ def _facts(
     copies = _copied(shard_addresses, scratch, progress)
     addresses = [copies.get(address, address) for address in shard_addresses]
     names = _names(shard_addresses, addresses)
-    drawing = Drawing(max(options.looked, options.cards), options.seed)
+    drawing = SmallestRanks(max(options.looked, options.cards), options.seed)
     by_index = not _reads_all(options, selection)
     listing = Listing(shards._replace(addresses=addresses), selection, "skip", progress, by_index=by_index)
     listing.names.update((copy, address) for address, copy in copies.items())
@@ -158,14 +160,9 @@ def _verified(
     inputs: Sequence[str], names: dict[str, str], request: Request, options: ReportOptions, progress: Progress
 ) -> VerifyReport:
     """Return the findings of verify, with the names of shards on the page."""
-    report = verify(
-        inputs,
-        decode=options.decode,
-        max_findings=MAX_FINDINGS,
-        trust_addresses=request.trust_addresses,
-        jobs=request.jobs,
-        progress=progress,
-    )
+    checks = Checks(max_decoded=MAX_DECODED_BYTES if options.decode else None, limit=MAX_FINDINGS)
+    trusts, jobs = request.trust_addresses, request.jobs
+    report = verify(inputs, checks, trust_addresses=trusts, jobs=jobs, progress=progress)
     return _renamed(report, names)
 
 

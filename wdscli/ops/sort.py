@@ -21,16 +21,16 @@ from wdscli.plan.orders import VALUED_BYTES, Arrangement, Order, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.sort import (
     KEY,
+    LACK_HINT,
     TO_SORT_BY,
     How,
     Missing,
     SortKey,
     SortValues,
-    lack_hint,
     order_of_values,
     sort_key,
 )
-from wdscli.plan.split import Keys
+from wdscli.plan.split import KeyExtract
 from wdscli.plan.values import Values
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
@@ -64,7 +64,7 @@ class SortOrder(Order):
         absent = self.extract.never_seen(values) if self.missing is None else []
         if absent:
             text = " or ".join(key.text for key in absent)
-            raise DataError(f"no sample has {text}{TO_SORT_BY}", code="missing-value", hint=lack_hint(text))
+            raise DataError(f"no sample has {text}{TO_SORT_BY}", code="missing-value", hint=LACK_HINT)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ListedOrder(Order):
     operation = "sort"
     is_repeatable = True
     bytes_per_sample = VALUED_BYTES
-    extract = Keys()
+    extract = KeyExtract()
 
     def options(self) -> dict[str, Any]:
         digest = xxh3_128_hexdigest(b"\n".join(self.places))

@@ -22,12 +22,13 @@ from wdscli.plan.split import (
     OptionValue,
     RatioOrder,
     SplitOptions,
+    field_or_pattern,
     parse_ratio,
     read_key_map,
 )
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
-from wdscli.selection.values import FieldValue, field_or_pattern
+from wdscli.selection.where import Value
 from wdscli.storage import addresses_of
 
 __all__ = ["SplitOptions", "split", "split_order"]
@@ -72,7 +73,7 @@ def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
     fallback = None if options.missing in ("error", "drop") else checked_part(options.missing)
     if options.by is not None:
         missing = options.missing if fallback is None else "drop"
-        value = FieldValue.parse(options.by, "--by")
+        value = Value.of_payloads(options.by, "--by")
         chosen = OptionValue(value, "--by", missing, request.on_error == "skip")
         return FamilyOrder(options, FamilyNames(chosen, fallback))
     files = addresses_of(options.by_map, "--by")
@@ -124,7 +125,7 @@ def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
         group = OptionValue(field_or_pattern(options.group_by, "--group-by"), "--group-by", missing, lenient)
     kind = None
     if options.stratify is not None:
-        kind = OptionValue(FieldValue.parse(options.stratify, "--stratify"), "--stratify", missing, lenient)
+        kind = OptionValue(Value.of_payloads(options.stratify, "--stratify"), "--stratify", missing, lenient)
     keys_change = request.rekey is not None or request.on_duplicate == "rekey"
     # A row has the hash of the new key. Parts depend on the old key, so that a new key moves no sample to another part.
     plain = options.group_by is None and kind is None and not keys_change

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from wdscli.arrays import I64, U32, numpy
 from wdscli.errors import UsageError
-from wdscli.plan.table import Ordered, blocks_of
+from wdscli.plan.table import OrderedSamples, blocks_of
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import base_name
 from wdscli.storage.patterns import MAX_NAMES, plain_name
@@ -225,7 +225,7 @@ class Sizes(NamedTuple):
     members: U32
 
     @classmethod
-    def of(cls, ordered: Ordered) -> Sizes:
+    def of(cls, ordered: OrderedSamples) -> Sizes:
         """The sizes of all samples."""
         total = ordered.total
         sizes = cls(numpy.zeros(total + 1, dtype=numpy.int64), numpy.empty(total, dtype=numpy.uint32))

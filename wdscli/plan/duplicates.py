@@ -25,7 +25,7 @@ from xxhash import xxh3_128
 from wdscli.arrays import I64, Mask, edges, numpy, runs
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.plan.inputs import Input, Inputs, cut_short
+from wdscli.plan.inputs import Input, Inputs
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.survey import SurveyTask, hash_key, out_length, out_sizes, samples_at
@@ -34,8 +34,8 @@ from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.selection.named import Named
-from wdscli.selection.reading import Payloads
-from wdscli.storage.ends import PIECE_BYTES
+from wdscli.selection.reading import MemberReader
+from wdscli.storage.ends import PIECE_BYTES, cut_short
 
 SAMPLES_AT_ONCE = 1 << 14
 """The number of samples that are read again together. Their names are in memory at the same time."""
@@ -53,7 +53,7 @@ HINT_IN_ONE_SHARD = (
 )
 
 
-class Sample(NamedTuple):
+class RereadSample(NamedTuple):
     """A sample that was read again: its row in the plan's table, the number and address of its input, its batch, and
     its place in the batch."""
 
@@ -75,7 +75,7 @@ class Sample(NamedTuple):
         return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.batch_row, self.first)
 
 
-KeyOf: TypeAlias = Callable[[Sample], bytes]
+KeyOf: TypeAlias = Callable[[RereadSample], bytes]
 
 
 class Rereader(NamedTuple):
@@ -84,7 +84,7 @@ class Rereader(NamedTuple):
     inputs: Sequence[Input]
     template: SurveyTask
 
-    def samples(self, table: PlanTable, rows: Sequence[int]) -> Iterator[Sample]:
+    def samples(self, table: PlanTable, rows: Sequence[int]) -> Iterator[RereadSample]:
         """Yield the samples for some rows of a table, which must be in rising order. Raises InputError, DataError."""
         for part in blocks_of(len(rows), SAMPLES_AT_ONCE):
             chosen = rows[part]
@@ -93,11 +93,11 @@ class Rereader(NamedTuple):
             for number, group in groupby(facts, key=lambda fact: fact[1]):
                 yield from self._of_shard(number, {place: row for row, _, place in group})
 
-    def _of_shard(self, number: int, rows: dict[int, int]) -> Iterator[Sample]:
+    def _of_shard(self, number: int, rows: dict[int, int]) -> Iterator[RereadSample]:
         """Yield samples of one shard. ``rows`` maps places in the shard to rows."""
         task, read_samples = self.template._replace(input=self.inputs[number]), 0
         for row, (batch, batch_row) in zip(rows.values(), samples_at(task, list(rows))):
-            yield Sample(row, number, task.address, batch, batch_row, task.input.first)
+            yield RereadSample(row, number, task.address, batch, batch_row, task.input.first)
             read_samples += 1
         if read_samples < len(rows):
             raise DataError(
@@ -111,7 +111,7 @@ class Rereader(NamedTuple):
         """Return the key of one sample in its input."""
         return next(self.samples(table, [row])).key
 
-    def written_key(self, sample: Sample) -> bytes:
+    def written_key(self, sample: RereadSample) -> bytes:
         """Return the key of a sample in the output, which ``--rekey`` may have changed."""
         rekey = self.template.rekey
         return sample.key if rekey is None else sample.new_key(rekey)
@@ -268,7 +268,7 @@ def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey
         table.marks[sample.row] |= RENAMED
         table.keys[sample.row] = hash_key(key)
 
-    def key_of(sample: Sample) -> bytes:
+    def key_of(sample: RereadSample) -> bytes:
         return sample.new_key(rekey) if sample.row in chosen else sample.key
 
     pairs = repeated_keys(table, reader, key_of, first_only=True)
@@ -471,25 +471,18 @@ class Digests(Extract):
         return [*self.dedup.named, *(() if self.order_extract is None else self.order_extract.named)]
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
         digests = [self._digest(batch, row, payload_of) for row in rows]
         if self.order_extract is None:
             return digests
         return list(map(bytes.__add__, digests, self.order_extract.values(batch, rows, shard, payload_of)))
 
-    def _digest(self, batch: SampleBatch, row: int, payload_of: Payloads) -> bytes:
+    def _digest(self, batch: SampleBatch, row: int, payload_of: MemberReader) -> bytes:
         members = members_of(batch, row, self.dedup.fields)
         if members is None:
             return _NO_DIGEST
-
-        def pieces_of(member: int) -> Iterable[bytes]:
-            field = batch.fields[member]
-            if batch.sizes[member] > PIECE_BYTES:
-                return payload_of.pieces(row, field)
-            return [payload_of(row, field)]
-
-        return digest_of(self.dedup.content(batch, row, members, pieces_of), self.seed)
+        return digest_of(self.dedup.content(batch, row, members, payload_of.pieces), self.seed)
 
 
 def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:

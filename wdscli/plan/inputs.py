@@ -7,29 +7,18 @@ named pipe can be read only once, so a survey copies them first. This module doe
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from wdscli.arrays import I64, U64, edges, numpy
-from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
-from wdscli.plan.table import PlanTable
+from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
-from wdscli.storage.ahead import together
-from wdscli.storage.ends import PIECE_BYTES
-from wdscli.storage.local import may_open, reason
 from wdscli.storage.opening import is_device, open_pinned
+from wdscli.storage.scatter import Sources
 from wdscli.tar import FOREIGN, Columns, Scanner
 from wdscli.tar.reader import Globals
 from wdscli.tar.scan import new_columns
-
-REMOTE_READ_BYTES = 8 << 20
-OPEN_SOURCES = 64
-"""The most local inputs that a task has open at once."""
-OPEN_REMOTE_SOURCES = 1 << 12
-"""The same for remote inputs, which have no descriptor of their own."""
 
 
 class Stamp(NamedTuple):
@@ -39,6 +28,10 @@ class Stamp(NamedTuple):
     version: str = ""
     is_pinned: bool = False
     """Whether the store promises to return only bytes of this version, and the shard is not compressed."""
+
+    def has_same_bytes(self, other: Stamp) -> bool:
+        """Return whether size and version are the same."""
+        return (self.size_bytes, self.version) == (other.size_bytes, other.version)
 
 
 class TableShard(NamedTuple):
@@ -128,9 +121,9 @@ def refused(address: str) -> UsageError:
     )
 
 
-class Inputs:
-    """The open inputs of one task, at most :data:`OPEN_SOURCES` at a time. ``open_other`` opens an input with a number
-    that is not in ``inputs``. With ``later``, the caller checks for changes of local files."""
+class Inputs(Sources):
+    """The open inputs of one task. ``open_other`` opens an input with a number that is not in ``inputs``. With
+    ``later``, the caller checks for changes of local files."""
 
     def __init__(
         self,
@@ -139,55 +132,16 @@ class Inputs:
         *,
         later: bool = False,
     ) -> None:
+        super().__init__(self._open, {number for number, shard in inputs.items() if not shard.is_near})
         self._inputs = inputs
         self._later = later
         self._open_other = open_other
-        self._open: dict[int, Source] = {}
-        self._remote = {number for number, shard in inputs.items() if not shard.is_near}
-        self.descriptors: dict[int, int] = {}
-        """The descriptors of open inputs that are plain local files."""
         self._globals: dict[int, Globals] = {}
 
-    def __getitem__(self, number: int) -> Source:
-        source = self._open.get(number)
-        if source is None:
-            self._make_room(is_remote=number in self._remote)
-            if self._open_other is not None and number not in self._inputs:
-                source = self._open[number] = self._open_other(number)
-            else:
-                source = self._open[number] = self._inputs[number].open()
-            if source.fd is not None:
-                self.descriptors[number] = source.fd
-        return source
-
-    def _is_remote(self, number: int) -> bool:
-        """Whether the bytes of an open input come from another machine."""
-        return number in self._remote and number not in self.descriptors
-
-    def _make_room(self, is_remote: bool) -> None:
-        """Close remote or local inputs that were opened first, if too many are open."""
-        alike = [number for number in self._open if self._is_remote(number) == is_remote]
-        while alike and not (
-            len(alike) < OPEN_REMOTE_SOURCES if is_remote else may_open(len(alike), OPEN_SOURCES)
-        ):
-            number = alike.pop(0)
-            self.descriptors.pop(number, None)
-            with self._open.pop(number) as source:
-                self._confirm(number, source)
-
-    def expect(self, files: I64, begins: I64 | U64, lengths: I64 | U64) -> None:
-        """Announce to remote inputs the ranges that will be read next. Each column has one number per range."""
-        if not self._remote:
-            return
-        wanted = self._remote.intersection(numpy.unique(files).tolist())
-        for number in self._open.keys() & self._remote - wanted:
-            self._open[number].expect(())
-        with together(int(lengths[numpy.isin(files, list(wanted))].sum())):
-            for number in sorted(wanted):
-                of_it = files == number
-                starts = begins[of_it].astype(numpy.int64)
-                ends = starts + lengths[of_it].astype(numpy.int64)
-                self[number].expect(zip(starts.tolist(), ends.tolist()))
+    def _open(self, number: int) -> Source:
+        if self._open_other is not None and number not in self._inputs:
+            return self._open_other(number)
+        return self._inputs[number].open()
 
     def globals_before(self, number: int, start: int) -> dict[bytes, bytes]:
         """Return the records of pax global headers that apply at a byte of an input."""
@@ -196,38 +150,12 @@ class Inputs:
             global_headers = self._globals[number] = Globals(self[number])
         return global_headers.before(start)
 
-    def __enter__(self) -> Inputs:
-        return self
-
-    def confirm(self) -> None:
-        """Raise InputError for an input that was changed during the reads. Call it after the last read."""
-        for number, source in self._open.items():
-            self._confirm(number, source)
-
-    def _confirm(self, number: int, source: Source) -> None:
+    def confirm_file(self, number: int, source: Source) -> None:
+        """Raise InputError if an input was changed during the reads."""
         # The second pass reads scratch files, and removes them while it reads. Its check of headers gives a more
         # precise error for a local file.
         if number in self._inputs and not (self._later and source.fd is not None):
             source.confirm()
-
-    def __exit__(self, *_: object) -> None:
-        for source in self._open.values():
-            source.close()
-
-
-def totals_of(samples: PlanTable) -> I64:
-    """Return the number of bytes before each sample if samples follow each other. The last value has the bytes of all
-    samples."""
-    totals: I64 = numpy.zeros(samples.total + 1, dtype=numpy.int64)
-    numpy.cumsum(samples.lengths, out=totals[1:], dtype=numpy.int64)
-    return totals
-
-
-def edges_of(files: I64, begins: U64, lengths: U64) -> list[int]:
-    """Return the rows that do not begin where the row before ends, and the number of rows."""
-    apart = (files[1:] != files[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1])
-    edge_rows: list[int] = edges(apart, len(files)).tolist()
-    return edge_rows
 
 
 def members_of_run(
@@ -248,40 +176,6 @@ def members_of_run(
             "the planned range does not end with a sample", code="changed", shard=source.name, offset=start
         )
     return columns
-
-
-def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
-    """Yield a payload in pieces. Raises DataError if the source ends first."""
-    end = offset + size
-    while offset < end:
-        data = source.read_at(offset, min(PIECE_BYTES, end - offset))
-        if not data:
-            raise cut_short(source.name, offset)
-        offset += len(data)
-        yield data
-
-
-def fill(view: memoryview, source: Source, offset: int) -> int:
-    """Read from byte ``offset`` of a source until ``view`` is full or the source ends. Return the number of bytes read.
-    Raises InputError."""
-    done = 0
-    while done < len(view):
-        if source.fd is not None:
-            try:
-                count = os.preadv(source.fd, [view[done:]], offset + done)
-            except OSError as error:
-                raise InputError(f"cannot read {source.name}: {reason(error)}") from error
-        else:
-            count = source.read_into(offset + done, view[done : done + REMOTE_READ_BYTES])
-        if not count:
-            break
-        done += count
-    return done
-
-
-def cut_short(shard: str, offset: int) -> DataError:
-    """Return the error for a payload that ends too early."""
-    return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
 
 
 def grouped_as_planned(columns: Columns, begins: list[int], shard: str) -> SampleBatch:

@@ -39,8 +39,8 @@ from wdscli.plan.table import (
     CHANGED,
     MISSING_SHARD,
     JoinCounts,
-    Joined,
-    Ordered,
+    JoinedParts,
+    OrderedSamples,
     PlanTable,
     order_of_hashes,
     row_type,
@@ -50,9 +50,9 @@ from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection
-from wdscli.selection.layers import Layout, OnConflict, Shape, Slot, lay_out, suffixed
+from wdscli.selection.layers import JoinedMembers, OnConflict, Shape, Slot, lay_out, suffixed
 from wdscli.selection.named import MissingName
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name
 from wdscli.tar import Form
@@ -72,7 +72,7 @@ second_hash = xxh3_64_intdigest
 @dataclass(frozen=True)
 class JoinedTable:
     """A table that is joined like one more set. It has files, a key column, and fields, as in the options.
-    :class:`~wdscli.create.join_table.Table` reads its rows."""
+    :class:`~wdscli.create.join_table.TableSet` reads its rows."""
 
     files: str | tuple[str, ...]
     key: str
@@ -229,13 +229,8 @@ class Join(Order):
         table = surveyed.samples
         policies = self.policies(surveyed.total_sets)
         sets = [
-            SetRows(
-                surveyed,
-                first,
-                end,
-                [number for number, set_number in enumerate(surveyed.sets) if set_number == place],
-            )
-            for place, (first, end) in enumerate(_bounds(surveyed))
+            SetRows(surveyed, first, end, set_number)
+            for set_number, (first, end) in enumerate(_bounds(surveyed))
         ]
         rows = match_exactly(sets, self.kind)
         measured = JoinedSizes(policies, sets, rows)
@@ -249,21 +244,21 @@ class Join(Order):
         table.out_lengths[own] = measured.lengths
         table.members[own] = measured.members
         table.marks[own] |= numpy.where(measured.changed, CHANGED, 0).astype(numpy.uint8)
+        left, partners = sum(totals) - used, used - len(own)
         counts = JoinCounts(
             matched,
             tuple(total - matched for total in totals),
-            used - len(own),
+            partners,
             measured.replaced,
             measured.left_out,
             measured.renamed,
             self.kind,
             measured.conflicts,
         )
-        left, partners = sum(totals) - used, used - len(own)
         return Arrangement(
             own,
             dropped={NO_PARTNER: left} if left else {},
-            joined=Joined(later_parts, tuple(surveyed.sets), policies, counts),
+            joined=JoinedParts(later_parts, tuple(surveyed.sets), policies, counts),
             absent=self._absent(surveyed) if any(totals) and self.kind != "outer" and not partners else None,
         )
 
@@ -302,11 +297,11 @@ class Join(Order):
 
 def _own_and_later_parts(
     table: PlanTable, sets: Sequence[SetRows], rows: list[I64]
-) -> tuple[I64, tuple[Ordered, ...]]:
+) -> tuple[I64, tuple[OrderedSamples, ...]]:
     """Return the row of each sample's first part, and for each later set the rows of its parts, as row numbers of the
     table. A missing part is -1, the table's last row, which is a placeholder. ``rows`` is emptied."""
     own: I64 = numpy.full(len(rows[0]), -1, dtype=numpy.int64)
-    later_parts: list[Ordered] = []
+    later_parts: list[OrderedSamples] = []
     for of_set in sets:
         column = rows.pop(0)
         numpy.add(column, of_set.first, out=column, where=column >= 0)
@@ -314,7 +309,7 @@ def _own_and_later_parts(
         own[is_own] = column[is_own]
         if of_set is not sets[0]:
             column[is_own] = -1
-            later_parts.append(Ordered(table, column))
+            later_parts.append(OrderedSamples(table, column))
     return own, tuple(later_parts)
 
 
@@ -454,7 +449,7 @@ class Shapes(Extract):
         return PackedValues(lengths, words.reshape(-1).view(numpy.uint8))
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
         """Return the values of some samples of a batch. Raises DataError for a payload that is too large."""
         count, total = len(batch.keys), len(batch.fields)
@@ -507,18 +502,19 @@ class Shapes(Extract):
 
 
 class SetRows:
-    """The samples of one set: the rows ``first`` to ``end - 1`` of the table, and the numbers of the inputs."""
+    """The samples of one set, by its number: the rows ``first`` to ``end - 1`` of the table."""
 
-    def __init__(self, surveyed: SurveyedSamples, first: int, end: int, inputs: Sequence[int]) -> None:
+    def __init__(self, surveyed: SurveyedSamples, first: int, end: int, set_number: int) -> None:
         assert surveyed.values is not None
         self.first = first
         self.samples = surveyed.samples.part(first, end)
         self._values = surveyed.values
         numbers: dict[Shape, int] = {}
         self._numbers: dict[int, U32] = {}
-        for number in inputs:
-            of_shard = [numbers.setdefault(shape, len(numbers)) for shape in surveyed.shapes[number]]
-            self._numbers[number] = numpy.array(of_shard, dtype=numpy.uint32)
+        for number, of_set in enumerate(surveyed.sets):
+            if of_set == set_number:
+                of_shard = [numbers.setdefault(shape, len(numbers)) for shape in surveyed.shapes[number]]
+                self._numbers[number] = numpy.array(of_shard, dtype=numpy.uint32)
         self.shapes = list(numbers)
 
     def second_hashes(self) -> U64:
@@ -604,7 +600,7 @@ class JoinedSizes:
             rows = (int(column[chosen[0]]) for column in self._rows)
             yield chosen, [None if row < 0 else of_set.shape(row) for of_set, row in zip(self._sets, rows)]
 
-    def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: Layout) -> None:
+    def _add(self, chosen: I64, parts: Sequence[Shape | None], layout: JoinedMembers) -> None:
         """Add the samples with one combination of shapes."""
         if layout.is_plain:
             return

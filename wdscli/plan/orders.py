@@ -25,7 +25,7 @@ from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
-from wdscli.plan.table import Joined, PlanTable, blocks_of, order_of_hashes
+from wdscli.plan.table import JoinedParts, PlanTable, blocks_of, order_of_hashes
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import Progress
 from wdscli.selection import Selection
@@ -92,7 +92,7 @@ class Arrangement(NamedTuple):
     order: I64 | None = None
     parts: Sequence[Part] | None = None
     dropped: Mapping[str, int] = {}
-    joined: Joined | None = None
+    joined: JoinedParts | None = None
     absent: MissingName | None = None
     ends: Sequence[int] | None = None
 

@@ -52,7 +52,7 @@ from wdscli.plan.request import PlanMark, Request, check_view
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
 from wdscli.plan.strategy import AS_PLANNED, Choice, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import SurveyedRows, SurveyTask, hash_key, survey, survey_shards, survey_task
-from wdscli.plan.table import Joined, Ordered, PlanTable, no_rows
+from wdscli.plan.table import JoinedParts, OrderedSamples, PlanTable, no_rows
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
@@ -73,9 +73,9 @@ from wdscli.shards.manifest import Manifest, Provenance
 from wdscli.shards.view import is_view, refuse_view, shards_of_view
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import is_local
-from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.opening import at_once, current_version, listed_version, size_hint
 from wdscli.storage.patterns import NAME
+from wdscli.storage.scatter import REQUEST_BYTES
 
 DUPLICATE_KEY = "duplicate-key"
 """The reason for leaving out samples that repeat a key."""
@@ -108,13 +108,13 @@ class Contents:
     """The output set of each part."""
     shards: tuple[PlannedShard, ...]
     inputs: Sequence[Input] = ()
-    ordered: Ordered = field(default_factory=lambda: Ordered(PlanTable(no_rows())))
-    joined: Joined | None = None
+    ordered: OrderedSamples = field(default_factory=lambda: OrderedSamples(PlanTable(no_rows())))
+    joined: JoinedParts | None = None
     """The further rows of joined samples."""
     rekey: Rekey | None = None
 
     @property
-    def row_lists(self) -> list[Ordered]:
+    def row_lists(self) -> list[OrderedSamples]:
         """All rows in output order: one list, or for a join one list per set."""
         return [self.ordered, *(self.joined.later_parts if self.joined is not None else ())]
 
@@ -209,7 +209,7 @@ class _Planning:
     """The state of the selection, for each survey task."""
     surveyed: SurveyedSamples
     """The samples that remain."""
-    ordered: Ordered
+    ordered: OrderedSamples
     """The samples in output order."""
 
     def __init__(
@@ -515,7 +515,7 @@ class _Planning:
         self.arranged = first_arranged(self.order.arrange(surveyed), surveyed.samples.total, limit)
         if self.arranged.absent is not None:
             check_named([self.arranged.absent], allow=request.allow_empty, progress=self.progress)
-        self.ordered = Ordered(surveyed.samples, self.arranged.order)
+        self.ordered = OrderedSamples(surveyed.samples, self.arranged.order)
         behind = {LIMIT: cut_off} if cut_off else {}
         self.dropped = sum_counts([self.dropped, behind, self.arranged.dropped])
         check_empty(

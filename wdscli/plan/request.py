@@ -101,7 +101,7 @@ class Request(NamedTuple):
     if_changed: bool = False
     """Exit without writing if the output is up to date; replace it if the same command made it."""
     stamp: str | None = None
-    """The digest that shows whether the output is up to date (:mod:`wdscli.run.input_versions`)."""
+    """The digest that shows whether the output is up to date (:mod:`wdscli.run.digests`)."""
 
     @property
     def is_repeatable(self) -> bool:

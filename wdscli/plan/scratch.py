@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import errno
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import accumulate, pairwise
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wdscli.arrays import numpy
 from wdscli.errors import DataError, OutputError, StorageError, UsageError, WdsError, failing
@@ -33,13 +31,13 @@ from wdscli.storage import (
     open_source,
     remove,
 )
-from wdscli.storage.ahead import REQUEST_BYTES, fill_all
 from wdscli.storage.cache import hold
 from wdscli.storage.compressed import identify
 from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import reason, write_all
-from wdscli.storage.opening import is_one_request, open_pinned
+from wdscli.storage.opening import is_one_request
 from wdscli.storage.retry import held_in
+from wdscli.storage.scatter import REQUEST_BYTES
 from wdscli.tar import Scanner
 from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import is_dense
@@ -50,7 +48,7 @@ PART_BITS = 44
 HINT = "choose a folder with more free space: --tmp DIR, or the variable TMPDIR"
 
 
-class Scattered(NamedTuple):
+class ScratchPass(NamedTuple):
     """The scratch space of a first pass. ``prefix`` is the common beginning of the addresses of its parts."""
 
     prefix: str
@@ -83,12 +81,12 @@ class Scratch:
         """The address for the copy of input ``number``."""
         return f"{self.folder}/{number}.tar"
 
-    def space(self) -> Scattered:
+    def space(self) -> ScratchPass:
         """Return a new space for spilled samples. Raises OutputError."""
         self._spaces += 1
         if self.is_local:
             self._make()
-        return Scattered(f"{self.folder}/spill-{self._spaces}", self.is_local)
+        return ScratchPass(f"{self.folder}/spill-{self._spaces}", self.is_local)
 
     def path_of(self, name: str) -> str:
         """Return the local path of a file in the folder. The writer must create the folder."""
@@ -292,53 +290,3 @@ class StoredRows:
             os.unlink(self.path)
         except OSError as error:
             raise OutputError(f"cannot read {self.path}: {reason(error)}", hint=HINT) from error
-
-
-class Objects(Source):
-    """The chunks on an object store, as if they were one range of bytes. Announced stretches are downloaded together,
-    and kept until the next bucket."""
-
-    def __init__(self, space: Scattered, sizes: Sequence[int]) -> None:
-        super().__init__(space.prefix, size=None, seekable=True)
-        self._space, self._sizes = space, sizes
-        self._open: dict[int, Source] = {}
-        self._memory = memoryview(b"")
-        self.expect([])
-
-    def expect(
-        self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
-    ) -> None:
-        """Download the next ranges, which are in rising order. Earlier downloads are dropped."""
-        stretches = list(ranges)
-        self._begins = [begin for begin, _ in stretches]
-        self._held: list[memoryview] = []
-        places = [0, *accumulate(end - begin for begin, end in stretches)]
-        if len(self._memory) < places[-1]:
-            self._memory = memoryview(b"")
-            fresh: Any = numpy.empty(places[-1], dtype=numpy.uint8)
-            self._memory = memoryview(fresh)
-        self._held = [self._memory[first:end] for first, end in pairwise(places)]
-        fill_all((*self._chunk_at(begin), view) for begin, view in zip(self._begins, self._held))
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        range_number = bisect_right(self._begins, offset) - 1
-        first = offset - self._begins[range_number] if range_number >= 0 else 0
-        if range_number < 0 or first + length > len(self._held[range_number]):
-            source, inner = self._chunk_at(offset)
-            return source.read_at(inner, length)
-        return bytes(self._held[range_number][first : first + length])
-
-    def _chunk_at(self, offset: int) -> tuple[Source, int]:
-        """Return the chunk that contains a byte, and the byte's offset there."""
-        number = offset >> PART_BITS
-        source = self._open.get(number)
-        if source is None:
-            # The first answer from S3 sets the version of an object of known size.
-            address, size = self._space.part(number), self._sizes[number]
-            source = self._open[number] = open_pinned(address, size, "")
-        return source, offset - (number << PART_BITS)
-
-    def close(self) -> None:
-        for source in self._open.values():
-            source.close()
-        self._open.clear()

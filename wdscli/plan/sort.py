@@ -3,7 +3,7 @@
 :func:`sort_key` parses a text such as ``json.width:nr`` into a :class:`SortKey`. :class:`SortValues` is the extract. It
 joins all sort values of a sample into one byte string, so that sorting the strings sorts the samples. For each way to
 compare, one function turns a value into its *code*: :func:`text_code`, :func:`natural_code`, :func:`number_code`,
-:func:`json_code`. A value has the same name as in ``--where`` (``key``, a field's name, ``json.PATH``), and a wrong
+:func:`json_code`. A value has the same name as in ``--where`` (a field's name, ``json.PATH``), and a wrong
 name gives the same error. A JSON document is decoded once for all sort keys. The smaller of two values has the smaller
 code, equal values have equal codes, and no code is a prefix of another. So codes can be joined, and the complement of a
 code reverses the order (:func:`reversed_code`). A NUL inside a text becomes ``00 FF``. A text ends with ``00 00``,
@@ -22,25 +22,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from hashlib import md5
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.plan.survey import blocks_of_keys, packed_keys
 from wdscli.plan.table import ROWS_PER_BLOCK, blocks_of
 from wdscli.plan.values import WORD_BYTES, Extract, PackedValues, Values
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
-from wdscli.selection.named import Named, Path
-from wdscli.selection.reading import Payloads
-from wdscli.selection.values import Absent, at_path, field_and_path, stored_at, stored_name
+from wdscli.selection.named import Named
+from wdscli.selection.places import Absent, FloatText
+from wdscli.selection.reading import MemberReader
+from wdscli.selection.where import Value
 from wdscli.shards.index import Index
-
-if TYPE_CHECKING:
-    from json import JSONDecoder
 
 How = Literal["plain", "natural", "numeric"]
 Missing = Literal["first", "last", "error"]
@@ -51,31 +47,21 @@ MAX_VALUE_BYTES = 1 << 20
 KEY, MD5, SIZE = "key", "md5", "size"
 """Names of sort values that are not fields. A field with such a name is written with a dot: ``.size``."""
 SIZE_BYTES = 8
+_SKIP_HINT = "count such values as missing: --on-error skip"
 _LETTERS = {"n": "numeric", "V": "natural", "r": "reverse"}
 _MODIFIERS = ("numeric", "natural", "reverse", "plain")
-_HINT = "by `key`, `md5`, `size`, a field (cls, seg.png) or a place in JSON (json.width, json.box[0]), with :n :V :r"
-
 
 TO_SORT_BY = " to sort by"
-
-
-def lack_hint(text: str) -> str:
-    """Return the hint for a sort key that no sample has."""
-    if "," in text:
-        return "give each sort key its own option: --by cls --by key"
-    if set("(/*+<>") & set(text):
-        return "--by takes a field or a place in JSON, no expression: --by json.width"
-    return "list the fields: wds ls --by member; sort anyway: --missing last"
+LACK_HINT = "list the fields: wds ls --by member; sort anyway: --missing last"
+"""The hint for a sort key that no sample has."""
 
 
 class SortKey(NamedTuple):
-    """One sort key. If ``field`` is None, ``what`` is a property of the sample: its key, the MD5 of its key, or the
-    bytes of its payloads. ``path`` is a path in the field's JSON; None means the payload itself. A field with ``what``
-    SIZE means the size of that field in bytes. ``text`` is the name for messages."""
+    """One sort key. If ``value`` is None, ``what`` is a property of the sample: its key, the MD5 of its key, or the
+    bytes of its payloads. A value that is a field means the payload itself. ``text`` is the name for messages."""
 
     text: str
-    field: bytes | None
-    path: Path | None = None
+    value: Value | None = None
     how: How = "plain"
     reverse: bool = False
     what: str = KEY
@@ -96,11 +82,13 @@ def sort_key(text: str, how: How = "plain", reverse: bool = False) -> SortKey:
     if match is not None:
         text = match[1]
         how, reverse = _modifiers(match[2], match[0])
-    if text in (KEY, MD5, SIZE) or text.startswith(f"{SIZE}."):
-        what, _, field = text.partition(".")
-        return SortKey(text, to_bytes(field) if field else None, None, _fitting(what, how), reverse, what)
-    field, path = field_and_path(text.removeprefix("."), "cannot sort by", _HINT)
-    return SortKey(text, to_bytes(field), path, how, reverse)
+    if text in (KEY, MD5, SIZE):
+        return SortKey(text, None, _fitting(text, how), reverse, text)
+    value = Value.of_payloads(text, "--by")
+    if value.is_tuple:
+        hint = "give each sort key its own option: --by cls --by key"
+        raise UsageError(f'cannot sort by "{text}"', hint=hint)
+    return SortKey(text, value, how, reverse)
 
 
 def _fitting(what: str, how: How) -> How:
@@ -148,38 +136,36 @@ class SortValues(Extract):
     stored: frozenset[str] = frozenset()
     """The names of the values stored in the shard's index."""
 
+    @property
+    def _computed(self) -> list[Value]:
+        """The values of sort keys that are no properties of the sample."""
+        return [key.value for key in self.keys if key.value is not None]
+
     def using(self, names: frozenset[str]) -> SortValues:
         return replace(self, stored=names)
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        return frozenset(
-            key.field
-            for key in self.keys
-            if key.field is not None
-            and key.what != SIZE
-            and stored_name(key.field, key.path) not in self.stored
-        )
+        values = [value if value.is_field else value.using(self.stored) for value in self._computed]
+        return frozenset[bytes]().union(*(value.payload_fields for value in values))
 
     @property
     def named(self) -> Sequence[Named]:
+        hint = "" if self.may_lack else LACK_HINT
         return [
-            Named(key.text, TO_SORT_BY, (to_text(key.field),), key.path, not self.may_lack, self._hint(key))
-            for key in self.keys
-            if key.field is not None
+            name._replace(needed=not self.may_lack, hint=hint)
+            for value in self._computed
+            for name in value.named_for(TO_SORT_BY)
         ]
-
-    def _hint(self, key: SortKey) -> str:
-        return "" if self.may_lack else lack_hint(key.text)
 
     @property
     def _is_simple(self) -> bool:
         """Whether every sample surely has a valid value for each sort key. This is so if all sort keys are properties
         of the sample, and no text is read as a number."""
-        return all(key.field is None and key.how != "numeric" for key in self.keys)
+        return all(key.value is None and key.how != "numeric" for key in self.keys)
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
         """Return one value for each row. Sorting the values sorts the samples.
 
@@ -198,12 +184,12 @@ class SortValues(Extract):
     @property
     def _is_by_key(self) -> bool:
         """Whether the values are the samples' keys."""
-        return self.keys == (SortKey(KEY, None),)
+        return self.keys == (SortKey(KEY),)
 
     def value(self, sample: SampleAt) -> bytes:
         """Return all codes of one sample, joined. Raises DataError."""
         absent = b"\0" if self.missing == "first" else b"\2"
-        documents: dict[bytes, Any] = {}
+        documents: dict[str, Any] = {}
         codes, present = [], 1
         for place, key in enumerate(self.keys):
             code = self._code_or_none(sample, key, documents)
@@ -215,7 +201,7 @@ class SortValues(Extract):
         codes.append(present.to_bytes(_width(self.keys), "big"))
         return b"".join(codes)
 
-    def _code_or_none(self, sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes | None:
+    def _code_or_none(self, sample: SampleAt, key: SortKey, documents: dict[str, Any]) -> bytes | None:
         """Return the code of one sort key, or None for a missing value if that is allowed."""
         try:
             return _code(sample, key, documents)
@@ -223,13 +209,15 @@ class SortValues(Extract):
             pass
         except DataError as error:
             if not self.lenient or error.code != "undecodable":
+                if error.code == "undecodable":
+                    error.hint = _SKIP_HINT
                 raise
         except (ValueError, RecursionError) as error:
             if not self.lenient:
                 why = "it is nested too deeply" if isinstance(error, RecursionError) else error
                 text = f"cannot sort by {key.text}: {why}"
-                hint = "count such values as missing: --on-error skip"
-                raise sample.error(text, "undecodable", key.field, hint) from None
+                field = key.value.place.field if key.value is not None and key.value.place else None
+                raise sample.error(text, "undecodable", field, _SKIP_HINT) from None
         if self.missing == "error":
             raise sample.error(f"the sample has no {key.text} to sort by", "missing-value", hint=self.hint)
         return None
@@ -240,11 +228,13 @@ class SortValues(Extract):
         if self._is_by_key:
             return packed_keys(index)
         key = self.keys[0]
-        if len(self.keys) > 1 or key.field is not None or key.reverse or key.what == KEY:
+        if len(self.keys) > 1 or key.value is not None or key.reverse or key.what == KEY:
             return None
         if key.what == SIZE:
             return _packed_sizes(index)
-        return PackedValues.of([md5_code(key) for _, keys in blocks_of_keys(index) for key in keys])
+        if key.what == MD5:
+            return PackedValues.of([md5_code(key) for _, keys in blocks_of_keys(index) for key in keys])
+        return None
 
     def never_seen(self, values: Iterable[bytes]) -> list[SortKey]:
         """Return the sort keys that are missing in all ``values``. Return an empty list if there are no values."""
@@ -262,30 +252,27 @@ class SortValues(Extract):
         )
 
 
-def _code(sample: SampleAt, key: SortKey, documents: dict[bytes, Any]) -> bytes:
-    """Return the code of a sort key's value in a sample. ``documents`` caches the JSON of the sample's fields. Raises
+def _code(sample: SampleAt, key: SortKey, documents: dict[str, Any]) -> bytes:
+    """Return the code of a sort key's value in a sample. ``documents`` caches the decoded fields of the sample. Raises
     Absent for a missing value, ValueError for a value that cannot be compared, and RecursionError."""
-    if key.field is None:
+    value = key.value
+    if value is None:
         return _own_code(key, sample.batch, sample.row)
-    stored = stored_at(sample, key.field, key.path)
-    if stored is not None:
-        number = stored.at(sample.batch.index + sample.row)
-        if number is None:
+    field = value.place.field if value.is_field and value.place else value.size_of
+    if field is not None:
+        member = sample.member(field)
+        if member is None:
             raise Absent
-        return value_code(Number(repr(number)), key.how)
-    member = sample.member(key.field)
-    if member is None:
-        raise Absent
-    size = sample.batch.sizes[member]
-    if key.what == SIZE:
-        return size_code(size)
-    if key.path is None:
+        size = sample.batch.sizes[member]
+        if value.size_of is not None:
+            return size_code(size)
         if size > MAX_VALUE_BYTES:
             raise ValueError(f"it has {size} bytes, and the limit is {MAX_VALUE_BYTES}")
-        return payload_code(sample.payload(key.field), key.how)
-    if key.field not in documents:
-        documents[key.field] = decoded(sample.payload(key.field))
-    code = value_code(at_path(documents[key.field], key.path), key.how)
+        return payload_code(sample.payload(field), key.how)
+    result = value.value(sample, exact=True, documents=documents if value.place else None)
+    if result is None:
+        raise Absent
+    code = value_code(result, key.how)
     if len(code) > MAX_VALUE_BYTES:
         raise ValueError(f"it is longer than the limit of {MAX_VALUE_BYTES} bytes")
     return code
@@ -336,12 +323,22 @@ def payload_code(payload: bytes, how: How) -> bytes:
 
 
 def value_code(value: Any, how: How) -> bytes:
-    """Return the code of a value from JSON."""
+    """Return the code of a value from JSON or of an expression."""
     if how == "numeric":
-        return _number(value.strip() if isinstance(value, str) else "")
-    if isinstance(value, Number) and value == "NaN":
+        return _number(value.strip() if isinstance(value, str) else number_text(value))
+    if value != value:
         raise Absent
     return json_code(value, natural_code if how == "natural" else text_code)
+
+
+_NUMBERS = (int, float, FloatText)
+
+
+def number_text(value: Any) -> str:
+    """Return a number with all its digits; an empty text for any other value."""
+    if type(value) is FloatText:
+        return value
+    return repr(value) if isinstance(value, _NUMBERS) and not isinstance(value, bool) else ""
 
 
 def _number(text: str) -> bytes:
@@ -349,24 +346,6 @@ def _number(text: str) -> bytes:
     if code is None:
         raise Absent
     return code
-
-
-def decoded(payload: bytes) -> Any:
-    """Decode a JSON document. Numbers keep their text. Raises ValueError, RecursionError."""
-    import json
-
-    try:
-        text = payload.decode(json.detect_encoding(payload), "surrogatepass")
-        return _decoder().decode(text.removeprefix("\ufeff"))
-    except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
-
-
-@cache
-def _decoder() -> JSONDecoder:
-    from json import JSONDecoder
-
-    return JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number)
 
 
 _END = b"\0\0"
@@ -456,38 +435,33 @@ def _exponent_code(exponent: int) -> bytes:
     return b"\x01" + (exponent + (1 << 63)).to_bytes(8, "big")
 
 
-class Number(str):
-    """The text of a number in a JSON document. The class distinguishes it from a string."""
-
-    __slots__ = ()
-
-
 _NULL, _FALSE, _TRUE, _IS_NUMBER, _IS_TEXT, _IS_ARRAY, _IS_OBJECT = (bytes([kind]) for kind in range(1, 8))
 _END_OF_ARRAY = b"\0"
 
 
 def json_code(value: Any, text: Callable[[bytes], bytes] = text_code) -> bytes:
-    """Return the code of a JSON value. Its numbers must be :class:`Number`, and ``text`` makes the codes of its
-    strings.
+    """Return the code of a JSON value. ``text`` makes the codes of its strings.
 
     The order is the same as in jq: null, false, true, numbers, strings, arrays, objects. Arrays compare by the first
     element that differs; a prefix comes first. Objects compare by their sorted names, like arrays, and then by their
     values in that order. NaN counts as null. Raises RecursionError for values that are nested too deeply.
 
-    >>> sorted([["b"], "a", Number("2"), {}, True, Number("-1"), None], key=json_code)
-    [None, True, '-1', '2', 'a', ['b'], {}]
+    >>> sorted([["b"], "a", 2, {}, True, -1.5, None], key=json_code)
+    [None, True, -1.5, 2, 'a', ['b'], {}]
     """
     if value is None:
         return _NULL
     if value is True or value is False:
         return _TRUE if value else _FALSE
-    if isinstance(value, Number):
-        number = number_code(value)
+    if isinstance(value, _NUMBERS):
+        number = number_code(number_text(value))
         return _NULL if number is None else _IS_NUMBER + number
     if isinstance(value, str):
         return _IS_TEXT + text(utf8(value))
     if isinstance(value, list):
         return b"".join([_IS_ARRAY, *[json_code(element, text) for element in value], _END_OF_ARRAY])
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"a value of the type {type(value).__name__} has no order")
     names = sorted(value, key=utf8)
     return _IS_OBJECT + json_code(names, text) + b"".join([json_code(value[name], text) for name in names])
 

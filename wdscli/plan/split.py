@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
-from typing import Any, NamedTuple
+from json import dumps
+from typing import Any, ClassVar, NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
@@ -33,8 +34,10 @@ from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable, blocks_of
 from wdscli.plan.values import Extract, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
-from wdscli.selection.named import Named, class_number, field_hint, is_there
-from wdscli.selection.values import Value, WholeKey
+from wdscli.selection.expressions import Expression
+from wdscli.selection.named import Named, field_hint, is_there
+from wdscli.selection.places import OTHER_NAMES, class_number, parse_place
+from wdscli.selection.where import Value
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name, read_all
 from wdscli.storage.addresses import natural
@@ -73,11 +76,64 @@ class SplitOptions(NamedTuple):
     missing: str = "error"
 
 
+@dataclass(frozen=True)
+class KeyValue:
+    """The match of a pattern in the key: its first group, or the whole match if it has no group. Without a pattern, it
+    is the key itself."""
+
+    text: str
+    pattern: Expression[str] | None = None
+    payload_fields: ClassVar[frozenset[bytes]] = frozenset()
+
+    def named_for(self, purpose: str) -> list[Named]:
+        return []
+
+    def of(self, sample: SampleAt) -> bytes | None:
+        """Return the value of one sample, or None."""
+        if self.pattern is None:
+            return sample.key
+        match = self.pattern.search(to_text(sample.key))
+        text = match and match[1 if self.pattern.groups else 0]
+        return to_bytes(text).strip() or None if text else None
+
+
+def field_or_pattern(text: str, option: str) -> Value | KeyValue:
+    """Parse a place (``cls``, ``json.user.id``), or else a regular expression over the key. Raises UsageError.
+
+    >>> type(field_or_pattern("seg.png", "--group-by")).__name__, type(field_or_pattern("^p[0-9]+", "")).__name__
+    ('Value', 'KeyValue')
+    """
+    if not text:
+        raise UsageError(f"{option} is empty", hint=f"{option} json.patient, or {option} '^p[0-9]+'")
+    if text in OTHER_NAMES or parse_place(text) is not None:
+        return Value.of_payloads(text, option)
+    return KeyValue(text, Expression(text, option))
+
+
+def text_of(value: Value | KeyValue, sample: SampleAt) -> bytes | None:
+    """Return the value of one sample as text, or None: text and payloads without white space at both ends, and any
+    other value as compact JSON. Raises DataError ``undecodable``."""
+    if isinstance(value, KeyValue):
+        return value.of(sample)
+    if value.is_field and value.place:
+        field = value.place.field
+        return sample.payload(field).strip() or None if field in sample.fields else None
+    result = value.value(sample)
+    if result is None:
+        return None
+    try:
+        if not isinstance(result, str):
+            result = dumps(result, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise sample.error(f"{value.text} cannot be text: {error}", "undecodable") from None
+    return result.encode("utf-8", "surrogatepass").strip() or None
+
+
 class OptionValue(NamedTuple):
     """A value for an ``option``, and the policies for samples without it. ``missing`` is ``error`` or ``drop``. With
     ``lenient``, a sample with a value that cannot be decoded is left out; otherwise it is an error."""
 
-    value: Value
+    value: Value | KeyValue
     option: str
     missing: str = "error"
     lenient: bool = False
@@ -85,12 +141,12 @@ class OptionValue(NamedTuple):
     @property
     def named(self) -> list[Named]:
         """The names of the option; some sample must have them."""
-        return self.value.named(f" for {self.option}")
+        return self.value.named_for(f" for {self.option}")
 
     def of(self, sample: SampleAt) -> bytes:
         """Return the value of one sample, or MISSING, or UNDECODABLE. Raises DataError."""
         try:
-            value = self.value.of(sample)
+            value = text_of(self.value, sample)
         except DataError as error:
             if self.lenient and error.code == "undecodable":
                 return UNDECODABLE
@@ -106,7 +162,7 @@ class OptionValue(NamedTuple):
         return MISSING if value is None else value
 
 
-BY_KEY = OptionValue(WholeKey(), "--group-by")
+BY_KEY = OptionValue(KeyValue("key"), "--group-by")
 
 
 @dataclass(frozen=True)
@@ -145,7 +201,7 @@ class FamilyNames(Extract):
         return value
 
 
-class Keys(Extract):
+class KeyExtract(Extract):
     """The extract that takes each sample's key in the input."""
 
     def value(self, sample: SampleAt) -> bytes:
@@ -204,7 +260,7 @@ class RatioOrder(PartsOrder):
     """An order that assigns parts by a hash. ``extract`` is None if the parts depend on the unchanged key, because
     every row has its hash."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[PartShare, ...]
     extract: Extract | None = None
     seed: int = 0
 
@@ -286,7 +342,7 @@ class MapOrder(PartsOrder):
     """An order with the parts of a map. Parts without samples are left out."""
 
     key_map: KeyMap
-    extract = Keys()
+    extract = KeyExtract()
 
     def may_leave_out(self) -> bool:
         return self.split_options.missing == "drop"
@@ -339,7 +395,7 @@ def _not_default(options: SplitOptions, *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def ratio_text(shares: Sequence[Share]) -> str:
+def ratio_text(shares: Sequence[PartShare]) -> str:
     """Return the shares as a text for the manifest.
 
     >>> from wdscli.plan.split import parse_ratio
@@ -374,14 +430,14 @@ def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) ->
     return Arrangement(order, parts, {why: count for why, count in left.items() if count})
 
 
-class Share(NamedTuple):
+class PartShare(NamedTuple):
     """A part and its share of the whole. The shares of all parts sum to exactly 1."""
 
     part: str
     share: Fraction
 
 
-def parse_ratio(text: str) -> tuple[Share, ...]:
+def parse_ratio(text: str) -> tuple[PartShare, ...]:
     """Parse shares. They are fractions that sum to 1, or whole numbers as weights. Raises UsageError.
 
     >>> parse_ratio("train=8,val=2")
@@ -406,10 +462,10 @@ def parse_ratio(text: str) -> tuple[Share, ...]:
     total = sum(shares.values(), Fraction(0))
     if any(number.denominator > 1 for number in shares.values()) and abs(total - 1) > _TOLERANCE:
         raise UsageError(f"--ratio: the shares sum to {float(total):g}, not to 1", hint=_RATIO_HINT)
-    return tuple(Share(name, number / total) for name, number in shares.items())
+    return tuple(PartShare(name, number / total) for name, number in shares.items())
 
 
-def bounds(shares: Sequence[Share]) -> list[int]:
+def bounds(shares: Sequence[PartShare]) -> list[int]:
     """Return the first rank of each part except the first part. A rank belongs to the first part for which the sum of
     shares, up to this part, is more than rank / 2^64."""
     sums = list(accumulate(share.share for share in shares))[:-1]
@@ -423,14 +479,14 @@ def ranks_of(seed: int, digests: U64) -> U64:
     return mix_array(digests ^ numpy.uint64(mix(seed)))
 
 
-def parts_of_ranks(ranks: U64, shares: Sequence[Share]) -> I64:
+def parts_of_ranks(ranks: U64, shares: Sequence[PartShare]) -> I64:
     """Return the part number of each rank, from 0."""
     # A part may be so small that it has no rank. It then begins after the last rank.
     begins = numpy.array([min(bound, (1 << 64) - 1) for bound in bounds(shares)], dtype=numpy.uint64)
     return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
 
 
-def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[Share]) -> I64:
+def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[PartShare]) -> I64:
     """Return the part of each sample, so that each class is divided by the shares.
 
     Samples with the same digest are a group, and stay together. A group belongs to the class of most of its samples; if
@@ -470,7 +526,7 @@ def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
     return majority_of
 
 
-def quotas(counts: Sequence[int], shares: Sequence[Share]) -> list[list[int]]:
+def quotas(counts: Sequence[int], shares: Sequence[PartShare]) -> list[list[int]]:
     """Return, for each class, the number of samples in each part. The method is the largest remainder; each number
     differs from the exact share by less than one. If a part got too few samples of earlier classes, the missing
     fraction is added to its remainder. So small parts also get samples of small classes.

@@ -30,10 +30,10 @@ from wdscli.executors.local import available
 from wdscli.plan.inputs import Input, Inputs, is_of_this_process, is_read_once
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
-from wdscli.plan.table import Ordered, PlanTable
+from wdscli.plan.table import OrderedSamples, PlanTable
 from wdscli.storage import is_local
-from wdscli.storage.ahead import FIRST_GAP_BYTES, REQUEST_BYTES, line_to
-from wdscli.storage.local import announce, is_cold
+from wdscli.storage.local import is_cold, will_need
+from wdscli.storage.scatter import FIRST_GAP_BYTES, REQUEST_BYTES, line_to
 from wdscli.units import human_size
 
 LONG_RUN_BYTES = 1 << 20
@@ -78,7 +78,7 @@ class Choice(NamedTuple):
 AS_PLANNED = Choice("gather", "as the plan says")
 
 
-def choose(request: Request, inputs: Sequence[Input], lists: Sequence[Ordered]) -> Choice:
+def choose(request: Request, inputs: Sequence[Input], lists: Sequence[OrderedSamples]) -> Choice:
     """Choose the strategy for these rows and inputs. A join has one list of rows per set. Raises OutputError for
     scratch space that does not exist."""
     if is_away(request):
@@ -137,7 +137,7 @@ class Cost(NamedTuple):
         return f"{self.requests} request{'s' * (self.requests != 1)} and {human_size(self.size_bytes)}"
 
 
-def cost_of_gathering(lists: Sequence[Ordered], gap_bytes: int) -> Cost:
+def cost_of_gathering(lists: Sequence[OrderedSamples], gap_bytes: int) -> Cost:
     """Return the cost of reading rows in output order, some MiB together. Gaps of less than ``gap_bytes`` are read too.
     The cost is estimated from some thousands of rows."""
     requests = size = 0.0
@@ -181,7 +181,7 @@ class Disc(NamedTuple):
         return f"the disc reads scattered samples at {scattered}, and adjacent ones at {in_order}"
 
 
-def disc_of(inputs: Sequence[Input], ordered: Ordered) -> Disc | None:
+def disc_of(inputs: Sequence[Input], ordered: OrderedSamples) -> Disc | None:
     """Read some samples to measure the disc. Return None if most of the inputs are in memory already. Raises
     InputError."""
     middle = ordered.total // 2
@@ -198,7 +198,7 @@ def disc_of(inputs: Sequence[Input], ordered: Ordered) -> Disc | None:
         if len(cold) * 2 < MEASURED_ROWS:
             return None
         begin = time.perf_counter()
-        announce((source.fd, start, length) for source, start, length in cold)
+        will_need((source.fd, start, length) for source, start, length in cold)
         size = sum(len(source.read_at(start, length)) for source, start, length in cold)
         scattered = size / (time.perf_counter() - begin)
         shard, start = int(rows.shards[-1]), int(rows.starts[-1])
@@ -207,7 +207,7 @@ def disc_of(inputs: Sequence[Input], ordered: Ordered) -> Disc | None:
         return Disc(scattered, size / (time.perf_counter() - begin))
 
 
-def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
+def mean_run(lists: Sequence[OrderedSamples]) -> tuple[int, int]:
     """Return the mean length in bytes of runs that are adjacent in inputs and output, short gaps included. Also return
     the approximate bytes of all samples. Both are estimated from some thousands of rows."""
     total = sum(ordered.total for ordered in lists)
@@ -224,7 +224,7 @@ def mean_run(lists: Sequence[Ordered]) -> tuple[int, int]:
     return size // runs, size * total // sampled_rows
 
 
-def _looks(ordered: Ordered) -> Iterator[Rows]:
+def _looks(ordered: OrderedSamples) -> Iterator[Rows]:
     """Yield some thousands of rows, a few from each region."""
     for first in range(0, ordered.total, max(1, ordered.total // _LOOKS, _ROWS_PER_LOOK)):
         yield ordered.part(first, min(first + _ROWS_PER_LOOK, ordered.total)).rows
@@ -324,8 +324,8 @@ def limits_for(memory: int | None, jobs: int | None, held: int = 0) -> Limits:
         max(LEAST_PLAN_BYTES, memory - MAIN_BYTES),
         _between(MIB, buffer_bytes // (3 * fitting), 256 * MIB),
         cache,
-        True,
-        warning,
+        is_user_set=True,
+        warning=warning,
     )
 
 

@@ -32,12 +32,11 @@ from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
 from wdscli.plan.table import RENAMED, GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, row_type
 from wdscli.plan.values import Extract, GrowingValues, PackedValues, RowBlock, Values
 from wdscli.progress import Progress
-from wdscli.samples import Ignored, SampleBatch, may_be_unsafe
+from wdscli.samples import IgnoredMembers, SampleBatch, may_be_unsafe
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
-from wdscli.selection.reading import Payloads
-from wdscli.selection.values import stored_name
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.walk import Salvage, Walk
 from wdscli.shards.index import Check, Index, index_address
 from wdscli.shards.proof import StoredIndex, checking, find_index, open_by_index
@@ -299,7 +298,7 @@ def survey(
 ) -> Survey:
     """Read one shard's headers or index. Rows are passed to ``take`` as soon as they are found. Without ``take``, they
     stay in the survey. Raises InputError, DataError."""
-    result, ignored = Survey(), Ignored()
+    result, ignored = Survey(), IgnoredMembers()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes, state.end = state.members, state.payload_bytes, 0
     chosen_of: list[ChosenOf] = []
@@ -310,7 +309,7 @@ def survey(
     extract = task.extract
     with source:
         result.is_packed = source.stored is not source
-        payloads = Payloads(source, task.payload_fields, by_index=index is not None)
+        payloads = MemberReader(source, task.payload_fields, by_index=index is not None)
         if index is not None and _is_plain(task, index, result, take):
             return result
         indexed = None if index is None else index_batches(index, ignored)
@@ -330,21 +329,24 @@ def survey(
         if chosen_of:
             _keep(task, result, RowBlock(rows_of_batches(task, chosen_of), PackedValues.of(values)), take)
         source.confirm()
-    result.members, result.payload_bytes = (
-        state.members - members,
-        state.payload_bytes - payload_bytes,
-    )
+    result.members, result.payload_bytes = (state.members - members, state.payload_bytes - payload_bytes)
     result.ignored, result.end, result.copy = ignored.counts, state.end, task.input.copy
     return result
 
 
 def _look(
-    named: Sequence[Named], seen_names: SeenNames, batch: SampleBatch, rows: Sequence[int], payloads: Payloads
+    named: Sequence[Named],
+    seen_names: SeenNames,
+    batch: SampleBatch,
+    rows: Sequence[int],
+    payloads: MemberReader,
 ) -> None:
     """Look for the user's names in a batch. Places in JSON are searched in stored values, or else in payloads."""
+    from wdscli.selection.language import place_name
+
     in_payloads = []
     for name in named:
-        stored = None if name.place is None else batch.values.get(stored_name(*name.place))
+        stored = None if name.place is None or not batch.values else batch.values.get(place_name(name.place))
         if stored is None:
             in_payloads.append(name)
         elif name.place is not None and not stored.missing.all():
@@ -389,7 +391,7 @@ def _at_any_place(task: SurveyTask, survey: Survey) -> tuple[SurveyTask, Source,
     room, source, stored = task.room, None, None
     if task.listed is not None and task.goes_by_index_alone and not room.takes_all(task.listed[0]):
         # The index belongs to the version of the shard in the listing, so the index is enough.
-        source, stored = open_by_index(task.address, *task.listed)
+        source, stored = open_by_index(task.address, task.listed)
     is_known = source is not None
     if source is None:
         source = open_source(task.address, whole=True) if task.is_wanted_whole else task.input.open()
@@ -436,7 +438,7 @@ def _index_for(
 
 
 def _walk(
-    task: SurveyTask, payloads: Payloads, state: SelectionState, survey: Survey, ignored: Ignored
+    task: SurveyTask, payloads: MemberReader, state: SelectionState, survey: Survey, ignored: IgnoredMembers
 ) -> Walk:
     """Return the walk through the shard of a task."""
     salvage = (
@@ -580,8 +582,10 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
     place = next(wanted, None)
     with task.input.open() as source:
         index = _index_for(task, source, lambda _: None)
-        selection, payloads = Selection(), Payloads(source, frozenset(), by_index=index is not None)
-        walk = _walk(task._replace(selection=selection), payloads, selection.new_state(), Survey(), Ignored())
+        selection, payloads = Selection(), MemberReader(source, frozenset(), by_index=index is not None)
+        walk = _walk(
+            task._replace(selection=selection), payloads, selection.new_state(), Survey(), IgnoredMembers()
+        )
         for batch, _ in walk.chosen(None if index is None else index_batches(index)):
             while place is not None and place < batch.index + len(batch.keys):
                 yield batch, place - batch.index

@@ -2,10 +2,10 @@
 the same bytes.
 
 :func:`row_type` is the record. :class:`Growing` has bytes that are appended first and mapped later. :class:`PlanTable`
-has the rows, with their columns by name. :class:`Ordered` has rows in output order. :class:`Joined` has the further
-parts of joined samples: the rows of each set except the first. :func:`in_turn` puts the parts of each joined sample
-next to each other. :func:`order_of_hashes` is the sort of most orders. :func:`headers_of` makes a 32-bit hash of a
-sample's headers, by which the copier recognizes the sample.
+has the rows, with their columns by name. :class:`OrderedSamples` has rows in output order. :class:`JoinedParts` has the
+further parts of joined samples: the rows of each set except the first. :func:`in_turn` puts the parts of each joined
+sample next to each other. :func:`order_of_hashes` is the sort of most orders. :func:`headers_of` makes a 32-bit hash of
+a sample's headers, by which the copier recognizes the sample.
 
 A row is in memory only while it is in use. Sorts use only one or two columns of numbers. The same algorithms serve
 small and large sets. This module does not know where rows come from, how partners were found, or how rows are used.
@@ -226,7 +226,7 @@ class PlanTable:
         return rows, self.keys[rows]
 
 
-class Ordered:
+class OrderedSamples:
     """The samples of a plan in output order: a table of rows in any order, and an array of row numbers.
 
     ``order`` is None if the rows are already in output order.
@@ -242,15 +242,15 @@ class Ordered:
     def total(self) -> int:
         return self.samples.total if self.order is None else len(self.order)
 
-    def slice(self, first: int, end: int) -> Ordered:
+    def slice(self, first: int, end: int) -> OrderedSamples:
         """Return the samples ``first`` to ``end - 1`` of the output, without copying their rows."""
         if self.order is None:
-            return Ordered(self.samples.part(first, end))
-        return Ordered(self.samples, self.order[first:end])
+            return OrderedSamples(self.samples.part(first, end))
+        return OrderedSamples(self.samples, self.order[first:end])
 
-    def held(self) -> Ordered:
+    def held(self) -> OrderedSamples:
         """Return a copy with the rows in memory, for processes of other machines."""
-        return Ordered(self.part(0, self.total).held())
+        return OrderedSamples(self.part(0, self.total).held())
 
     def part(self, first: int, end: int) -> PlanTable:
         """Return the rows of the samples ``first`` to ``end - 1`` of the output."""
@@ -411,31 +411,31 @@ class JoinCounts(NamedTuple):
     conflicts: dict[str, dict[str, int]]
 
 
-class Joined(NamedTuple):
+class JoinedParts(NamedTuple):
     """The further parts of joined samples in output order, for a whole plan or for one task. Each set except the first
     has one row per sample. A missing part is a row with the shard :data:`MISSING_SHARD`. ``sets`` has the set number
     (from 0) of each input. ``policies`` has one policy for each set. ``counts`` has the counts of the plan."""
 
-    later_parts: tuple[Ordered, ...]
+    later_parts: tuple[OrderedSamples, ...]
     sets: tuple[int, ...]
     policies: tuple[OnConflict, ...]
     counts: JoinCounts
 
-    def part(self, first: int, end: int) -> Joined:
+    def part(self, first: int, end: int) -> JoinedParts:
         """Return the further parts of the samples ``first`` to ``end - 1`` of the output."""
         return self._replace(later_parts=tuple(ordered.slice(first, end) for ordered in self.later_parts))
 
-    def held(self) -> Joined:
+    def held(self) -> JoinedParts:
         """Return a copy with the rows in memory, for processes of other machines."""
         return self._replace(later_parts=tuple(ordered.held() for ordered in self.later_parts))
 
-    def inputs(self, samples: Ordered) -> list[int]:
+    def inputs(self, samples: OrderedSamples) -> list[int]:
         """Return the numbers of the inputs that the task reads, in rising order. ``samples`` are the first parts."""
         numbers = {number for ordered in (samples, *self.later_parts) for number in ordered.shard_numbers()}
         return sorted(numbers - {MISSING_SHARD})
 
 
-def in_turn(lists: Sequence[Ordered]) -> Ordered:
+def in_turn(lists: Sequence[OrderedSamples]) -> OrderedSamples:
     """Return the first rows of all lists, then their second rows, and so on. The lists have equal lengths."""
     if len(lists) == 1:
         return lists[0]
@@ -444,15 +444,15 @@ def in_turn(lists: Sequence[Ordered]) -> Ordered:
     order: I64 = numpy.empty((lists[0].total, len(lists)), dtype=numpy.int64)
     for number, ordered in enumerate(lists):
         order[:, number] = numpy.arange(ordered.total) if ordered.order is None else ordered.order
-    return Ordered(lists[0].samples, order.reshape(-1))
+    return OrderedSamples(lists[0].samples, order.reshape(-1))
 
 
-def _beside_each_other(lists: Sequence[Ordered]) -> Ordered:
+def _beside_each_other(lists: Sequence[OrderedSamples]) -> OrderedSamples:
     """Do the work of :func:`in_turn` for lists of rows from different tables, in memory."""
     rows: Rows = numpy.empty((lists[0].total, len(lists)), dtype=row_type())
     for number, ordered in enumerate(lists):
         rows[:, number] = ordered.part(0, ordered.total).rows
-    return Ordered(PlanTable(rows.reshape(-1)))
+    return OrderedSamples(PlanTable(rows.reshape(-1)))
 
 
 def collision(key: bytes, equal_key: bytes, shard: str, offset: int) -> DataError:

@@ -16,7 +16,7 @@ from wdscli.plan.table import Growing, blocks_of, moved_up
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.shards.index import Index
 
 WORD_BYTES = 8
@@ -48,7 +48,7 @@ class Extract:
         return []
 
     def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: Payloads
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
         """Return one value for each of the ``rows`` of ``batch``. ``shard`` is the input's address. ``payload_of(row,
         field)`` reads a payload of the batch. Raises DataError that names shard, byte and member."""

@@ -1,6 +1,6 @@
 """This module turns all results into the form of the page: plain values and texts, sorted and rounded.
 
-:func:`gather` makes :class:`Facts` of a summary, of the drawn samples, of the findings of verify and of a manifest.
+:func:`gather` makes :class:`PageFacts` of a summary, of the drawn samples, of the findings of verify and of a manifest.
 Each section of the page has one function. Its result is empty if a set has no data for the section. All numbers become
 texts here, so that the template only lays them out. This module does not know HTML.
 """
@@ -151,7 +151,7 @@ class PageInput(NamedTuple):
     provenance: list[tuple[str, str]]
 
 
-class Facts(NamedTuple):
+class PageFacts(NamedTuple):
     """The content of a page. ``names`` has the field, name, types and share of each top-level name in JSON.
     ``findings`` are the findings of verify; it is None if verify did not run."""
 
@@ -174,7 +174,7 @@ class Facts(NamedTuple):
         return any(part.kind in ("image", "video") for card in self.cards for part in card.parts)
 
 
-def gather(page_input: PageInput) -> Facts:
+def gather(page_input: PageInput) -> PageFacts:
     """Collect all facts about a set."""
     summary, looked = page_input.summary, page_input.payloads
     classes = _classes(page_input)
@@ -188,7 +188,7 @@ def gather(page_input: PageInput) -> Facts:
         card for _, card in sorted(looked.cards, key=lambda pair: (pair[0], pair[1].shard, pair[1].place))
     ]
     labels = {row.value: row.name for row in classes[0].rows if row.name} if classes else {}
-    return Facts(
+    return PageFacts(
         input=page_input,
         verdicts=_verdicts(page_input, mixed, shards),
         cards=[
@@ -340,13 +340,7 @@ def _shards(page_input: PageInput) -> Shards:
     if len(rows) > 1:
         spread = _span(min(samples), max(samples), "{:,}".format) + " samples and "
         spread += _span(min(sizes), max(sizes), human_size)
-    return Shards(
-        rows[:MAX_SHARDS],
-        len(rows),
-        *_shard_charts(rows),
-        is_even,
-        spread,
-    )
+    return Shards(rows[:MAX_SHARDS], len(rows), *_shard_charts(rows), is_even, spread)
 
 
 def _span(least: int, most: int, number: Callable[[float], str]) -> str:

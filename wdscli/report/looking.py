@@ -1,9 +1,9 @@
 """This module reads the payloads of drawn samples: classes, lengths of captions, sizes of pictures, and cards for the
 contact sheet.
 
-:class:`Drawing` takes the pages of a listing, and keeps the samples with the smallest hashes of their keys (XXH3-64
-with the seed). So the rank of a sample depends only on its key, not on the order of shards or the number of processes.
-At most twice the drawn samples are in memory.
+:class:`SmallestRanks` takes the pages of a listing, and keeps the samples with the smallest hashes of their keys
+(XXH3-64 with the seed). So the rank of a sample depends only on its key, not on the order of shards or the number of
+processes. At most twice the drawn samples are in memory.
 
 :func:`look_into` is the task for the drawn samples of one shard, and returns :class:`PayloadFacts`. A payload is read
 with its headers, in the order of the shard, so that unseekable streams (a ``.tar.gz``) are read once. The size of a
@@ -33,12 +33,12 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, held_extension, inflate
 from wdscli.codecs.images import opened_image
-from wdscli.codecs.kinds import KINDS, Kind, find
+from wdscli.codecs.kinds import KINDS, FieldKind, find
 from wdscli.errors import DataError, StorageError
 from wdscli.look.listing import Page
 from wdscli.look.unpack import cut, excerpt, guessed_text, picture_size, visible
 from wdscli.model import to_text
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.shards.index import Index
 from wdscli.shards.proof import find_index
 from wdscli.storage import Source, is_local, open_source
@@ -77,10 +77,10 @@ class DrawnSample(NamedTuple):
     shard: str
     place: int
     key: bytes
-    members: tuple[tuple[bytes, Expected], ...]
+    members: tuple[tuple[bytes, ExpectedMember], ...]
 
 
-class Drawing:
+class SmallestRanks:
     """The ``limit`` samples with the smallest ranks so far."""
 
     def __init__(self, limit: int, seed: int = 0) -> None:
@@ -125,7 +125,7 @@ def _drawn(page: Page, row: int, rank: int) -> DrawnSample:
     members = tuple(
         (
             batch.fields[member],
-            Expected(
+            ExpectedMember(
                 batch.starts[member],
                 batch.offsets[member],
                 key + b"." + page.stored[member],
@@ -216,7 +216,7 @@ def _text_fields(task: LookTask, source: Source) -> frozenset[str]:
             probed[field] = True
             if source.seekable and not held_extension(field)[1]:
                 with suppress(DataError):
-                    head = source.read_at(expected.offset, min(expected.size, PROBE_BYTES))
+                    head = expected.payload(source, PROBE_BYTES)
                     probed[field] = bool(guessed_text(head, is_whole=len(head) == expected.size))
     return frozenset(field for field, is_text in probed.items() if is_text)
 
@@ -240,7 +240,9 @@ def _spans(
     return spans
 
 
-def _stored_size(sample: DrawnSample, expected: Expected, index: Index | None) -> tuple[int, int] | None:
+def _stored_size(
+    sample: DrawnSample, expected: ExpectedMember, index: Index | None
+) -> tuple[int, int] | None:
     """The stored size of a picture; None without one."""
     # Damage that is left out moves the samples after it.
     if index is None or sample.place >= index.samples or index.key(sample.place) != sample.key:
@@ -260,7 +262,7 @@ def _is_picture(field: str) -> bool:
     return _kind_of(field).form == "image"
 
 
-def _kind_of(field: str) -> Kind:
+def _kind_of(field: str) -> FieldKind:
     """Return the kind of a field after decompression."""
     return find(held_extension(field)[0])
 
@@ -303,7 +305,7 @@ class _Sample:
             )
             self.facts.cards.append((drawn.rank, card))
 
-    def _payload(self, field: str, expected: Expected) -> bytes | None:
+    def _payload(self, field: str, expected: ExpectedMember) -> bytes | None:
         """Return a payload, or None if it is missing or too large to decode."""
         if expected.size > MAX_DECODED_BYTES:
             return None
@@ -360,16 +362,15 @@ class _Sample:
         self.facts.characters.setdefault(source, Counter())[len(text)] += 1
         self.facts.words.setdefault(source, Counter())[len(text.split())] += 1
 
-    def _picture(self, field: str, expected: Expected, data: bytes | None) -> None:
+    def _picture(self, field: str, expected: ExpectedMember, data: bytes | None) -> None:
         size = _stored_size(self.drawn, expected, self.index)
         if size is None and data is not None:
             size = picture_size(data)
         elif size is None:
-            whole = min(expected.size, MAX_HEADER_BYTES)
-            first = min(expected.size, HEADER_BYTES) if self.source.seekable else whole
+            lengths = [HEADER_BYTES] if self.source.seekable and expected.size > HEADER_BYTES else []
             with suppress(DataError):
-                for length in dict.fromkeys((first, whole)):
-                    size = size or picture_size(self.source.read_at(expected.offset, length))
+                for length in [*lengths, MAX_HEADER_BYTES]:
+                    size = size or picture_size(expected.payload(self.source, length))
         if size is None:
             self.facts.unread[field] += 1
         else:
@@ -385,7 +386,7 @@ class Uri(str):
     __slots__ = ()
 
 
-class Part(NamedTuple):
+class CardPart(NamedTuple):
     """One field: ``kind`` is ``image``, ``audio``, ``video``, ``text`` or ``note``. The first three have bytes in
     ``uri``; ``text`` is an excerpt, or the reason why the payload is not shown."""
 
@@ -413,7 +414,7 @@ class Card(NamedTuple):
     place: int
     label: str
     caption: str
-    parts: tuple[Part, ...]
+    parts: tuple[CardPart, ...]
 
 
 def make_card(
@@ -428,7 +429,7 @@ def make_card(
     """Make a card from a sample's fields: name, size, payload (None: unreadable). Pictures, sound and film share
     ``room_bytes``. If nothing is left of it, only their names are shown."""
     media = sum(_is_media(_kind_of(field)) for field, _, _ in payloads)
-    parts: list[Part] = []
+    parts: list[CardPart] = []
     left = MAX_CARD_CHARACTERS
     for field, size, data in payloads[:MAX_PARTS]:
         part = _part(field, size, data, room_bytes // max(1, media))
@@ -436,7 +437,7 @@ def make_card(
         left -= len(part.text)
     if len(payloads) > MAX_PARTS:
         size = sum(size for _, size, _ in payloads[MAX_PARTS:])
-        parts.append(Part(f"and {len(payloads) - MAX_PARTS} more", "note", size))
+        parts.append(CardPart(f"and {len(payloads) - MAX_PARTS} more", "note", size))
     label = classes[0][1] if classes else ""
     # A caption comes before other texts.
     texts = sorted(texts, key=lambda named: ": " not in named[0] and not _kind_of(named[0]).role)
@@ -444,7 +445,7 @@ def make_card(
     return Card(to_text(key), shard, place, label, caption, tuple(parts))
 
 
-def _is_media(kind: Kind) -> bool:
+def _is_media(kind: FieldKind) -> bool:
     return kind.card.startswith(("image", "audio", "video"))
 
 
@@ -453,15 +454,15 @@ def field_type(field: str) -> str:
     return _kind_of(field).card.partition("/")[0]
 
 
-def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
+def _part(field: str, size: int, data: bytes | None, room: int) -> CardPart:
     """Make the part for one field. Any payload gives a part."""
     if data is None:
-        return Part(field, "note", size, "cannot be read")
+        return CardPart(field, "note", size, "cannot be read")
     kind = _kind_of(field)
     card, _, mime = kind.card.partition("/")
     try:
         if _is_media(kind) and not room:
-            return Part(field, "note", size, card)
+            return CardPart(field, "note", size, card)
         if card == "video" or mime == "svg+xml":
             return _as_it_is(field, card, kind.card, data, room)._replace(is_clear=card == "image")
         if card == "image":
@@ -471,21 +472,21 @@ def _part(field: str, size: int, data: bytes | None, room: int) -> Part:
         text, is_text = excerpt(kind, data)
     except Exception as error:
         # Decoders raise any error at broken data.
-        return Part(field, "note", size, f"not what its name says: {type(error).__name__}")
-    return Part(field, "text" if is_text else "note", size, text)
+        return CardPart(field, "note", size, f"not what its name says: {type(error).__name__}")
+    return CardPart(field, "text" if is_text else "note", size, text)
 
 
 def _uri(kind: str, data: bytes) -> Uri:
     return Uri(f"data:{kind};base64,{b64encode(data).decode('ascii')}")
 
 
-def _as_it_is(field: str, kind: str, mime: str, data: bytes, room: int) -> Part:
+def _as_it_is(field: str, kind: str, mime: str, data: bytes, room: int) -> CardPart:
     if len(data) > room:
-        return Part(field, "note", len(data), f"{kind}, too large for this page")
-    return Part(field, kind, len(data), uri=_uri(mime, data))
+        return CardPart(field, "note", len(data), f"{kind}, too large for this page")
+    return CardPart(field, kind, len(data), uri=_uri(mime, data))
 
 
-def _image(field: str, size: int, data: bytes, room: int) -> Part:
+def _image(field: str, size: int, data: bytes, room: int) -> CardPart:
     from PIL.Image import Resampling
 
     image = opened_image(data, MAX_DECODED_BYTES)
@@ -500,8 +501,8 @@ def _image(field: str, size: int, data: bytes, room: int) -> Part:
         mime, encoded = _encoded(small, keep=small.size == shown.size and max(small.size) <= _PIXELATED)
         if len(encoded) <= room:
             is_clear = shown.mode == "RGBA"
-            return Part(field, "image", size, "", _uri(mime, encoded), width, height, is_clear)
-    return Part(field, "note", size, "image, too large for this page")
+            return CardPart(field, "image", size, "", _uri(mime, encoded), width, height, is_clear)
+    return CardPart(field, "note", size, "image, too large for this page")
 
 
 def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
@@ -520,15 +521,15 @@ def _encoded(image: Any, *, keep: bool) -> tuple[str, bytes]:
     return "image/jpeg", stream.getvalue()
 
 
-def _sound(field: str, kind: Kind, data: bytes, room: int) -> Part:
+def _sound(field: str, kind: FieldKind, data: bytes, room: int) -> CardPart:
     if len(data) <= room:
-        return Part(field, "audio", len(data), uri=_uri(kind.card, data))
+        return CardPart(field, "audio", len(data), uri=_uri(kind.card, data))
     if kind.card == "audio/wav":
         cut = _first_seconds(data, room)
-        return Part(field, "audio", len(data), "the beginning", _uri(kind.card, cut))
+        return CardPart(field, "audio", len(data), "the beginning", _uri(kind.card, cut))
     if kind.is_cuttable:
-        return Part(field, "audio", len(data), "the beginning", _uri(kind.card, data[:room]))
-    return Part(field, "note", len(data), "audio, too large for this page")
+        return CardPart(field, "audio", len(data), "the beginning", _uri(kind.card, data[:room]))
+    return CardPart(field, "note", len(data), "audio, too large for this page")
 
 
 def _first_seconds(data: bytes, room: int) -> bytes:

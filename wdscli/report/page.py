@@ -17,7 +17,7 @@ from typing import Any
 
 from wdscli import __version__
 from wdscli.codecs.handlers import needed
-from wdscli.report.facts import Facts, lost_samples
+from wdscli.report.facts import PageFacts, lost_samples
 from wdscli.units import human_size
 
 MAX_CHARACTERS = 2000
@@ -31,7 +31,7 @@ def needed_packages() -> None:
         needed(module, "wds report", INSTALL)
 
 
-def make_page(facts: Facts) -> bytes:
+def make_page(facts: PageFacts) -> bytes:
     """Return the page in UTF-8. Characters that UTF-8 cannot encode are shown as escapes."""
     from markupsafe import Markup
 

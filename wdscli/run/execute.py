@@ -29,11 +29,12 @@ from wdscli.plan.cut import Outputs
 from wdscli.plan.inputs import is_ours_alone
 from wdscli.plan.orders import InputOrder, Order
 from wdscli.plan.plan import Counts, ReorderPlan, make_plan, provenance_of, sum_counts
-from wdscli.plan.planfile import ROW_BYTES, absolute_output, load_plan, shaping_mark, write_plan
-from wdscli.plan.request import Request
+from wdscli.plan.planfile import ROW_BYTES, absolute_output, load_plan, write_plan
+from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.table import JoinCounts
 from wdscli.progress import QUIET, Progress
+from wdscli.run.digests import same_inputs, shaping_mark
 from wdscli.run.existing import (
     Existing,
     Run,
@@ -44,7 +45,6 @@ from wdscli.run.existing import (
     tidy,
     tidy_set,
 )
-from wdscli.run.input_versions import same_inputs
 from wdscli.run.receipts import ShardTask, leave_receipt, make_shard
 from wdscli.shards.inputs import open_sets
 from wdscli.shards.locks import OutputLock, lock_address, receipt_address
@@ -155,7 +155,7 @@ def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progres
         kept = find_existing(run)
         missing = [task for task in range(len(plan.contents.shards)) if task not in kept.shards]
         if missing and plan.mark is None:
-            keep_plan(plan)
+            keep_plan(plan, run.mark)
         new_shards = dict(zip(missing, run_some(run, missing, kept), strict=True))
         return finish_plan(run, {**kept.shards, **new_shards}, kept)
 
@@ -288,7 +288,7 @@ def _output_to_resume(request: Request) -> OutputSet | None:
     return None if outputs.is_stream or outputs.has_parts else outputs.set_of()
 
 
-def keep_plan(plan: ReorderPlan) -> None:
+def keep_plan(plan: ReorderPlan, mark: PlanMark) -> None:
     """At the beginning of a run, store its plan if a survey would cost more. If the plan cannot be stored, continue
     without it."""
     contents = plan.contents
@@ -300,7 +300,7 @@ def keep_plan(plan: ReorderPlan) -> None:
         return
     contents = replace(contents, inputs=[source._replace(copy="") for source in contents.inputs])
     with suppress(WdsError):
-        write_plan(replace(plan, contents=contents), receipt_address(manifest), force=True)
+        write_plan(replace(plan, contents=contents), mark, receipt_address(manifest), force=True)
 
 
 def _kept_plan(request: Request, order: Order, scratch: Scratch, output: OutputSet) -> ReorderPlan | None:

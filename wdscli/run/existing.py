@@ -26,13 +26,12 @@ from wdscli.model import ShardInfo
 from wdscli.plan.cut import Outputs, PlannedShard, names_of
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import Contents, ReorderPlan
-from wdscli.plan.planfile import FAILURES, differing_options, mark_of, shaping
 from wdscli.plan.request import PlanMark, Request
 from wdscli.progress import QUIET, Progress
-from wdscli.run.input_versions import input_digest, list_folders
+from wdscli.run.digests import FAILURES, differing_options, input_digest, list_folders, mark_of, shaping
 from wdscli.run.receipts import CheckTask, Receipt, check_shard, read_receipt
 from wdscli.shards.inputs import names_in, open_sets, read_manifest
-from wdscli.shards.locks import FOLDER, RECEIPT, Unfinished, remove_temporaries, state_address
+from wdscli.shards.locks import FOLDER, RECEIPT, UnfinishedSet, remove_temporaries, state_address
 from wdscli.shards.manifest import APPENDED, Manifest
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import base_name, exists, expand, folder_of, is_local, remove
@@ -406,7 +405,7 @@ def _states(run: Run, checks: Sequence[CheckTask], reading: bool) -> Iterator[st
 # Refusals.
 
 
-def _refuse_run(run: Run, output: OutputSet, state: Unfinished | None) -> None:
+def _refuse_run(run: Run, output: OutputSet, state: UnfinishedSet | None) -> None:
     """Raise OutputExistsError for shards that an unfinished run of another plan left. The error names the options that
     differ."""
     plan, mark = run.plan, run.mark

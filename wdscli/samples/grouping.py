@@ -122,7 +122,7 @@ def new_batch(index: int = 0) -> SampleBatch:
     return SampleBatch(index, [], [0], [], [], [], [], [], [])
 
 
-class Ignored:
+class IgnoredMembers:
     """Counts of members that belong to no sample, by reason."""
 
     __slots__ = ("counts",)
@@ -150,12 +150,12 @@ class Grouper:
         lenient: bool = False,
         keeps_lost: bool = False,
         index: int = 0,
-        ignored: Ignored | None = None,
+        ignored: IgnoredMembers | None = None,
     ) -> None:
         self.shard = shard
         self.lenient = lenient
         self.keeps_lost = keeps_lost
-        self.ignored = Ignored() if ignored is None else ignored
+        self.ignored = IgnoredMembers() if ignored is None else ignored
         self._batch = new_batch(index)
         self._prefix = b""
         self._junk_since = False
@@ -300,7 +300,7 @@ def iter_batches(
     *,
     form: Form = CANONICAL,
     lenient: bool = False,
-    ignored: Ignored | None = None,
+    ignored: IgnoredMembers | None = None,
     chunk: int = CHUNK_BYTES,
     see: Callable[[Window], None] | None = None,
     begin: tuple[int, int] = (0, 0),
@@ -436,7 +436,7 @@ class Salvager:
         dropped: Dropped,
         *,
         form: Form = CANONICAL,
-        ignored: Ignored | None = None,
+        ignored: IgnoredMembers | None = None,
         see: Callable[[Window], None] | None = None,
     ) -> None:
         self.source, self.form, self.see = source, form, see
@@ -460,16 +460,16 @@ class Salvager:
         after_damage = False
         for window in self._windows():
             if self.is_hurt and window.columns.names:
-                yield from self._sound(self.grouper.finish(), after_damage, True)
+                yield from self._sound(self.grouper.finish(), after_damage, last_hurt=True)
                 self.is_hurt, after_damage = False, True
             batch = self.grouper.add(window)
             if batch.keys:
-                yield from self._sound(batch, after_damage, False)
+                yield from self._sound(batch, after_damage, last_hurt=False)
                 after_damage = False
         last = self.grouper.finish()
         # If a later sample is cut, the last one is complete.
         cuts_next = self.cut is not None and self.cut not in last.keys[-1:]
-        yield from self._sound(last, after_damage, self.is_hurt and not cuts_next)
+        yield from self._sound(last, after_damage, last_hurt=self.is_hurt and not cuts_next)
         if cuts_next:
             self.seen += 1
             self._drop("damaged")
@@ -494,7 +494,7 @@ class Salvager:
             self.cut = (split_name(to_bytes(error.member)) or (None,))[0]
         self.report(error)
 
-    def _sound(self, batch: SampleBatch, first_hurt: bool, last_hurt: bool) -> Iterator[SampleBatch]:
+    def _sound(self, batch: SampleBatch, first_hurt: bool, *, last_hurt: bool) -> Iterator[SampleBatch]:
         """Return ``batch`` without samples that may be incomplete. The first or last sample may be next to damage."""
         rows = []
         self.seen += len(batch.keys)

@@ -4,23 +4,23 @@ place.
 :func:`iter_samples` makes one pass over windows with payloads. The compiled core (``core.py``), if installed, takes
 many samples together from a window's buffer. :meth:`_Reading._add` handles all other cases: members that belong to no
 sample, new or repeated fields, and payloads of streams that continue after the buffer. Samples and errors are the same
-in both ways. :func:`iter_salvaged` makes one pass over a damaged archive.
+in both ways.
 
-:class:`Expected` is a member that an index or a plan describes. Its headers are compared before its payload is used.
-Nearly always, the block before the payload is enough (:func:`says`). The exact scanner decides all other cases, such as
-foreign members before the member (:func:`is_there`).
+:class:`ExpectedMember` is a member that an index or a plan describes. Its headers are compared before its payload is
+used. Nearly always, the block before the payload is enough (:func:`says`). The exact scanner decides all other cases,
+such as foreign members before the member (:func:`is_there`).
 
 This module does not know where bytes and expectations come from, and does not know shard sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from wdscli.errors import DataError
 from wdscli.model import Sample, to_bytes, to_text
-from wdscli.samples.grouping import Dropped, Grouper, Salvager, duplicate_field
+from wdscli.samples.grouping import Grouper, duplicate_field
 from wdscli.samples.keys import split_name
 from wdscli.tar import KIND_MASK, ByteSource, Columns, Scanner, Window, core, scan
 from wdscli.tar.header import BLOCK, checksum_is_right
@@ -45,35 +45,6 @@ def iter_samples(source: ByteSource, *, fields: frozenset[str] | None = None) ->
     for window in scan(source, payloads=True):
         yield from reading.add(window)
     yield from reading.rest()
-
-
-def iter_salvaged(
-    source: ByteSource, report: Callable[[DataError], None], dropped: Dropped
-) -> Iterator[Sample]:
-    """Yield every sample of one archive that is surely complete, with its payloads. ``report`` and ``dropped`` are
-    those of a :class:`~wdscli.samples.grouping.Salvager`."""
-    payloads: dict[int, tuple[bytes, bytes]] = {}
-    """By offset: the key and the payload of each member that may still be yielded."""
-    open_key = b""
-
-    def hold(window: Window) -> None:
-        # All samples of earlier windows were yielded or dropped, except the last, which may continue.
-        nonlocal payloads, open_key
-        payloads = {offset: held for offset, held in payloads.items() if held[0] == open_key}
-        names, _, offsets, _, flags = window.columns
-        for row, name in enumerate(names):
-            parts = None if flags[row] & KIND_MASK else split_name(name)
-            if parts is not None:
-                open_key = parts[0]
-                payloads[offsets[row]] = open_key, window.payload(row)
-
-    for batch in Salvager(source, report, dropped, see=hold).batches():
-        for row, key in enumerate(batch.keys):
-            members = range(batch.firsts[row], batch.firsts[row + 1])
-            fields = {
-                to_text(batch.fields[member]): payloads.pop(batch.offsets[member])[1] for member in members
-            }
-            yield Sample(to_text(key), fields, source.name, batch.index + row)
 
 
 class _Reading:
@@ -222,7 +193,7 @@ def _are_of_no_sample(columns: Columns, count: int) -> bool:
     return all(flag & KIND_MASK or split_name(name) is None for name, flag in zip(names, flags))
 
 
-class Expected(NamedTuple):
+class ExpectedMember(NamedTuple):
     """A member that an index describes. Its headers begin at byte ``head``."""
 
     head: int
@@ -235,12 +206,21 @@ class Expected(NamedTuple):
         """The first byte of a read that gets the payload together with its headers."""
         return max(self.head, self.offset - FRONT_BYTES)
 
-    def payload(self, source: ByteSource) -> bytes:
-        """Read the headers together with the payload, and return the payload. Raises InputError, and DataError
-        ``stale-index`` unless the headers have this name and size."""
-        data = source.read_at(self.first, self.offset + self.size - self.first)
+    @property
+    def end(self) -> int:
+        """The byte after the payload."""
+        return self.offset + self.size
+
+    def payload(self, source: ByteSource, most: int | None = None) -> bytes:
+        """Read the headers together with the payload, or with its first ``most`` bytes, and return these. Raises
+        InputError, and DataError ``stale-index`` unless the headers have this name and size, and ``truncated``."""
+        size = self.size if most is None else min(self.size, most)
+        data = source.read_at(self.first, self.offset + size - self.first)
         self._want(source, data)
-        return data[self.offset - self.first :]
+        payload = data[self.offset - self.first :]
+        if len(payload) < size:
+            raise self.truncated(source, len(payload))
+        return payload
 
     def check(self, source: ByteSource) -> None:
         """Check the headers like :meth:`payload`, without reading the payload."""
@@ -254,14 +234,17 @@ class Expected(NamedTuple):
 
     def _want(self, source: ByteSource, data: bytes) -> None:
         if not self.is_confirmed(source, data):
-            raise DataError(
-                "the index is stale: the payload has another header",
-                code="stale-index",
-                shard=source.name,
-                offset=self.head,
-                member=to_text(self.name),
-                hint="rebuild the index with `wds index`",
-            )
+            message = "the index is stale: the payload has another header"
+            raise self._error(source, message, "stale-index", "rebuild the index with `wds index`")
+
+    def truncated(self, source: ByteSource, read_bytes: int) -> DataError:
+        """Return the error for an archive that ends after the first ``read_bytes`` of the payload."""
+        message = f"archive ends after {read_bytes} of {self.size} payload bytes"
+        return self._error(source, message, "truncated")
+
+    def _error(self, source: ByteSource, message: str, code: str, hint: str | None = None) -> DataError:
+        name = to_text(self.name)
+        return DataError(message, code=code, shard=source.name, offset=self.head, member=name, hint=hint)
 
 
 def _walk(source: ByteSource, begin: int, end: int) -> Columns | None:

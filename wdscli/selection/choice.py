@@ -1,6 +1,6 @@
 """This module makes a selection from raw options, and rows of a batch from a selection.
 
-The options apply in a fixed order: ``--keys``, ``--keys-from`` and ``--not-keys-from`` (:class:`KeyRule`), then
+The options apply in a fixed order: ``--keys``, ``--keys-from`` and ``--not-keys-from`` (:class:`KeySelection`), then
 ``--where``, then the fields (:class:`FieldRule`; a sample without fields is dropped), then ``--slice`` over the
 remaining samples, then ``--sample`` (:class:`Draw`), then ``--limit``. If a command reorders samples, or skips some of
 them later, it counts ``--limit`` itself. A repeated option selects more (``--keys A --keys B`` means A or B), but a
@@ -32,7 +32,7 @@ from wdscli.units import whole_number
 
 if TYPE_CHECKING:
     from wdscli.selection.draw import Draw
-    from wdscli.selection.where import Where
+    from wdscli.selection.where import Value
 
 OnError = Literal["stop", "skip"]
 
@@ -84,8 +84,8 @@ _NO_END = 1 << 400
 class Selection(NamedTuple):
     """A validated selection, made by :meth:`parse`. An attribute that is None selects everything."""
 
-    key_rule: KeyRule | None = None
-    where: Where | None = None
+    key_rule: KeySelection | None = None
+    where: Value | None = None
     field_rule: FieldRule | None = None
     span: range | None = None
     limit: int | None = None
@@ -120,7 +120,7 @@ class Selection(NamedTuple):
 
             draw = Draw.parse(str(sample), seed or 0)
         chosen = cls(
-            key_rule=KeyRule.parse(texts_of(keys), keys_from or None, not_keys_from or None)
+            key_rule=KeySelection.parse(texts_of(keys), keys_from or None, not_keys_from or None)
             if keys or keys_from or not_keys_from
             else None,
             where=_where(where),
@@ -162,7 +162,7 @@ class Selection(NamedTuple):
         return self._replace(where=self.where.with_classes(read_classes() or ()))
 
     def using(self, names: frozenset[str]) -> Selection:
-        """Return the selection that takes the values with these names from batches (:meth:`Where.using`)."""
+        """Return the selection that takes the values with these names from batches (:meth:`Value.using`)."""
         return self if self.where is None else self._replace(where=self.where.using(names))
 
     @property
@@ -342,16 +342,16 @@ def _words(text_or_texts: str | Iterable[str] | None, option: str) -> tuple[str,
     return words
 
 
-def _where(text_or_texts: str | Sequence[str] | None) -> Where | None:
+def _where(text_or_texts: str | Sequence[str] | None) -> Value | None:
     """Return one expression. Several expressions are joined by ``and``."""
     texts = texts_of(text_or_texts)
     if not texts:
         return None
-    from wdscli.selection.where import Where
+    from wdscli.selection.where import Value
 
-    conditions = [Where(text) for text in texts]
+    conditions = [Value(text) for text in texts]
     # Each expression was parsed alone, so its brackets are balanced. The line break ends a comment in it.
-    return conditions[0] if len(conditions) == 1 else Where(" and ".join(f"({text}\n)" for text in texts))
+    return conditions[0] if len(conditions) == 1 else Value(" and ".join(f"({text}\n)" for text in texts))
 
 
 def parse_span(text: str) -> range:
@@ -365,8 +365,7 @@ def parse_span(text: str) -> range:
         part == "" or (part.isascii() and part.isdigit()) for part in parts
     ):
         raise UsageError(
-            f'not a slice: "{text}"',
-            hint="A:B:STEP with whole numbers, each optional: 0:1000, ::10",
+            f'not a slice: "{text}"', hint="A:B:STEP with whole numbers, each optional: 0:1000, ::10"
         )
     start, stop, step = [*parts, ""][:3]
     if step and not whole_number(step):
@@ -383,6 +382,10 @@ class Rename(NamedTuple):
 
     new: bytes
     olds: tuple[bytes, ...]
+
+
+FIELD_RULE = {"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}
+"""The form of a rule in JSON (:mod:`wdscli.schema`)."""
 
 
 class FieldRule:
@@ -513,7 +516,7 @@ _FOLLOWED_AT_MOST = 64
 _SHOWN = 3
 
 
-class KeyRule(NamedTuple):
+class KeySelection(NamedTuple):
     """The rule for keys. If ``exact`` or ``globs`` are given, a selected key is in ``exact`` or matches one of
     ``globs``. If files are given, it is in ``listed``. It must not be in ``left_out``. ``sources`` and
     ``sources_left_out`` are the files' addresses. ``any_glob`` matches all globs together."""
@@ -532,7 +535,7 @@ class KeyRule(NamedTuple):
         keys: Sequence[str],
         keys_from: str | Sequence[str] | None,
         not_keys_from: str | Sequence[str] | None = None,
-    ) -> KeyRule:
+    ) -> KeySelection:
         from fnmatch import translate
 
         if any(not key for key in keys):

@@ -153,7 +153,7 @@ class NumbersByKey:
         low_halves: U64 = numpy.array(lows, dtype=numpy.uint64)
         order = low_halves.argsort(kind="stable")
         self._lows, self._highs = low_halves[order], numpy.array(highs, dtype=numpy.uint64)[order]
-        self._numbers = Numbers(numbers.numbers().array[order], False)
+        self._numbers = Numbers(numbers.numbers().array[order], exact=False)
 
     def of(self, keys: Iterable[bytes]) -> Numbers:
         """Return the number of each key; missing if the table has no number for a key."""
@@ -162,7 +162,7 @@ class NumbersByKey:
         digests = [xxh3_128_intdigest(key, self._seed) for key in keys]
         lows: U64 = numpy.array([digest & _LOW for digest in digests], dtype=numpy.uint64)
         highs: U64 = numpy.array([digest >> 64 for digest in digests], dtype=numpy.uint64)
-        numbers = Numbers(numpy.full(len(lows), MISSING, dtype=numpy.int64), False)
+        numbers = Numbers(numpy.full(len(lows), MISSING, dtype=numpy.int64), exact=False)
         if self._numbers.array.dtype.kind == "f":
             numbers = numbers.as_float()
         # Before this row are all rows with the same lower half, the last row of a key first.

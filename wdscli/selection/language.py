@@ -18,12 +18,11 @@ from simpleeval import DEFAULT_OPERATORS
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import UsageError
-from wdscli.model import to_bytes
+from wdscli.model import to_bytes, to_text
 from wdscli.selection.expressions import expression
-from wdscli.selection.named import Named, Path, hint_of, is_like
+from wdscli.selection.named import Named, hint_of, is_like
+from wdscli.selection.places import NAMES, PAYLOADS, Path, Place, field_and_steps, is_document, is_reserved
 
-PAYLOADS = ("json", "cls", "txt")
-NAMES = ("key", "shard", "index", "size", "fields", *PAYLOADS)
 _TEXT_NAMES = ("key", "shard", "txt")
 
 # None of these makes a result much longer than its input.
@@ -41,15 +40,15 @@ SEEDS = (1 << 64) - 1
 _LOGIC = "BoolOp And Or Not IfExp UnaryOp BinOp USub UAdd"
 _ARITHMETIC = "Add Sub Mult Div FloorDiv Mod Pow"
 _ORDER = "Compare Eq NotEq Lt LtE Gt GtE In NotIn Is IsNot"
-_VALUE = "Constant List Tuple Set Name Load Attribute Subscript Slice Call keyword"
+_VALUE = "Constant List Tuple Set Name Load Attribute Subscript Slice Call keyword GeneratorExp comprehension Store"
 _NODES = tuple(getattr(ast, name) for name in f"{_LOGIC} {_ARITHMETIC} {_ORDER} {_VALUE}".split())
 _TWINS = {ast.BitAnd: ("&", "and"), ast.BitOr: ("|", "or"), ast.Invert: ("~", "not")}
 
 
-FIELD_FUNCTIONS = ("height", "lines", "seconds", "shape", "width")
+FIELD_FUNCTIONS = ("field", "height", "lines", "seconds", "shape", "width")
 """Functions of a payload, most of its header. The argument is the name of a field."""
-FIELD_MARK = "is_field"
-"""An attribute that :func:`parse` sets on the name in ``len(FIELD)``: the name of a field with a text."""
+LIST_FUNCTIONS = ("all", "any", "max", "min", "sum")
+"""The functions that take ``EXPRESSION for NAME in LIST``."""
 STORED_MARK = "="
 """The first character of a name that :class:`StoredParts` puts into a tree."""
 
@@ -137,12 +136,11 @@ def parse(text: str) -> ast.expr:
         # Python warns of the backslash in search('\\d', key).
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text.strip(), mode="eval").body
+            tree: ast.expr = _Names().visit(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:
         raise _syntax_error(text, error) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"--where cannot be read: {error}") from None
-    _FieldCalls().visit(tree)
     _check_names(tree)
     for node in ast.walk(tree):
         if not isinstance(node, _NODES):
@@ -152,52 +150,140 @@ def parse(text: str) -> ast.expr:
     return tree
 
 
-class _FieldCalls(ast.NodeTransformer):
-    """Makes a text of the argument of each function of a field: ``width(seg.png)`` is ``width("seg.png")``. Marks the
-    field in ``len(FIELD)``: ``len(py)`` is the length of a text, as ``len(txt)``."""
+class Field(ast.Name):
+    """The name of a field in a tree. Its value is decoded by this name."""
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        if isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
-            field = _field_in(node.args[0])
-            if field and not isinstance(node.args[0], ast.Constant) and field.split(".")[0] not in NAMES:
-                node.args = [ast.Name(field, ast.Load())]
-                setattr(node.args[0], FIELD_MARK, True)
-                return node
-        if not (isinstance(node.func, ast.Name) and node.func.id in FIELD_FUNCTIONS):
-            return self.generic_visit(node)
-        field = _field_in(node.args[0]) if len(node.args) == 1 and not node.keywords else None
-        if field is None:
-            name = node.func.id
+
+class FieldText(Field):
+    """The name of a field in ``len(FIELD)``. Its value is the whole text."""
+
+
+class Element(ast.Name):
+    """The name of an element of a list, after ``for``."""
+
+
+class _Names(ast.NodeTransformer):
+    """Replaces the names of fields and elements by nodes of their own types: in ``info.json.w``, the field is
+    ``info.json``. The argument of a function of a field becomes a text: ``width(seg.png)`` is ``width("seg.png")``."""
+
+    def __init__(self) -> None:
+        self._elements: set[str] = set()
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._place([node.id])
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        names = _dotted(node)
+        if names:
+            return self._place(names)
+        node.value = self.visit(node.value)
+        return node
+
+    def _place(self, names: list[str]) -> ast.expr:
+        if names[0] in self._elements:
+            return _with_steps(Element(names[0], ast.Load()), names[1:])
+        if names[0] == "size" and len(names) > 1:
+            return ast.Attribute(ast.Name("size", ast.Load()), ".".join(names[1:]), ast.Load())
+        if is_reserved(names) or (len(names) == 1 and names[0] in FUNCTIONS):
+            root = Field if names[0] in PAYLOADS else ast.Name
+            return _with_steps(root(names[0], ast.Load()), names[1:])
+        field, steps = field_and_steps(names)
+        return _with_steps(Field(field, ast.Load()), steps)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if isinstance(node.func, ast.Attribute):
+            node.func.value = self.visit(node.func.value)
+        alone = node.args[0] if len(node.args) == 1 and not node.keywords else None
+        if name in LIST_FUNCTIONS and isinstance(alone, ast.GeneratorExp):
+            node.args = [self._generator(alone, name)]
+            return node
+        if name not in FIELD_FUNCTIONS:
+            node.args = [self.visit(argument) for argument in node.args]
+            node.keywords = [self.visit(keyword) for keyword in node.keywords]
+            if name == "len" and type(alone := node.args[0] if node.args else None) is Field:
+                is_text = alone.id not in NAMES and not is_document(alone.id)
+                node.args[0] = FieldText(alone.id, ast.Load()) if is_text else alone
+            return node
+        field = "" if alone is None else _field_in(alone)
+        if not field:
             hint = f'{name}(seg.png), or {name}("2.seg.png")'
             raise UsageError(f"--where: {name}() takes the name of a field", hint=hint)
         node.args = [ast.Constant(field)]
+        return Field(field, ast.Load()) if name == "field" else node
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
+        functions = ", ".join(f"{name}()" for name in LIST_FUNCTIONS)
+        raise UsageError(
+            f"--where: `for` is allowed only in {functions}", hint="any(a.w > 9 for a in json.boxes)"
+        )
+
+    def _generator(self, node: ast.GeneratorExp, function: str) -> ast.expr:
+        before = set(self._elements)
+        for generator in node.generators:
+            name = generator.target.id if isinstance(generator.target, ast.Name) else ""
+            if not name or name in (*NAMES, *FUNCTIONS, *self._elements) or generator.is_async:
+                raise UsageError(
+                    f"--where: `for {ast.unparse(generator.target)}` needs a new name",
+                    hint="for a in json.boxes",
+                )
+            generator.iter = self.visit(generator.iter)
+            self._elements.add(name)
+            generator.target = Element(name, ast.Store())
+            generator.ifs = [self.visit(test) for test in generator.ifs]
+        node.elt = self.visit(node.elt)
+        self._elements = before
+        setattr(node, LACKING_MARK, function in ("all", "any"))
         return node
 
 
-def _field_in(node: ast.expr) -> str | None:
-    """The field that a name, dots between names, or a text in quotes means."""
-    if isinstance(node, ast.Attribute):
-        before = None if isinstance(node.value, ast.Constant) else _field_in(node.value)
-        return None if before is None else f"{before}.{node.attr}"
+LACKING_MARK = "is_false"
+"""An attribute of a generator: whether an element that lacks the value is False. Otherwise it is left out."""
+
+
+def _with_steps(node: ast.expr, steps: list[str]) -> ast.expr:
+    for step in steps:
+        node = ast.Attribute(node, step, ast.Load())
+    return node
+
+
+def tree_of(place: Place) -> ast.expr:
+    """Return the tree of a place, as :func:`parse` would make it."""
+    node: ast.expr = Field(to_text(place.field), ast.Load())
+    for step in place.path:
+        node = ast.Subscript(node, ast.Constant(step), ast.Load())
+    return node
+
+
+def sized_field(tree: ast.expr) -> bytes | None:
+    """Return the field of ``size.FIELD``, or None for any other expression."""
+    is_size = isinstance(tree, ast.Attribute) and isinstance(tree.value, ast.Name) and tree.value.id == "size"
+    return to_bytes(tree.attr) if is_size else None  # type: ignore[attr-defined]
+
+
+def _dotted(node: ast.expr) -> list[str]:
+    """Return the names in ``a.b.c``; an empty list for any other expression."""
     if isinstance(node, ast.Name):
-        return node.id
-    return (
-        node.value.removeprefix(".") if isinstance(node, ast.Constant) and type(node.value) is str else None
-    )
+        return [node.id]
+    before = _dotted(node.value) if isinstance(node, ast.Attribute) else []
+    return before and [*before, node.attr]  # type: ignore[attr-defined]
+
+
+def _field_in(node: ast.expr) -> str:
+    """The field that a name, dots between names, or a text in quotes means; empty if there is none."""
+    if isinstance(node, ast.Constant) and type(node.value) is str:
+        return node.value.removeprefix(".")
+    return ".".join(_dotted(node))
 
 
 def _is_field_call(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FIELD_FUNCTIONS
 
 
-def _is_payload(node: ast.Name) -> bool:
-    return node.id in PAYLOADS or getattr(node, FIELD_MARK, False)
-
-
 def payloads_in(tree: ast.expr) -> Iterator[bytes]:
     """The fields whose payloads an expression reads."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and _is_payload(node):
+        if isinstance(node, Field):
             yield to_bytes(node.id)
         elif _is_field_call(node):
             yield to_bytes(node.args[0].value)  # type: ignore[attr-defined]
@@ -207,7 +293,7 @@ def is_of_payloads(tree: ast.expr) -> bool:
     """Return whether an expression has no name that changes when a sample gets another place, key or list of fields."""
     sized = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Subscript)}
     return not any(
-        isinstance(node, ast.Name)
+        type(node) is ast.Name
         and (
             node.id in ("key", "shard", "index", "fields", "rand")
             or (node.id == "size" and id(node) not in sized)
@@ -225,15 +311,13 @@ def normal(tree: ast.expr) -> str:
     return ast.unparse(_Normal().visit(deepcopy(tree)))
 
 
-def place_name(path: Path) -> str:
-    """The normal form of a place in the JSON of the field ``json``.
+def place_name(place: Place) -> str:
+    """The normal form of a place.
 
-    >>> place_name(("a", 0, "b c"))
-    "json.a[0]['b c']"
+    >>> place_name(Place(b"info.json", ("a", 0, "b c"))), place_name(Place(b"2.txt"))
+    ("info.json.a[0]['b c']", "field('2.txt')")
     """
-    return "json" + "".join(
-        f".{step}" if isinstance(step, str) and _is_attribute(step) else f"[{step!r}]" for step in path
-    )
+    return normal(tree_of(place))
 
 
 def _is_attribute(name: str) -> bool:
@@ -243,6 +327,18 @@ def _is_attribute(name: str) -> bool:
 
 
 class _Normal(ast.NodeTransformer):
+    def visit_Field(self, node: Field) -> ast.expr:
+        names = node.id.split(".")
+        is_plain = all(map(_is_attribute, names)) and (len(names) > 1 or names[0] not in FUNCTIONS)
+        if is_plain and not is_reserved(names) and field_and_steps(names) == (node.id, []):
+            return ast.Name(node.id)
+        return ast.Call(ast.Name("field"), [ast.Constant(node.id)], [])
+
+    visit_FieldText = visit_Field
+
+    def visit_Element(self, node: Element) -> ast.expr:
+        return ast.Name(node.id)
+
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
         name = _constant(node.slice)
@@ -317,7 +413,7 @@ def _check_names(tree: ast.expr) -> None:
     """Raise UsageError for a name, attribute or call that is not allowed."""
     called = {id(node.func): node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not _is_payload(node):
+        if type(node) is ast.Name:
             _check_name(node.id, FUNCTIONS if id(node) in called else NAMES)
         elif isinstance(node, ast.Attribute):
             _check_attribute(node, is_called=id(node) in called)
@@ -336,11 +432,7 @@ def _check_name(name: str, allowed: Any) -> None:
         )
     if name in FUNCTIONS:
         raise UsageError(f"--where: {name} is a function", hint=f"call it: {name}(...)")
-    similar = hint_of([name], NAMES)
-    advice = f"a value in JSON is json.{name}, a size is size.{name}, text is '{name}'; "
-    raise UsageError(
-        f"--where: no such name: {name}", hint=similar if similar.startswith("did") else advice + similar
-    )
+    raise UsageError(f"--where: no such name: {name}", hint=hint_of([name], NAMES))
 
 
 def _check_attribute(node: ast.Attribute, *, is_called: bool) -> None:
@@ -377,60 +469,62 @@ def class_texts(tree: ast.expr) -> list[str]:
 
 
 def names_in(tree: ast.expr) -> tuple[Named, ...]:
-    """The fields and places in JSON whose values an expression needs: ``json.width``, ``json["a"][0]``, ``size.jpg``,
-    ``cls``. The operands of ``in`` and the names in ``get()`` are not needed.
+    """The fields and places whose values an expression needs: ``json.width``, ``json["a"][0]``, ``size.jpg``, ``cls``.
+    The operands of ``in`` and the names in ``get()`` are not needed.
 
-    >>> [name.text for name in names_in(ast.parse("json.a[0].b.lower() == txt and 'x' in size", mode="eval").body)]
+    >>> [name.text for name in names_in(parse("json.a[0].b.lower() == txt and 'x' in size"))]
     ['json', 'json.a[0].b', 'txt']
     """
     names: dict[Named, None] = {}
-    _Names(names).visit(tree)
+    _NeededNames(names).visit(tree)
     return tuple(names)
 
 
-class _Names(ast.NodeVisitor):
+class _NeededNames(ast.NodeVisitor):
     def __init__(self, names: dict[Named, None]) -> None:
         self._names = names
 
     def _add(self, text: str, field: str, path: Path | None = None) -> None:
-        self._names[Named(text, " for --where", (field,), path)] = None
+        hint = f"text is '{field}'" if path is None and text not in NAMES and text.isidentifier() else ""
+        self._names[Named(text, " for --where", (field,), path, hint=hint)] = None
 
-    def visit_Name(self, node: ast.Name) -> None:
-        if _is_payload(node):
-            self._add(node.id, node.id)
+    def visit_Field(self, node: Field) -> None:
+        self._add(node.id, node.id)
+
+    visit_FieldText = visit_Field
 
     def visit_Call(self, node: ast.Call) -> None:
         if _is_field_call(node):
             field = node.args[0].value  # type: ignore[attr-defined]
             self._add(normal(node), field)
             return
-        # A method of a text is not a place in JSON.
+        # A method of a text is not a place.
         self.visit(node.func.value if isinstance(node.func, ast.Attribute) else node.func)
         for argument in node.args:
             self.visit(argument)
 
     def visit_Attribute(self, node: ast.Attribute | ast.Subscript) -> None:
-        """Find a path of constant names and places in JSON. The path ends before brackets that contain no constant."""
+        """Find a path of constant names and places. The path ends before brackets that contain no constant."""
         path: list[str | int] = []
-        expression: ast.expr = node
-        place = expression
-        while isinstance(expression, ast.Attribute | ast.Subscript):
-            step = expression.attr if isinstance(expression, ast.Attribute) else _constant(expression.slice)
+        root: ast.expr = node
+        place = root
+        while isinstance(root, ast.Attribute | ast.Subscript):
+            step = root.attr if isinstance(root, ast.Attribute) else _constant(root.slice)
             if step is None:
-                path, place = [], expression.value
-                self.visit(expression.slice)  # type: ignore[union-attr]
+                path, place = [], root.value
+                self.visit(root.slice)  # type: ignore[union-attr]
             else:
                 path.insert(0, step)
-            expression = expression.value
-        if isinstance(expression, ast.Name) and expression.id == "json":
-            self._add("json", "json")
+            root = root.value
+        if isinstance(root, Field) and is_document(root.id):
+            self._add(root.id, root.id)
             if path:
-                self._add(ast.unparse(place), "json", tuple(path))
-        elif isinstance(expression, ast.Name) and expression.id == "size":
+                self._add(normal(place), root.id, tuple(path))
+        elif isinstance(root, ast.Name) and root.id == "size":
             if path and isinstance(path[0], str):
                 self._add(f"size.{path[0]}", path[0])
         else:
-            self.visit(expression)
+            self.visit(root)
 
     visit_Subscript = visit_Attribute
 

@@ -26,7 +26,7 @@ class Slot(NamedTuple):
     member: int
 
 
-class Layout(NamedTuple):
+class JoinedMembers(NamedTuple):
     """The members of a joined sample. ``out`` counts members of parts that are left out, and ``renamed`` counts members
     with a new name. ``replaced`` counts members of ``out`` that a later part replaces. ``conflicts`` are the fields
     that two parts have, each with the policy."""
@@ -53,7 +53,7 @@ def suffixed(field: bytes, part: int) -> bytes:
     return b"%d.%s" % (part + 1, field)
 
 
-def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> Layout:
+def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> JoinedMembers:
     """The members of a sample with these parts; None is a missing part. ``policies`` has, for each part, the policy for
     a field that exists already. Raises DataError without a place.
 
@@ -87,7 +87,9 @@ def lay_out(parts: Sequence[Shape | None], policies: Sequence[OnConflict]) -> La
                 replaced += policy == "right"
                 out.append(loser)
                 slot_by_field[field] = slot if policy == "right" else before
-    return Layout(tuple(slot_by_field.values()), tuple(out), tuple(renamed), replaced, frozenset(conflicts))
+    return JoinedMembers(
+        tuple(slot_by_field.values()), tuple(out), tuple(renamed), replaced, frozenset(conflicts)
+    )
 
 
 def _free(field: bytes, slot_by_field: dict[bytes, Slot], shape: Shape) -> bytes:

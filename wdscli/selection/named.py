@@ -9,13 +9,12 @@ key. The SeenNames of several processes are merged. This module does not know wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from wdscli.errors import DataError, nearest
+from wdscli.errors import nearest
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
-
-Path: TypeAlias = tuple[str | int, ...]
+from wdscli.selection.places import Absent, EachValue, Path, Place, class_number, field_value, step_into
 
 _SHOWN = 8
 _NAMED_AT_MOST = 3
@@ -25,22 +24,10 @@ _KEYS_FOLLOWED = 8
 _MAGIC = frozenset("*?[")
 
 
-def class_number(text: str) -> int | None:
-    """Return the number in a ``cls`` payload, by webdataset's rule, or None for text."""
-    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 100 else None
-
-
 def class_name(value: object, classes: Sequence[str]) -> str | None:
     """Return the class name for a number, or for its text, if the class has a name."""
     number = class_number(str(value))
     return classes[number] if number is not None and 0 <= number < len(classes) else None
-
-
-class Place(NamedTuple):
-    """A place in the JSON of a field."""
-
-    field: bytes
-    path: Path
 
 
 class Named(NamedTuple):
@@ -86,15 +73,17 @@ class SeenNames:
     def see_document(self, place: Place, document: Any) -> bool:
         """Look for a place in one JSON document, and return whether it has the place."""
         for step in place.path:
-            if isinstance(document, list) and isinstance(step, str) and step.isdecimal() and len(step) < 10:
-                step = int(step)
             try:
-                document = document[step]
-            except (LookupError, TypeError):
+                value = step_into(document, step)
+            except Absent:
+                value = EachValue()
+            if type(value) is EachValue and not value:
                 alternatives = self.alternatives.setdefault(place, set())
-                if isinstance(document, dict) and len(alternatives) < _MOST_ALTERNATIVES:
-                    alternatives.update(document)
+                for element in document if isinstance(document, list) else [document]:
+                    if isinstance(element, dict) and len(alternatives) < _MOST_ALTERNATIVES:
+                        alternatives.update(element)
                 return False
+            document = value
         self.places.add(place)
         self.alternatives.pop(place, None)
         return True
@@ -117,14 +106,12 @@ class SeenNames:
     def _look_into(
         self, place: Place, batch: SampleBatch, rows: Sequence[int], payload_of: Callable[[int, bytes], bytes]
     ) -> None:
-        import json
-
         for row in rows:
             if place.field not in batch.fields[batch.firsts[row] : batch.firsts[row + 1]]:
                 continue
             try:
-                document = json.loads(payload_of(row, place.field))
-            except (ValueError, RecursionError, DataError):
+                document = field_value(to_text(place.field), payload_of(row, place.field))
+            except Exception:
                 continue  # the reader of the value raises the error
             if self.see_document(place, document):
                 return
@@ -215,7 +202,7 @@ def field_hint(name: Named, fields: Sequence[str]) -> str:
     return hint_of(name.fields, fields) + f"; a value in JSON is json.{name.text}" * is_in_json
 
 
-_OF_VALUES = (" to sort by", " for --count", " for --by", " for --stratify")
+_OF_VALUES = (" for --where", " to sort by", " for --count", " for --by", " for --stratify")
 
 
 def listed(names: Sequence[str], join: str, most: int = _NAMED_AT_MOST) -> str:

@@ -1,127 +1,247 @@
-"""This module reads payloads of the samples that a :class:`~wdscli.selection.walk.Walk` selects.
+"""This module reads payloads of members of one open shard, for every command and for the loader's filter.
 
-A payload is taken from the buffer, or read from its place. A stream cannot seek back, so the payloads of the needed
-fields are kept until their sample is complete. This module does not know what the samples are for.
+A :class:`MemberReader` reads the members of the current batch of a :class:`~wdscli.selection.walk.Walk`: one payload, a
+payload in pieces, or many payloads together. Before a payload is used, the header before it is compared with the index
+that has its place. A scan has just read the headers, so it takes payloads from its window, or reads them from their
+places. A stream cannot seek back, so the needed payloads are kept until their sample is complete: some MiB in memory,
+and the rest in scratch files. Small payloads of an index are read and compared many at once by the compiled core.
+
+This module does not know what the payloads are for.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain
+from typing import Any
 
-from wdscli.errors import DataError
-from wdscli.samples import SampleBatch, new_batch, split_name
+from wdscli.arrays import Backing, Piece
+from wdscli.model import to_text
+from wdscli.samples import new_batch, split_name
 from wdscli.samples.grouping import SampleAt
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.storage import Source
-from wdscli.storage.ends import PIECE_BYTES
+from wdscli.storage.ends import PIECE_BYTES, RangesInMemory, pieces_of
 from wdscli.storage.local import is_cold
-from wdscli.tar import Window
+from wdscli.tar import Window, core, padded
+from wdscli.tar.scan import cut
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
 """A larger payload is not decoded, so that a shard cannot exhaust memory."""
+HELD_BYTES = 1 << 22
+"""How many payload bytes of a stream are kept in memory. More bytes go to a scratch file."""
+SCRATCH_BYTES = 1 << 24
+"""A scratch file with this size gets no more payloads, so that it can be removed after its samples."""
+SAMPLES_TOGETHER = 256
+"""The most samples whose payloads are read together."""
+BYTES_TOGETHER = 1 << 23
+"""The most bytes of a shard from which payloads are read together."""
+GAP_BYTES = 1 << 14
+"""Gaps up to this size are read too, because this saves a request or a system call."""
 
 
-class Payloads:
-    """The payloads of some ``fields`` of the current batch. With ``by_index``, the batch comes from an index, and the
-    header before each payload is compared with it. A difference raises DataError ``stale-index``."""
+class MemberReader:
+    """Reads payloads of the current ``batch`` of an open shard. ``fields`` are those that the caller reads by name.
+    With ``by_index``, the batch comes from an index, and a payload with another header raises DataError
+    ``stale-index``. Of a stream, the payloads of ``fields`` are kept, or all payloads with ``keeps_all``: up to
+    ``held_bytes`` (:data:`HELD_BYTES`) in memory, the others in scratch files. Requests skip gaps of ``gap_bytes`` or
+    more (:meth:`Source.expect`)."""
 
-    def __init__(self, source: Source, fields: frozenset[bytes], *, by_index: bool = False) -> None:
+    def __init__(
+        self,
+        source: Source,
+        fields: frozenset[bytes] = frozenset(),
+        *,
+        by_index: bool = False,
+        keeps_all: bool = False,
+        held_bytes: int | None = None,
+        gap_bytes: int | None = None,
+    ) -> None:
         self.by_index = by_index
         self.batch = new_batch()
         self.source = source
         self.fields = fields
-        self.sees = bool(fields)
+        self.sees = bool(fields) or keeps_all
         """Whether a scan must call :meth:`see`."""
-        self._suffixes = tuple(b"." + field for field in fields)
+        self._suffixes = (b"",) if keeps_all else tuple(b"." + field for field in fields)
+        self._keeps_all, self._gap_bytes = keeps_all, gap_bytes
+        self._held_bytes = HELD_BYTES if held_bytes is None else held_bytes
         self._window: Window | None = None
         self._kept: dict[int, bytes] = {}
+        self._stored: dict[int, tuple[Backing, list[Piece]]] = {}
+        self._kept_bytes = 0
+        self._file, self._file_bytes = Backing(), 0
+        self._held: Source = source
+        self._requested_rows: list[int] = []
+        self._requested_fields = fields
+        self._first_row = self._next_row = -1
+        self._together = 1
 
     def see(self, window: Window) -> None:
-        """Take a new window. If the source is a stream, keep the payloads that may be read."""
+        """Take a new window. If the source is a stream, keep the payloads that may be read. Raises DataError if the
+        stream ends inside a payload."""
         self._window = window
         if self.source.seekable:
             return
-        columns = window.columns
-        for row, name in enumerate(columns.names):
-            if name.endswith(self._suffixes) and columns.sizes[row] <= MAX_LOOKED_INTO_BYTES:
-                parts = split_name(name)
-                if parts is not None and parts[1] in self.fields:
-                    self._kept[columns.offsets[row]] = window.payload(row)
+        names, _, offsets, sizes, _ = window.columns
+        for row, name in enumerate(names):
+            if not name.endswith(self._suffixes) or not (self._keeps_all or self._is_read(name, sizes[row])):
+                continue
+            if self._kept_bytes + sizes[row] <= self._held_bytes:
+                self._kept[offsets[row]] = window.payload(row)
+                self._kept_bytes += sizes[row]
+            else:
+                self._store(offsets[row], self._pieces_of_window(window, row))
+
+    def _is_read(self, name: bytes, size: int) -> bool:
+        parts = split_name(name)
+        return parts is not None and parts[1] in self.fields and size <= MAX_LOOKED_INTO_BYTES
+
+    def _pieces_of_window(self, window: Window, row: int) -> Iterator[bytes]:
+        """Yield a payload that may extend beyond the window, in pieces."""
+        offset, size = window.columns.offsets[row], window.columns.sizes[row]
+        done, end = 0, padded(size)
+        data = window.buffer[offset - window.base : offset - window.base + end]
+        while data:
+            yield data[: size - done] if done < size else b""
+            done += len(data)
+            data = self.source.read_at(offset + done, min(PIECE_BYTES, end - done)) if done < end else b""
+        if done < end:
+            raise cut(self.source.name, window.columns, row, done)
+
+    def _store(self, offset: int, pieces: Iterable[bytes]) -> None:
+        """Write a payload to the current scratch file. Begin a new file if the current file is full, or if all its
+        payloads are no longer needed."""
+        if not self._stored or self._file_bytes >= SCRATCH_BYTES:
+            self._file, self._file_bytes = Backing(), 0
+        stored = [self._file.put(piece) for piece in pieces]
+        self._stored[offset] = self._file, stored
+        self._file_bytes += sum(piece.length for piece in stored)
 
     def forget(self) -> None:
         """Drop the payloads of finished samples. The last sample of a window may continue in the next."""
         batch = self.batch
-        if self._kept and batch.keys:
+        if (self._kept or self._stored) and batch.keys:
             end = batch.end(len(batch.keys) - 1)
             self._kept = {offset: data for offset, data in self._kept.items() if offset >= end}
-
-    def __call__(self, row: int, field: bytes) -> bytes:
-        """Do the same as :meth:`of`."""
-        return self.of(row, field)
-
-    def pieces(self, row: int, field: bytes) -> Iterator[bytes]:
-        """Yield the payload of one member of the current batch, of any size, in pieces. The source must be seekable.
-        Raises DataError if the payload is truncated."""
-        number = self._at(row, field)
-        member = expected_member(self.batch, row, number)
-        offset, end = member.offset, member.offset + member.size
-        if self.by_index:
-            member.check(self.source)
-        while offset < end:
-            data = self.source.read_at(offset, min(PIECE_BYTES, end - offset))
-            if not data:
-                message = f"archive ends {end - offset} bytes before the payload"
-                raise self._error(row, field, message, "truncated")
-            offset += len(data)
-            yield data
-
-    def ranges(self, rows: Iterable[int], fields: frozenset[bytes]) -> list[tuple[int, int]]:
-        """Return the byte ranges of the payloads of these rows and fields, each with the header before it."""
-        batch, ranges = self.batch, []
-        for row in rows:
-            for number in range(batch.firsts[row], batch.firsts[row + 1]):
-                if batch.fields[number] in fields and batch.sizes[number] <= MAX_LOOKED_INTO_BYTES:
-                    member = expected_member(batch, row, number)
-                    ranges.append((member.first, member.offset + member.size))
-        return ranges
+            self._stored = {offset: place for offset, place in self._stored.items() if offset >= end}
+            self._kept_bytes = sum(map(len, self._kept.values()))
 
     def request(self, fields: frozenset[bytes], rows: Iterable[int]) -> None:
-        """Request the payloads of these fields and rows of the current batch together. A local shard in memory needs no
-        requests."""
+        """Request the payloads of these fields and rows of the current batch, with their headers. Rows must rise. A
+        local shard in memory needs no requests; but its payloads are then read together, too."""
         source, starts = self.source, self.batch.starts
+        self._requested_fields, self._requested_rows = fields, list(rows)
+        self._first_row = self._next_row = -1
+        self._together = 1
         if source.fd is None or is_cold(source.fd, starts[len(starts) // 3]):
-            ranges = self.ranges(rows, fields)
+            ranges = list(self._ranges(self._requested_rows))
             if len(ranges) > 1:
-                source.expect(ranges)
+                source.expect(ranges, gap_bytes=self._gap_bytes)
 
-    def _at(self, row: int, field: bytes) -> int:
-        return self.batch.fields.index(field, self.batch.firsts[row], self.batch.firsts[row + 1])
+    def _ranges(self, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Yield the byte ranges of the requested payloads of these rows, each with the header before it."""
+        batch = self.batch
+        for row in rows:
+            for member in self._members(row):
+                if (
+                    batch.fields[member] in self._requested_fields
+                    and batch.sizes[member] <= MAX_LOOKED_INTO_BYTES
+                ):
+                    expected = self.expected(member)
+                    yield expected.first, expected.end
 
-    def of(self, row: int, field: bytes) -> bytes:
-        """Return the payload of one member of the current batch. Raises DataError if it is too large or truncated."""
-        number, window = self._at(row, field), self._window
-        offset, size = self.batch.offsets[number], self.batch.sizes[number]
-        if size > MAX_LOOKED_INTO_BYTES:
-            message = f"payload of {size} bytes is too large to decode (limit: {MAX_LOOKED_INTO_BYTES} bytes)"
-            raise self._error(row, field, message, "undecodable")
-        if offset in self._kept:
-            return self._kept[offset]
+    def expected(self, member: int) -> ExpectedMember:
+        """Return a member of the batch, given by its number, as an Expected."""
+        batch = self.batch
+        name = batch.keys[self._row(member)] + b"." + batch.fields[member]
+        return ExpectedMember(batch.starts[member], batch.offsets[member], name, batch.sizes[member])
+
+    def __call__(self, row: int, field: bytes) -> bytes:
+        """Return the payload of a field of a sample. Raises DataError if it is too large to decode, or truncated."""
+        batch = self.batch
+        member = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+        if batch.sizes[member] > MAX_LOOKED_INTO_BYTES:
+            size, limit = batch.sizes[member], MAX_LOOKED_INTO_BYTES
+            message = f"payload of {size} bytes is too large to decode (limit: {limit} bytes)"
+            raise SampleAt(batch, row, self.source.name).error(message, "undecodable", field)
+        return self.payload(member)
+
+    def payload(self, member: int) -> bytes:
+        """Return the payload of a member of the batch. Raises DataError if it is truncated."""
+        offset, size, window = self.batch.offsets[member], self.batch.sizes[member], self._window
         if window is not None and 0 <= offset - window.base <= len(window.buffer) - size:
             return window.buffer[offset - window.base : offset - window.base + size]
+        if self._requested_rows and offset not in self._kept:
+            self._read_together(self._row(member))
+        if offset in self._kept:
+            return self._kept[offset]
+        if offset in self._stored:
+            return b"".join(self.pieces(member))
         if self.by_index:
-            data = expected_member(self.batch, row, number).payload(self.source)
-        else:
-            data = self.source.read_at(offset, size)
+            return self.expected(member).payload(self._held)
+        data = self.source.read_at(offset, size)
         if len(data) < size:
-            message = f"archive ends after {len(data)} of {size} payload bytes"
-            raise self._error(row, field, message, "truncated")
+            raise self.expected(member).truncated(self.source, len(data))
         return data
 
-    def _error(self, row: int, field: bytes, message: str, code: str) -> DataError:
-        return SampleAt(self.batch, row, self.source.name).error(message, code, field)
+    def pieces(self, member: int) -> Iterator[bytes]:
+        """Yield the payload of a member of the batch, of any size, in pieces. Raises DataError if it is truncated."""
+        offset, size = self.batch.offsets[member], self.batch.sizes[member]
+        if offset in self._stored:
+            yield from chain.from_iterable(piece.read() for piece in self._stored[offset][1])
+        elif size <= PIECE_BYTES or offset in self._kept:
+            yield self.payload(member)
+        else:
+            if self.by_index:
+                self.expected(member).check(self.source)
+            yield from pieces_of(self.source, offset, size)
 
+    def _read_together(self, row: int) -> None:
+        """Read the requested payloads of some requested samples, from ``row`` on, by one call of the core. If the
+        caller reads on, the next call reads twice as many samples. Payloads with unusual headers are left out."""
+        batch, source, requested = self.batch, self.source, self._requested_rows
+        if self._first_row <= row < self._next_row:
+            return
+        count = self._together = min(2 * self._together, SAMPLES_TOGETHER) if row == self._next_row else 1
+        # The last sample that begins within the bytes that are read together is left out, because it may end later.
+        last_member = bisect_right(batch.starts, batch.start(row) + BYTES_TOGETHER) - 1
+        end = max(row + 1, min(row + count, self._row(last_member)))
+        self._first_row, self._next_row = row, end
+        last = bisect_left(requested, row) + end - row - 1
+        if end == row + 1 or last >= len(requested) or requested[last] != end - 1:
+            return
+        where: Any = (source.fd, source.size, [], [])
+        if source.fd is None or core.CORE is None:
+            from wdscli.storage.scatter import joined
 
-def expected_member(batch: SampleBatch, row: int, number: int) -> Expected:
-    """Return a member of a batch as an Expected."""
-    name = batch.keys[row] + b"." + batch.fields[number]
-    return Expected(batch.starts[number], batch.offsets[number], name, batch.sizes[number])
+            held = self._held = RangesInMemory(source, joined(self._ranges(range(row, end)), GAP_BYTES))
+            where = (-1, source.size, held.buffers, held.starts)
+        if core.CORE is None:
+            return
+        part = batch.part(row, end)
+        fields = list(dict.fromkeys(part.fields))
+        codes = {field: code for code, field in enumerate(fields)}
+        table = (
+            source.name,
+            b"".join(part.keys),
+            fields,
+            array("q", accumulate(map(len, part.keys))),
+            array("q", map(part.starts.__getitem__, part.firsts[:-1])),
+            array("q", part.firsts[1:]),
+            array("q", part.offsets),
+            array("q", part.sizes),
+            array("I", map(codes.__getitem__, part.fields)),
+        )
+        names = [to_text(field) if field in self._requested_fields else None for field in fields]
+        payloads: list[Any] = [None] * len(part.fields)
+        core.CORE.read(table, names, None, *where, None, payloads)
+        self._kept = {offset: data for offset, data in zip(part.offsets, payloads) if data is not None}
+
+    def _row(self, member: int) -> int:
+        return bisect_right(self.batch.firsts, member) - 1
+
+    def _members(self, row: int) -> range:
+        return range(self.batch.firsts[row], self.batch.firsts[row + 1])

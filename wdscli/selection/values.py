@@ -1,10 +1,6 @@
-"""This module has the values of samples that options can name, and their columns of numbers.
+"""This module has columns of numbers, one for each sample, that indexes store.
 
-A value for ``--by`` or ``--group-by`` is a :class:`FieldValue` (``cls``, ``json.user.id``), a :class:`KeyValue` (a
-regular expression over the key) or the :class:`WholeKey`. :func:`field_and_path` and :func:`at_path` are for places in
-JSON.
-
-A value for ``--values`` is an expression of ``--where`` over the payloads of a sample (:func:`value_names`). Names that
+A value for ``--values`` is a place or an expression over the payloads of a sample (:func:`value_names`). Names that
 change when a sample moves (``key``, ``shard``, ``index``, ``fields``, ``rand()``) are refused. :class:`SampleNumbers`
 computes the numbers while samples are read or written. :class:`Numbers` has one number for each sample of a shard.
 :func:`pack_numbers` and :func:`unpack_numbers` are the form of numbers in an index file, which wdscli-index(5)
@@ -17,221 +13,22 @@ This module does not know what the values are for, nor whether the payloads have
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from array import array
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.arrays import Mask, numpy
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
+from wdscli.model import to_bytes
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import PayloadOf, SampleAt
 from wdscli.schema import check
-from wdscli.selection.expressions import Expression
-from wdscli.selection.named import Named, Path
+from wdscli.selection.places import parse_place
 
 if TYPE_CHECKING:
-    from wdscli.selection.where import Where
-
-
-_IN_JSON = re.compile(r"((?:[^.\[]+\.)*?json)([.\[].*)", re.DOTALL)
-_STEP = re.compile(r"""\.([^.\[\]"']+)|\[(-?[0-9]{1,9})\]|\["([^"]*)"\]|\['([^']*)'\]""")
-
-_PATH_HINT = "a field (cls, seg.png) or a place in JSON (json.width, json.box[0])"
-
-
-class Absent(Exception):
-    """The path does not exist in the document."""
-
-
-def field_and_path(text: str, purpose: str, hint: str = _PATH_HINT) -> tuple[str, Path | None]:
-    """Split a text into a field and the path in its JSON. The path begins after the first part that is ``json``. For
-    any other text, raises UsageError with a message that begins with ``purpose``.
-
-    >>> field_and_path("json.boxes[0]", "cannot sort by"), field_and_path("seg.png", "cannot sort by")
-    (('json', ('boxes', 0)), ('seg.png', None))
-    """
-    match = _IN_JSON.fullmatch(text)
-    if match is None:
-        if not text or "/" in text:
-            raise UsageError(f'{purpose} "{text}"', hint=hint)
-        return text, None
-    steps: list[str | int] = []
-    offset = 0
-    while offset < len(match[2]):
-        step = _STEP.match(match[2], offset)
-        if step is None:
-            raise UsageError(
-                f'{purpose} "{text}": a path cannot contain "{match[2][offset:]}"',
-                hint='write a path as json.a.b, json.a[0] or json["a name"]',
-            )
-        steps.append(int(step[2]) if step[2] else step[step.lastindex or 0])
-        offset = step.end()
-    return match[1], tuple(steps)
-
-
-def at_path(document: Any, path: Path) -> Any:
-    """Return the value at a path. A name is the name of an object's member, or a position in an array if it has only
-    digits. Raises Absent, also for null."""
-    for step in path:
-        if isinstance(document, list) and (isinstance(step, int) or (step.isdecimal() and len(step) < 10)):
-            place = int(step)
-            if not -len(document) <= place < len(document):
-                raise Absent
-            document = document[place]
-        elif isinstance(document, dict) and step in document:
-            document = document[step]
-        else:
-            raise Absent
-    if document is None:
-        raise Absent
-    return document
-
-
-def stored_at(sample: SampleAt, field: bytes, path: Path | None) -> Numbers | None:
-    """Return the stored values for a place in JSON, or None if the sample's index does not have them."""
-    values = sample.batch.values
-    return values.get(stored_name(field, path)) if values else None
-
-
-@lru_cache(1 << 10)
-def stored_name(field: bytes, path: Path | None) -> str:
-    """The name under which an index stores a place in JSON; empty if it cannot be stored. (In an expression of
-    ``--where``, digits in quotes are no place in a list.)"""
-    if field != b"json" or not path or any(isinstance(step, str) and step.isdecimal() for step in path):
-        return ""
-    from wdscli.selection.language import place_name
-
-    return place_name(path)
-
-
-_PLAIN = re.compile(r"[\w-]+(\.[\w-]+)*")
-"""A text that can only be the name of a field, not a pattern."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """A value of samples that an option names. ``text`` is the typed text."""
-
-    text: str
-
-    @property
-    def payload_fields(self) -> frozenset[bytes]:
-        """The fields whose payloads are read."""
-        return frozenset()
-
-    def named(self, purpose: str) -> list[Named]:
-        """The names that some sample must have."""
-        return []
-
-    def of(self, sample: SampleAt) -> bytes | None:
-        """Return the value of one sample, or None. Raises DataError ``undecodable``."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class FieldValue(Value):
-    """A field's payload, or the value at a ``path`` in its JSON."""
-
-    field: bytes
-    path: Path | None = None
-
-    @classmethod
-    def parse(cls, text: str, option: str) -> FieldValue:
-        """``FIELD``, or ``json.PATH`` (``json.a.b``, ``json.a[0]``, ``json["a name"]``). Raises UsageError.
-
-        >>> FieldValue.parse("json.user.id", "--by")
-        FieldValue(text='json.user.id', field=b'json', path=('user', 'id'))
-        """
-        field, path = field_and_path(text, f"{option}: no field:")
-        return cls(text, to_bytes(field), path)
-
-    @property
-    def payload_fields(self) -> frozenset[bytes]:
-        return frozenset([self.field])
-
-    def named(self, purpose: str) -> list[Named]:
-        return [Named(self.text, purpose, (to_text(self.field),), self.path)]
-
-    def of(self, sample: SampleAt) -> bytes | None:
-        stored = stored_at(sample, self.field, self.path)
-        if stored is not None:
-            number = stored.at(sample.batch.index + sample.row)
-            return None if number is None else json.dumps(number).encode()
-        if self.field not in sample.fields:
-            return None
-        payload = sample.payload(self.field)
-        if self.path is None:
-            return payload.strip() or None
-        try:
-            return _at_path(payload, self.path)
-        except (ValueError, RecursionError) as error:
-            text = f"{to_text(self.field)} cannot be decoded: {error}"
-            hint = "leave out such samples: --on-error skip"
-            raise sample.error(text, "undecodable", self.field, hint) from None
-
-
-@dataclass(frozen=True)
-class KeyValue(Value):
-    """The match of a pattern in the key: its first group, or the whole match if it has no group."""
-
-    pattern: Expression[str]
-
-    @classmethod
-    def parse(cls, text: str, option: str) -> KeyValue:
-        """A regular expression. Raises UsageError."""
-        return cls(text, Expression(text, option))
-
-    def of(self, sample: SampleAt) -> bytes | None:
-        match = self.pattern.search(to_text(sample.key))
-        if match is None:
-            return None
-        text = match[1] if self.pattern.groups else match[0]
-        return to_bytes(text).strip() or None if text is not None else None
-
-
-@dataclass(frozen=True)
-class WholeKey(Value):
-    """The key itself."""
-
-    text: str = "key"
-
-    def of(self, sample: SampleAt) -> bytes | None:
-        return sample.key
-
-
-def field_or_pattern(text: str, option: str) -> FieldValue | KeyValue:
-    """Parse ``FIELD`` (letters, digits, ``_``, ``-``, and dots between them), ``json.PATH``, or else a regular
-    expression over the key. Raises UsageError.
-
-    >>> type(field_or_pattern("seg.png", "--group-by")).__name__, type(field_or_pattern("^p[0-9]+", "")).__name__
-    ('FieldValue', 'KeyValue')
-    """
-    if not text:
-        raise UsageError(f"{option} is empty", hint=f"{option} json.patient, or {option} '^p[0-9]+'")
-    with suppress(UsageError):
-        if _PLAIN.fullmatch(text) or field_and_path(text, option)[1] is not None:
-            return FieldValue.parse(text, option)
-    return KeyValue.parse(text, option)
-
-
-def _at_path(payload: bytes, path: Path) -> bytes | None:
-    """Text as it is; any other value as compact JSON. Raises ValueError, RecursionError."""
-    try:
-        value: Any = at_path(json.loads(payload), path)
-    except Absent:
-        return None
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass").strip() or None
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "surrogatepass")
-
+    from wdscli.selection.where import Value
 
 MISSING = -(1 << 63)
 """The missing value in an int64 column. In a float64 column, it is NaN."""
@@ -310,22 +107,35 @@ def joined(parts: list[Numbers]) -> Numbers:
     return Numbers(numpy.concatenate(arrays), all(part.exact for part in parts))
 
 
+def split_texts(texts: str | Sequence[str], option: str) -> Iterator[str]:
+    """Yield the places and expressions of an option, which commas separate. Raises UsageError.
+
+    >>> list(split_texts("my-field, round(json.s, 2)", "--values"))
+    ['my-field', 'round(json.s, 2)']
+    """
+    import ast
+
+    for text in [texts] if isinstance(texts, str) else texts:
+        words = [word.strip() for word in text.split(",")]
+        if all(map(parse_place, words)):
+            yield from words
+            continue
+        source = f"[{text.strip()}\n]"
+        try:
+            parts = ast.parse(source, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise UsageError(f'{option} cannot be read: "{text}"', hint=_HINT) from None
+        for part in parts.elts if isinstance(parts, ast.List) else [parts]:
+            yield ast.get_source_segment(source, part) or ""
+
+
 def value_names(texts: str | Sequence[str] | None, option: str = "--values") -> tuple[str, ...]:
     """Return the normal forms of the comma-separated values in an option. Raises UsageError.
 
     >>> value_names(["json['width'], width( jpg )", "round(json.s, 2)"])
     ('json.width', 'width(jpg)', 'round(json.s, 2)')
     """
-    import ast
-
-    names: dict[str, None] = {}
-    for text in [texts] if isinstance(texts, str) else texts or ():
-        try:
-            parts = ast.parse(f"[{text.strip()}\n]", mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise UsageError(f'{option} cannot be read: "{text}"', hint=_HINT) from None
-        for part in parts.elts if isinstance(parts, ast.List) else [parts]:
-            names[_checked(ast.unparse(part), option).normal] = None
+    names = dict.fromkeys(_checked(text, option).normal for text in split_texts(texts or (), option))
     if texts is not None and not names:
         raise UsageError(f"{option} is empty", hint=_HINT)
     return tuple(names)
@@ -337,21 +147,17 @@ def fields_of(name: str) -> frozenset[bytes]:
     return frozenset(to_bytes(field) for named in _parsed(name).named for field in named.fields)
 
 
-def _parsed(text: str) -> Where:
-    from wdscli.selection.where import Where
+def _parsed(text: str, option: str = "--values") -> Value:
+    from wdscli.selection.where import Value
 
-    return Where(text)
+    return Value(text, option)
 
 
-def _checked(text: str, option: str) -> Where:
-    try:
-        where = _parsed(text)
-    except UsageError as error:
-        error.message = error.message.replace("--where", option)
-        raise
-    if not where.is_of_payloads:
+def _checked(text: str, option: str) -> Value:
+    value = _parsed(text, option)
+    if not value.is_of_payloads:
         raise UsageError(f"{option}: {text} is not a value of payloads", hint=_HINT)
-    return where
+    return value
 
 
 class SampleNumbers:

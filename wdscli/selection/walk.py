@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError
 from wdscli.model import to_text
-from wdscli.samples import Ignored, SampleBatch, iter_batches, may_be_unsafe, why_unsafe
+from wdscli.samples import IgnoredMembers, SampleBatch, iter_batches, may_be_unsafe, why_unsafe
 from wdscli.samples.grouping import Dropped, Salvager
 from wdscli.selection.choice import Selection, SelectionState
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.tar import CANONICAL, Form
 
 
@@ -41,9 +41,9 @@ class Walk:
 
     selection: Selection
     state: SelectionState
-    payloads: Payloads
+    payloads: MemberReader
     form: Form = CANONICAL
-    ignored: Ignored | None = None
+    ignored: IgnoredMembers | None = None
     salvage: Salvage | None = None
     checks_names: bool = False
     lenient: bool = False
@@ -64,7 +64,7 @@ class Walk:
         shard, payloads = self.payloads.source.name, self.payloads
         for batch in self._batches() if indexed is None else self._requesting(indexed, requested):
             payloads.batch = batch
-            rows = self.selection.apply(batch, shard, self.state, payloads.of)
+            rows = self.selection.apply(batch, shard, self.state, payloads)
             if rows:
                 if self.checks_names:
                     check_names(batch, shard)

@@ -1,28 +1,31 @@
-"""This module implements ``--where EXPR``: it finds the samples for which an expression is true.
+"""This module evaluates the expressions and places of all options and of the loader: :class:`Value`.
 
-An expression has the names ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size`` (bytes by field),
-``fields``, and ``json``, ``cls``, ``txt``, which are decoded only when they are evaluated. Four functions take the name
-of a field and read the header of its payload: ``width(jpg)``, ``height(jpg)``, ``seconds(wav)``, ``shape(npy)``. Two
-read any field as text: ``len(py)`` counts its characters and ``lines(py)`` its lines. All names are those of the shard,
-before ``--rename``. An expression is parsed and checked once, so that a mistake is an error before anything is read.
-simpleeval then evaluates it for each sample, with a scope that computes values on demand. The size of values and the
-time of ``search`` are limited.
+An expression has the names ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size`` (bytes by field)
+and ``fields``. Any other name is a field (:mod:`wdscli.selection.places`), which is decoded only when it is evaluated.
+Four functions take the name of a field and read the header of its payload: ``width(jpg)``, ``height(jpg)``,
+``seconds(wav)``, ``shape(npy)``. Two read any field as text: ``len(py)`` counts its characters and ``lines(py)`` its
+lines. All names are those of the shard, before ``--rename``. An expression is parsed and checked once, so that a
+mistake is an error before anything is read. simpleeval then evaluates it for each sample, with a scope that computes
+values on demand; a place needs no simpleeval. The size of values, and the time of ``search`` and of ``for``, are
+limited.
 
 An attribute of a mapping is one of its keys (``json.width``, ``size.jpg``; ``size["seg.png"]`` for a name with dots).
-Only the methods of text listed here can be called. A missing field, key or place, or a JSON null as an operand, makes
-the whole expression false. A payload that cannot be decoded, and values that cannot be compared or computed (a division
-by zero), raise DataError ``undecodable``.
+An attribute of a list gives the values of all elements. Only the methods of text listed here can be called. A missing
+field, key or place, or a JSON null as an operand, makes the whole expression missing, which is false; after ``for``, it
+makes only the test of the element false. A payload that cannot be decoded, and values that cannot be compared or
+computed (a division by zero), raise DataError ``undecodable``.
 
 ``cls`` is a whole number if the payload is one. If the manifest has class names, it also equals its class's name.
 
-:meth:`Where.using` replaces the parts of an expression whose values an index stores.
+:meth:`Value.using` replaces the parts of an expression whose values an index stores.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import thread_time
 from typing import Any
 
 from simpleeval import InvalidExpression, SimpleEval
@@ -31,14 +34,19 @@ from xxhash import xxh3_64_intdigest
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.grouping import SampleAt
+from wdscli.selection.expressions import MATCH_SECONDS
 from wdscli.selection.language import (
     CALLED_MARK,
     FIELD_FUNCTIONS,
     FUNCTIONS,
+    LACKING_MARK,
     OPERATORS,
     SEEDS,
     STORED_MARK,
     TEXT_METHODS,
+    Element,
+    Field,
+    FieldText,
     StoredParts,
     class_texts,
     is_of_payloads,
@@ -47,19 +55,33 @@ from wdscli.selection.language import (
     parse,
     payloads_in,
     place_name,
+    sized_field,
+    tree_of,
 )
-from wdscli.selection.named import MissingName, Place, SeenNames, class_number, hint_of, listed
+from wdscli.selection.named import MissingName, Named, SeenNames, hint_of, listed
+from wdscli.selection.places import (
+    OTHER_NAMES,
+    Absent,
+    EachValue,
+    FloatText,
+    decoder_of,
+    is_document,
+    parse_place,
+    step_into,
+    unpacked,
+)
 
-__all__ = ["FUNCTIONS", "TEXT_METHODS", "Number", "Where"]
+__all__ = ["FUNCTIONS", "TEXT_METHODS", "ClassNumber", "Value"]
 
 _SKIP_HINT = "--on-error skip skips such samples"
 
 
-class _Missing(Exception):
-    """The sample lacks a field or value of the expression."""
+_LACKING = ("'NoneType'", "arg is an empty sequence", "argument is empty")
+"""Parts of Python's messages for operands that are missing."""
+_STEPS_PER_LOOK = 64
 
 
-class Number(int):
+class ClassNumber(int):
     """The number of a class, which also equals the name of the class."""
 
     name: str
@@ -73,43 +95,80 @@ class Number(int):
     __hash__ = int.__hash__
 
 
-class Where:
-    """One expression, parsed and checked. ``classes`` are the names of the numbers in ``cls``, if known; ``stored``
-    are the names of stored values, which every sample's batch has. Raises UsageError for an invalid expression."""
+class Value:
+    """A place or an expression, parsed and checked. ``option`` is named in messages. ``classes`` are the names of the
+    numbers in ``cls``, if known; ``stored`` are the names of stored values, which every sample's batch has. Raises
+    UsageError for an invalid expression."""
 
-    def __init__(self, text: str, classes: Sequence[str] = (), stored: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        text: str,
+        option: str = "--where",
+        classes: Sequence[str] = (),
+        stored: frozenset[str] = frozenset(),
+    ) -> None:
         self.text = text
+        self.option = option
         self.classes = classes
         self.stored = stored
-        tree = parse(text)
+        self.place = parse_place(text.strip())
+        """The place, if the whole text names one."""
+        self.is_field = self.place is not None and not self.place.path and not self.place.is_packed
+        """Whether the text is only the name of a field, so that its payload is text."""
+        try:
+            tree = parse(text) if self.place is None else tree_of(self.place)
+        except UsageError as error:
+            raise self._of_option(error) from None
+        self.is_tuple = isinstance(tree, ast.Tuple)
         self.normal = normal(tree)
         """The normal form of the text: ``json["a"]`` is ``json.a``."""
         self.named = names_in(tree)
-        self.places = [Place(b"json", name.path) for name in self.named if name.path is not None]
-        self._tree = tree if not stored else StoredParts(stored, bool(classes)).visit(tree)
-        self.payload_fields = frozenset(payloads_in(self._tree))
-        self._scope = _Scope(classes)
-        self._evaluator = _Evaluator(self._scope)
+        if self.place is not None:
+            self.named = (self.named[0]._replace(text=text.strip(), path=self.place.path or None),)
+        self.places = [name.place for name in self.named if name.place is not None]
         self.is_of_payloads = bool(self.named) and is_of_payloads(tree)
         """Whether the value depends only on payloads and their sizes, so that an index can store it."""
-        self._using: dict[frozenset[str], Where] = {}
+        self._tree = tree if not stored else StoredParts(stored, bool(classes)).visit(tree)
+        self.payload_fields = frozenset(payloads_in(self._tree))
+        self.size_of = sized_field(tree)
+        """The field in ``size.FIELD``."""
+        self._field = to_text(self.place.field) if self.place else ""
+        self._is_at_place = self.place is not None and bool(self.payload_fields)
+        self._scope = _Scope(classes)
+        self._evaluator = _Evaluator(self._scope)
+        self._using: dict[frozenset[str], Value] = {}
         self._used = self
 
+    @classmethod
+    def of_payloads(cls, text: str, option: str) -> Value:
+        """Return the value for an option whose names are all fields: there, ``index`` is a field. Raises UsageError."""
+        return cls(f".{text}" if text in OTHER_NAMES else text, option)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Where, (self.text, self.classes, self.stored)
+        return Value, (self.text, self.option, self.classes, self.stored)
 
-    def with_classes(self, classes: Sequence[str]) -> Where:
+    def _of_option(self, error: WdsError) -> WdsError:
+        """Name the option in an error of the language."""
+        error.message = error.message.replace("--where", self.option)
+        error.hint = error.hint and error.hint.replace("--where", self.option)
+        return error
+
+    def with_classes(self, classes: Sequence[str]) -> Value:
         """The same expression with other class names."""
-        return Where(self.text, classes)
+        return Value(self.text, self.option, classes)
 
-    def using(self, names: frozenset[str]) -> Where:
+    def using(self, names: frozenset[str]) -> Value:
         """The same expression, which takes the values of these names from the batch of a sample and so reads fewer
         payloads. :meth:`value` does so by itself. Names that are no part of the expression change nothing."""
         if not names:
             return self
         if names not in self._using:
-            self._using[names] = Where(self.text, self.classes, names)
+            self._using[names] = Value(self.text, self.option, self.classes, names)
         return self._using[names]
+
+    def named_for(self, purpose: str) -> list[Named]:
+        """The names that some sample must have, with a purpose for messages."""
+        return [name._replace(purpose=purpose) for name in self.named]
 
     @property
     def missing_names(self) -> list[MissingName]:
@@ -127,84 +186,105 @@ class Where:
         """Return whether the expression is true of one sample. Raises DataError ``undecodable``."""
         return bool(self.value(sample))
 
-    def value(self, sample: SampleAt) -> Any:
-        """Return the expression's value for one sample, or None if the sample lacks a name in it. Raises DataError
-        ``undecodable``."""
-        return self._value(sample, None, None)
+    def value(self, sample: SampleAt, exact: bool = False, documents: dict[str, Any] | None = None) -> Any:
+        """Return the expression's value for one sample, or None if the sample lacks a name in it. With ``exact``, the
+        fractions at a place in JSON are :class:`FloatText`. ``documents`` may be shared by the places of a sample, or
+        by other values without ``exact``, so that each field is decoded once. Raises DataError ``undecodable``."""
+        value = self._value(sample, exact, documents)
+        return None if value is Absent else value
 
     def number(self, sample: SampleAt) -> tuple[float | None, bool]:
         """Return the expression's value as a number that an index can store, or None if it is no number. Also return
         whether it is exact (:class:`wdscli.selection.values.Numbers`). Raises DataError ``undecodable``."""
-        return _as_number(self._value(sample, _Missing, _fraction))
+        return _as_number(self._value(sample, exact=True, documents=None))
 
-    def _value(self, sample: SampleAt, missing: Any, parse_float: Callable[[str], float] | None) -> Any:
-        """Return the value, or ``missing``."""
+    def _value(self, sample: SampleAt, exact: bool, documents: dict[str, Any] | None) -> Any:
+        """Return the value, or Absent."""
         if sample.batch.values and not self.stored:
             self._used = self.using(frozenset(sample.batch.values))
-            return self._used._value(sample, missing, parse_float)
-        self._used = self
-        self._scope.enter(sample, parse_float)
+            return self._used._value(sample, exact, documents)
+        if self.size_of is not None:
+            member = sample.member(self.size_of)
+            return Absent if member is None else sample.batch.sizes[member]
+        self._used, documents = self, {} if documents is None else documents
+        if self._is_at_place:
+            return self._at_place(sample, exact, documents)
+        self._scope.enter(sample, documents)
         try:
             return self._evaluator.eval(self.text, self._tree)
-        except WdsError:
-            raise
-        except _Missing:
-            return missing
+        except WdsError as error:
+            raise self._of_option(error) from None
+        except Absent:
+            return Absent
         except InvalidExpression as error:
-            raise UsageError(f"--where: {error}") from None
+            raise UsageError(f"{self.option}: {error}") from None
         except (TypeError, ValueError, ArithmeticError) as error:
-            if "'NoneType'" in str(error):
-                return missing
-            hint = "convert a value with int(), float() or str()"
-            if isinstance(error, ArithmeticError):
-                hint = "test the value first: json.h > 0 and json.w / json.h > 2"
-            elif "'dict'" in str(error):
-                hint = "name a value: size.jpg, sum(size), json.width"
-            raise sample.error(
-                f"--where cannot be evaluated: {error}", "undecodable", hint=f"{hint}; {_SKIP_HINT}"
-            ) from None
+            if _is_lacking(error):
+                return Absent
+            raise self._failed(sample, error) from None
         except RecursionError:
-            raise UsageError("--where: the expression is nested too deeply") from None
+            raise UsageError(f"{self.option}: the expression is nested too deeply") from None
+
+    def _at_place(self, sample: SampleAt, exact: bool, documents: dict[str, Any]) -> Any:
+        """Return the value of a place, or Absent."""
+        assert self.place is not None
+        scope, name = self._scope, self._field
+        scope.sample, scope.documents = sample, documents
+        try:
+            if name not in documents:
+                documents[name] = scope.decoded(self.place.field, name, decoder_of(name, exact))
+            value = documents[name]
+            for step in self.place.path:
+                value = step_into(value, step)
+            return value
+        except Absent:
+            return Absent
+
+    def _failed(self, sample: SampleAt, error: Exception) -> DataError:
+        hint = "convert a value with int(), float() or str()"
+        if isinstance(error, ArithmeticError):
+            hint = "test the value first: json.h > 0 and json.w / json.h > 2"
+        elif "'dict'" in str(error):
+            hint = "name a value: size.jpg, sum(size), json.width"
+        elif "'EachValue'" in str(error):
+            hint = "test each element: any(a.w > 9 for a in json.boxes)"
+        message = f"{self.option} cannot be evaluated: {error}"
+        return sample.error(message, "undecodable", hint=f"{hint}; {_SKIP_HINT}")
 
     def look(self, seen_names: SeenNames) -> None:
-        """Look for the expression's places in the JSON of the last sample, if it was decoded."""
-        values = self._used._scope.values
+        """Look for the expression's places in the documents of the last sample that were decoded."""
+        scope = self._used._scope
         for place in self.places:
+            field = to_text(place.field)
             if place in seen_names.places:
                 continue
-            if "json" in values:
-                seen_names.see_document(place, values["json"])
-            elif values.get(STORED_MARK + place_name(place.path)) is not None:
+            if field in scope.documents:
+                seen_names.see_document(place, scope.documents[field])
+            elif scope.values.get(STORED_MARK + place_name(place)) is not None:
                 seen_names.places.add(place)
+
+
+def _is_lacking(error: Exception) -> bool:
+    return any(part in str(error) for part in _LACKING)
 
 
 _STORED_BITS = 63
 
 
 def _as_number(value: Any) -> tuple[float | None, bool]:
-    """See :meth:`Where.number`."""
-    if value is _Missing:
+    """See :meth:`Value.number`."""
+    if value is Absent:
         return None, True
     if isinstance(value, int):
         if value.bit_length() <= _STORED_BITS:
             return int(value), type(value) is int
         return (float(value) if value.bit_length() < 1024 else None), False
+    is_exact = True
+    if type(value) is FloatText:
+        value, is_exact = value.number, value.is_exact
     if not isinstance(value, float) or value != value:
         return None, False
-    return float(value), type(value) is float and abs(value) != float("inf")
-
-
-class _Inexact(float):
-    """A fraction with more digits in JSON than a float can represent."""
-
-
-def _fraction(text: str) -> float:
-    """Parse a number in JSON. Sorting compares all of its digits, so a float is exact only if it has the same
-    digits."""
-    from decimal import Decimal
-
-    value = float(text)
-    return value if repr(value) == text or Decimal(repr(value)) == Decimal(text) else _Inexact(value)
+    return float(value), type(value) is float and is_exact and abs(value) != float("inf")
 
 
 class _Scope:
@@ -214,31 +294,79 @@ class _Scope:
 
     def __init__(self, classes: Sequence[str]) -> None:
         self._classes = classes
-
-    def enter(self, sample: SampleAt, parse_float: Callable[[str], float] | None = None) -> None:
-        self.sample = sample
-        self._parse_float = parse_float
+        self.documents: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
+
+    def enter(self, sample: SampleAt, documents: dict[str, Any]) -> None:
+        self.sample = sample
+        self.documents = documents
+        self.values = {}
+        self._looks, self._until = 0, 0.0
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.values:
-            is_stored = name.startswith(STORED_MARK)
-            if is_stored:
-                self.values[name] = self._stored(name)
-            else:
-                self.values[name] = _VALUES[name](self) if name in _VALUES else self.text(name)
+            self.values[name] = self._stored(name) if name.startswith(STORED_MARK) else _VALUES[name](self)
         return self.values[name]
+
+    def field(self, name: str) -> Any:
+        """Return the decoded payload of a field. Raises Absent."""
+        if name not in self.documents:
+            self.documents[name] = self.decoded(to_bytes(name), name, decoder_of(name))
+        value = self.documents[name]
+        if self._classes and name == "cls" and type(value) is int and 0 <= value < len(self._classes):
+            value = ClassNumber(value)
+            value.name = self._classes[value]
+        return value
+
+    def payload(self, name: str) -> Any:
+        """Return the payload of a field, decompressed. Raises Absent."""
+        return self.decoded(to_bytes(name), name, partial(unpacked, name))
+
+    def text(self, name: str) -> Any:
+        """Return the payload of a field as text. Raises Absent."""
+        return self.decoded(to_bytes(name), name, lambda data: unpacked(name, data).decode())
+
+    def decoded(self, field: bytes, name: str, decode: Callable[[bytes], Any]) -> Any:
+        """Return what ``decode`` makes of a payload. Raises Absent, DataError."""
+        sample = self.sample
+        if field not in sample.fields:
+            raise Absent
+        payload = sample.payload(field)
+        try:
+            return decode(payload)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise self.undecodable(name, error) from None
+
+    def undecodable(self, field: str, error: Exception) -> DataError:
+        why = error.message if isinstance(error, DataError) else str(error)
+        if isinstance(error, UnicodeDecodeError) and not is_document(field):
+            why = f"it is not UTF-8 at byte {error.start}"
+        text = f"{field} cannot be decoded: {why}"
+        return self.sample.error(text, "undecodable", to_bytes(field), hint=_SKIP_HINT)
+
+    def check_time(self) -> None:
+        """Raise UsageError if the elements of a list take too long."""
+        self._looks += 1
+        if self._looks % _STEPS_PER_LOOK == 0:
+            self._until = self._until or thread_time() + MATCH_SECONDS
+            if thread_time() > self._until:
+                raise UsageError(
+                    f"--where: the lists of one sample take more than {MATCH_SECONDS:g} seconds",
+                    hint="compare with one list at a time",
+                )
 
     def _stored(self, name: str) -> float:
         batch, row = self.sample.batch, self.sample.row
         number: float | None = batch.values[name[len(STORED_MARK) :]].at(batch.index + row)
         if number is None:
-            raise _Missing
+            raise Absent
         return number
 
     def measure(self, function: str, field: str) -> Any:
         """The number of lines of a text, or the value in the header of a payload."""
-        from wdscli.codecs import containers, headers
+        from wdscli.codecs import headers
 
         if function == "lines":
             text = self.text(field)
@@ -247,52 +375,14 @@ class _Scope:
         try:
             if function == "shape":
                 return headers.array_shape(data)
-            return (
-                containers.seconds(data)
-                if function == "seconds"
-                else getattr(headers.picture_size(data), function)
-            )
+            is_sound = function == "seconds"
+            return headers.seconds(data) if is_sound else getattr(headers.picture_size(data), function)
         except ValueError as error:
-            raise self.undecodable(field, f"{function}() fails: {error}") from None
+            raise self.undecodable(field, ValueError(f"{function}() fails: {error}")) from None
 
     def rand(self, seed: int = 0) -> float:
         """A number from 0 to below 1 that depends on the sample's key and the seed only."""
         return (xxh3_64_intdigest(self.sample.key, seed & SEEDS) >> 11) / (1 << 53)
-
-    def payload(self, field: str) -> bytes:
-        if to_bytes(field) not in self.sample.fields:
-            raise _Missing
-        return self.sample.payload(to_bytes(field))
-
-    def text(self, field: str) -> str:
-        data = self.payload(field)
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise self.undecodable(field, f"it is not UTF-8 at byte {error.start}") from None
-
-    def cls(self) -> int | str:
-        """Return the payload as a whole number, by webdataset's rule, or else as text."""
-        text = self.text("cls").strip()
-        number = class_number(text)
-        if number is None or not 0 <= number < len(self._classes):
-            return text if number is None else number
-        named_number = Number(number)
-        named_number.name = self._classes[number]
-        return named_number
-
-    def json(self) -> Any:
-        import json
-
-        data = self.payload("json")
-        try:
-            return json.loads(data, parse_float=self._parse_float)
-        except (ValueError, RecursionError) as error:
-            raise self.undecodable("json", str(error)) from None
-
-    def undecodable(self, field: str, why: str) -> DataError:
-        text = f"{field} cannot be decoded: {why}"
-        return self.sample.error(text, "undecodable", to_bytes(field), hint=_SKIP_HINT)
 
 
 _VALUES: dict[str, Callable[[_Scope], Any]] = {
@@ -301,9 +391,6 @@ _VALUES: dict[str, Callable[[_Scope], Any]] = {
     "index": lambda scope: scope.sample.batch.index + scope.sample.row,
     "size": lambda scope: scope.sample.batch.sizes_by_field(scope.sample.row),
     "fields": lambda scope: list(map(to_text, scope.sample.fields)),
-    "json": _Scope.json,
-    "cls": _Scope.cls,
-    "txt": lambda scope: scope.text("txt"),
 }
 
 
@@ -318,6 +405,12 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
         self.nodes[ast.Subscript] = self._subscript
         self.nodes[ast.List] = self.nodes[ast.Tuple] = lambda node: [self._eval(part) for part in node.elts]
         self.nodes[ast.Set] = self.nodes[ast.List]
+        self.nodes[Field] = lambda node: scope.field(node.id)
+        self.nodes[FieldText] = lambda node: scope.text(node.id)
+        self.nodes[Element] = lambda node: self._elements[node.id]
+        self.nodes[ast.GeneratorExp] = self._generator
+        self._scope = scope
+        self._elements: dict[str, Any] = {}
 
     def _attribute(self, node: ast.Attribute) -> Any:
         value = self._eval(node.value)
@@ -326,15 +419,43 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
         if type(value) is str and node.attr in TEXT_METHODS:
             return getattr(value, node.attr)
         if getattr(node, CALLED_MARK, False) and value is not None:
-            raise TypeError(f"{ast.unparse(node.value)} is not text, so it has no .{node.attr}()")
-        raise _Missing
+            raise TypeError(f"{normal(node.value)} is not text, so it has no .{node.attr}()")
+        if type(value) in (list, EachValue):
+            return step_into(value, node.attr)
+        raise Absent
 
     def _subscript(self, node: ast.Subscript) -> Any:
-        value, place = self._eval(node.value), self._eval(node.slice)
+        return step_into(self._eval(node.value), self._eval(node.slice))
+
+    def _generator(self, node: ast.GeneratorExp, depth: int = 0) -> Iterator[Any]:
+        """Yield the values of ``EXPRESSION for NAME in LIST``."""
+        generator = node.generators[depth]
+        elements = self._eval(generator.iter)
+        if not isinstance(elements, list | dict):
+            raise Absent if elements is None else TypeError(f"{normal(generator.iter)} is no list")
+        for element in elements:
+            self._scope.check_time()
+            self._elements[generator.target.id] = element  # type: ignore[attr-defined]
+            if not all((passes := self._or_absent(test)) and passes is not Absent for test in generator.ifs):
+                continue
+            if depth + 1 < len(node.generators):
+                yield from self._generator(node, depth + 1)
+                continue
+            value = self._or_absent(node.elt)
+            if value is not Absent or getattr(node, LACKING_MARK):
+                yield value is not Absent and value
+
+    def _or_absent(self, node: ast.expr) -> Any:
+        """Return the value for one element, or Absent, also for null."""
         try:
-            return value[place]
-        except (TypeError, LookupError):
-            raise _Missing from None
+            value = self._eval(node)
+            return Absent if value is None else value
+        except Absent:
+            return Absent
+        except (TypeError, ValueError) as error:
+            if _is_lacking(error):
+                return Absent
+            raise
 
     def _check_disallowed_items(self, value: object) -> None:
         """Check nothing: simpleeval would walk every JSON document at every step. All values are plain data, since they

@@ -23,9 +23,9 @@ from wdscli.shards.tables import (
     PLACES,
     SHARD,
     Cell,
-    Column,
     Rows,
     Spool,
+    TableColumn,
     check_format,
     encoded,
     field_column,
@@ -362,7 +362,7 @@ class Parquet(Dialect):
     the field. Sizes and offsets are in bytes. Keys are strings, or binary if some keys are not UTF-8.
     """
 
-    _LENGTH = Column(0, "length")
+    _LENGTH = TableColumn(0, "length")
 
     def __init__(self, folder: str, prefix: str) -> None:
         super().__init__(folder, prefix)
@@ -381,7 +381,7 @@ class Parquet(Dialect):
 
     def _cells(
         self, shard: str | bytes, batch: SampleBatch, row: int, length: int
-    ) -> Iterator[tuple[Column, Cell]]:
+    ) -> Iterator[tuple[TableColumn, Cell]]:
         yield KEY, text_of(batch.keys[row])
         yield SHARD, shard
         yield INDEX, batch.index + row

@@ -1,10 +1,9 @@
 """This module has the index of a shard, ``.wds/<shard name>.wdx``: the place of every sample and every member.
 
-An index is one msgpack map of numbers, strings and packed little-endian arrays. So loading an array is a call of
-``frombuffer``, without parsing. wdscli-index(5) documents the format. :class:`Index` is a loaded index.
-:class:`IndexBuilder` collects an index while a shard is written or scanned. It takes samples, batches or arrays. An
-index has about ninety bytes per small sample. All but the last few MB are kept in a temporary file, so that a writer's
-memory does not grow with the number of samples.
+An index is one msgpack map of numbers, strings and packed little-endian arrays (wdscli-index(5)). So loading an array
+is a call of ``frombuffer``, without parsing. :class:`Index` is a loaded index. :class:`IndexBuilder` collects an index
+while a shard is written or scanned. An index has about ninety bytes per small sample. All but the last few MB are kept
+in a temporary file, so that a writer's memory does not grow with the number of samples.
 
 An index is verified in several ways. ``digest`` is an XXH3-64 over the packed columns, which contain the facts of the
 headers: names, places, sizes. If a scan of the shard gives another digest, the index is stale. ``seal``, the last
@@ -21,13 +20,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from enum import IntEnum
 from itertools import accumulate, chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from wdscli.arrays import I64, U64, Buffer, Column, Scratch, joined_keys, msgpack_pieces, numpy, spread, steps
+from wdscli.arrays import (
+    I64,
+    U64,
+    Backing,
+    Buffer,
+    Column,
+    SampleArrays,
+    joined_keys,
+    msgpack_pieces,
+    numpy,
+    spread,
+    steps,
+)
 from wdscli.errors import DataError
 from wdscli.model import Facts, FieldTotals, to_text
 from wdscli.samples import RAGGED, SampleBatch, new_batch
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.schema import check
 from wdscli.selection.values import Numbers, pack_numbers, unpack_numbers
 from wdscli.shards.locks import FOLDER, SUFFIX
@@ -75,8 +86,14 @@ class Index:
         """The version of the shard that the index was made from, if the store has versions."""
         self.noted = ""
         """The version of the shard when both were written, if the store keeps it with the index."""
+        self.compared = ""
+        """The version whose checksum in the store was compared with :attr:`checksums`."""
         self.checksum = ""
         """The checksum of that version, as manifests write it, if it is kept too."""
+        self.checksums: Mapping[str, str] = raw.get("checksums", {})
+        """The checksums of the shard's file, in the form of :mod:`wdscli.tar.crc`."""
+        self.unproven = frozenset[str]()
+        """The names of stored values that were left out, because the payloads are not proven."""
         self.fields: list[bytes] = raw["fields"].split(b"\0") if self.members else []
         self.keys: bytes = raw["keys"]
         self.mark_bytes: bytes = raw["marks"]
@@ -107,14 +124,14 @@ class Index:
         """Return the key of one sample."""
         return self.keys[int(self.key_ends[row - 1]) if row else 0 : int(self.key_ends[row])]
 
-    def member(self, number: int) -> Expected:
+    def member(self, number: int) -> ExpectedMember:
         """Return a member with the place of its headers."""
         row = int(numpy.searchsorted(self.member_ends, number, "right"))
         head = int(self.starts[row])
         if number and (not row or number > int(self.member_ends[row - 1])):
             head = int(self.member_offsets[number - 1]) + padded(int(self.member_sizes[number - 1]))
         name = self.key(row) + b"." + self.fields[int(self.member_fields[number])]
-        return Expected(head, int(self.member_offsets[number]), name, int(self.member_sizes[number]))
+        return ExpectedMember(head, int(self.member_offsets[number]), name, int(self.member_sizes[number]))
 
     @classmethod
     def of(
@@ -167,9 +184,10 @@ class Index:
         return renamed
 
     def without_values(self) -> Index:
-        """Return the same index without stored values."""
+        """Return the same index without stored values and checksums, which depend on the payloads."""
         plain = copy(self)
-        plain.numbers = {}
+        plain.unproven = frozenset(self.numbers)
+        plain.numbers, plain.checksums = {}, {}
         return plain
 
     def part(self, rows: I64) -> Index:
@@ -237,6 +255,14 @@ class Index:
         is_gap[-1] = self.size - int(begins[-1]) > len(END_OF_ARCHIVE)
         return begins[is_gap], ends[is_gap]
 
+    @property
+    def is_canonical(self) -> bool:
+        """Whether these samples, in this order and in canonical form, are the whole shard, together with the end of the
+        archive."""
+        ends = self.lengths.cumsum()
+        is_full = int(ends[-1:].sum()) + len(END_OF_ARCHIVE) == self.size
+        return is_full and not self.marks.any() and numpy.array_equal(self.starts, ends - self.lengths)
+
     def facts(self) -> Facts:
         """Return the facts of the shard, for its entry in a manifest."""
         return Facts(self.samples, self.members, self.digest, self.totals())
@@ -275,10 +301,7 @@ def parse_index(data: bytes, name: str, *, has_columns: bool = True) -> Index:
 
 def _check_columns(index: Index) -> None:
     """Raise ValueError unless every number points to a possible place. Even a file with a correct seal may be crafted.
-
-    Samples must follow each other in the shard, members must be inside their sample, and keys and members must be in
-    order.
-    """
+    Samples must follow each other in the shard, members must be inside their sample, and both must be in order."""
     samples, members, columns = index.samples, index.members, index._columns
     if any(len(columns[name]) != (members if name in _PER_MEMBER else samples) for name in COLUMNS):
         raise ValueError("its columns have different lengths")
@@ -344,6 +367,7 @@ _FIELDS = {
     "long_names": ("pax", "gnu"),
     "ignored": {...: _COUNT},
     "etag?": str,
+    "checksums?": {...: str},
     "values?": object,
     "digest": str,
     **dict.fromkeys(("fields", "keys", *COLUMNS), bytes),
@@ -363,32 +387,13 @@ def index_address(address: str) -> str:
     return sibling(address, f"{FOLDER}/{base_name(address)}{SUFFIX}")
 
 
-class SampleArrays(NamedTuple):
-    """Canonical samples as arrays. ``keys`` has all keys, joined. Four arrays have one number per sample: the length of
-    its key, its first byte, its length, and its number of members. Three arrays have one number per member: the number
-    of its field in ``fields``, and the first byte and the length of its payload."""
-
-    keys: bytes
-    key_lengths: I64
-    starts: I64
-    lengths: I64
-    counts: I64
-    fields: list[bytes]
-    codes: I64
-    offsets: I64
-    sizes: I64
-
-
 class IndexBuilder:
-    """Collects the columns of one shard while it is written or scanned.
-
-    Some hundred single samples are collected as a batch, because packing whole columns is ten times faster than packing
-    single numbers.
-    """
+    """Collects the columns of one shard while it is written or scanned. Some hundred single samples are collected as a
+    batch, because packing whole columns is ten times faster than packing single numbers."""
 
     def __init__(self) -> None:
         self._columns = {name: Column(code) for name, code in {"keys": "B", **COLUMNS}.items()}
-        self._scratch = Scratch()
+        self._scratch = Backing()
         self._field_ids: dict[bytes, int] = {}
         self._counts: list[int] = []
         self._bytes: list[int] = []
@@ -448,16 +453,6 @@ class IndexBuilder:
                 self._field_id(fields[code])
         ids: I64 = numpy.array([self._field_id(field) for field in fields])
         return ids[codes]
-
-    def add_sample(
-        self, key: bytes, start: int, fields: Sequence[bytes], offsets: Sequence[int], sizes: Sequence[int]
-    ) -> None:
-        """Add one canonical sample that begins at byte ``start``."""
-        pending = self._pending
-        pending.fields.extend(fields)
-        pending.offsets.extend(offsets)
-        pending.sizes.extend(sizes)
-        self.end_sample(key, start)
 
     def end_sample(self, key: bytes, start: int) -> None:
         """Add a sample with the members that were appended to :attr:`places` since the last sample."""
@@ -567,7 +562,7 @@ class IndexBuilder:
         return index
 
     def to_bytes(self, **about: Any) -> bytes:
-        """Return the whole index file; see :meth:`pieces`."""
+        """Return the whole file; see :meth:`pieces`."""
         return b"".join(self.pieces(**about))
 
     def _head(
@@ -577,9 +572,10 @@ class IndexBuilder:
         form: Form = CANONICAL,
         ignored: dict[str, int] | None = None,
         version: str = "",
+        checksums: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return the facts about the shard for its index. ``size`` is the shard's size in bytes, and ``shard`` is its
-        file name. ``version`` is its version, if the store has versions. Raises DataError for a field with a NUL."""
+        """Return the facts for an index. ``shard`` is the shard's file name, ``size`` its size in bytes, ``version``
+        its version in a store, ``checksums`` those of its file. Raises DataError for a field with a NUL."""
         for field in self._field_ids:
             if b"\0" in field:
                 raise DataError(
@@ -600,6 +596,7 @@ class IndexBuilder:
             "long_names": form.long_names,
             "ignored": dict(sorted((ignored or {}).items())),
             **({"etag": version} if version else {}),
+            **({"checksums": dict(checksums)} if checksums else {}),
             "digest": self.digest(),
         }
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from wdscli.errors import DataError, InputError, InputIsFolderError, InputNotFoundError, UsageError, WdsError
 from wdscli.progress import FEW_SHARDS
 from wdscli.shards.locks import MANIFEST_SUFFIX as MANIFEST_SUFFIX
-from wdscli.shards.locks import Unfinished, is_state_name, read_state
+from wdscli.shards.locks import UnfinishedSet, is_state_name, read_state
 from wdscli.shown import shown
 from wdscli.storage import (
     Words,
@@ -79,7 +79,7 @@ class ShardSet(NamedTuple):
     missing: tuple[Missing, ...] = ()
     sets: tuple[ShardSet, ...] = ()
     listed: frozenset[str] = frozenset()
-    unfinished: tuple[Unfinished, ...] = ()
+    unfinished: tuple[UnfinishedSet, ...] = ()
 
 
 class ShardStage:
@@ -194,7 +194,7 @@ def _with(lost: Sequence[Missing], addresses: Sequence[str]) -> list[str]:
     return [*addresses, *lost_addresses]
 
 
-def unfinished_sets(addresses: Sequence[str], listings: ListingCache) -> tuple[Unfinished, ...]:
+def unfinished_sets(addresses: Sequence[str], listings: ListingCache) -> tuple[UnfinishedSet, ...]:
     """Return the unfinished sets to which these shards belong. A shard that is named alone needs no set. Folders of web
     servers cannot be listed, and count as finished."""
     folders: dict[str, list[str]] = {}
@@ -210,7 +210,7 @@ def unfinished_sets(addresses: Sequence[str], listings: ListingCache) -> tuple[U
     return tuple(state for state in states if any(any(map(state.covers, shards)) for shards in sets.values()))
 
 
-def _states_in(folder: str, listings: ListingCache) -> Iterator[Unfinished]:
+def _states_in(folder: str, listings: ListingCache) -> Iterator[UnfinishedSet]:
     is_listed = folder in listings.names or not is_local(folder)
     names = names_in(folder, listings) if is_listed else names_in(folder, keep=is_state_name)
     for name in filter(is_state_name, names):
@@ -218,7 +218,7 @@ def _states_in(folder: str, listings: ListingCache) -> Iterator[Unfinished]:
             yield state
 
 
-def refuse_unfinished(states: Iterable[Unfinished]) -> None:
+def refuse_unfinished(states: Iterable[UnfinishedSet]) -> None:
     """Raise InputError for a set that a run began to replace or to extend. The finished shards of a new set may be
     read."""
     for state in states:

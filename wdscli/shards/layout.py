@@ -16,23 +16,19 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from wdscli.arrays import I64, Mask, edges, joined_keys, numpy, spread, steps
+from wdscli.arrays import I64, Mask, SampleArrays, edges, joined_keys, numpy, spread, steps
 from wdscli.errors import DataError
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.selection.layers import Shape
 from wdscli.selection.values import Numbers, fields_of, joined
-from wdscli.shards.index import Check, Index, SampleArrays
+from wdscli.shards.index import Check, Index
 from wdscli.storage import Source
-from wdscli.storage.local import may_open
-from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header, core
+from wdscli.storage.ends import EndsEarly
+from wdscli.storage.scatter import END, MOST_LOCAL, Ranges, Sources, read
+from wdscli.tar import END_OF_ARCHIVE, Columns, Form, build_header
 from wdscli.tar.header import BLOCK, NAME_BYTES, ONE_BLOCK_SIZE
 
 FEW_MEMBERS = 1 << 10
-BASES_OPEN = 64
-"""How many local bases a shard keeps open."""
-VIEWS_PER_READ = 512
-"""How many places one call of ``preadv`` fills. The kernel would allow twice as many."""
-
 
 Arrange: TypeAlias = "Callable[[dict[int, Shape]], Sequence[tuple[bytes, int, int]]]"
 """A function from a sample's fields in each set to its members. A member has a name, a set, and a number in the set."""
@@ -156,9 +152,9 @@ class Layout:
         """Return the base of a member."""
         return int(self._origins()[0][member])
 
-    def expected(self, number: int) -> tuple[int, Expected]:
-        """Return the base of a member, and the member's headers in the base. ``member`` is the number among the members
-        of all layers."""
+    def expected(self, made_number: int) -> tuple[int, ExpectedMember]:
+        """Return the base of a member with a made header, and the member's headers in the base."""
+        number = int(self.runs.made_of[made_number])
         for layer in self.layers:
             if number < layer.index.members:
                 return layer.base, layer.index.member(number)
@@ -186,7 +182,7 @@ def laid_out(
     changed."""
     keys = keys or {}
     is_plain = arrange is None and not keys
-    if is_plain and len(layers) == 1 and layers[0].subset is None and _is_base(layers[0].index):
+    if is_plain and len(layers) == 1 and layers[0].subset is None and layers[0].index.is_canonical:
         index = layers[0].index.renamed(name)
         layers[0].codes = list(range(len(index.fields)))
         return Layout(index, layers, lambda: _origins(layers, keys), is_plain=True, is_base=True)
@@ -314,14 +310,6 @@ def _origins(
     return bases[chosen], sources[chosen], lambda: numbers()[chosen], is_whole[chosen] & has_name
 
 
-def _is_base(index: Index) -> bool:
-    """Return whether these samples, in this order and in canonical form, are the whole base, together with the end of
-    the archive."""
-    ends = numpy.cumsum(index.lengths)
-    is_full = int(ends[-1:].sum()) + len(END_OF_ARCHIVE) == index.size
-    return is_full and not index.marks.any() and numpy.array_equal(index.starts, ends - index.lengths)
-
-
 def _by_appearance(fields: list[bytes], code: I64, layers: Sequence[Layer]) -> tuple[list[bytes], I64]:
     """Return the fields in the order of their first members, like a writer, and each member's field number in this
     order."""
@@ -437,15 +425,13 @@ class ViewSource(Source):
         super().__init__(name, size=now.size, seekable=True)
         self._layout = layout
         self.check = check
-        self._open_base = open_base
+        self.bases = Sources(open_base, range(END) if is_remote else ())
         self._changed = changed
         self._confirmed = bytearray()
-        self._open: dict[int, Source] = {}
-        self._descriptors: dict[int, int] = {}
         self.is_remote = is_remote
         self.version = f"view:{now.index.digest}"
         if now.is_base and not is_remote:
-            self.fd = self.base(now.layers[0].base).fd
+            self.fd = self.bases[now.layers[0].base].fd
 
     @property
     def layout(self) -> Layout:
@@ -458,22 +444,10 @@ class ViewSource(Source):
         bases = {layer.base for layer in self.layout.layers}
         return (
             not self.is_remote
-            and len(bases) <= BASES_OPEN
-            and all(self.base(base).fd is not None for base in bases)
-            and bases <= self._open.keys()
+            and len(bases) <= MOST_LOCAL
+            and all(self.bases[base].fd is not None for base in bases)
+            and bases <= self.bases.opened.keys()
         )
-
-    def base(self, number: int) -> Source:
-        """Return a base, open. Raises InputError, DataError."""
-        source = self._open.get(number)
-        if source is None:
-            while self._open and not (self.is_remote or may_open(len(self._open), BASES_OPEN)):
-                self._descriptors.pop(first := next(iter(self._open)), None)
-                self._open.pop(first).close()
-            source = self._open[number] = self._open_base(number)
-            if source.fd is not None:
-                self._descriptors[number] = source.fd
-        return source
 
     def read_at(self, offset: int, length: int) -> bytes:
         buffer = bytearray(max(0, min(length, (self.size or 0) - offset)))
@@ -489,25 +463,27 @@ class ViewSource(Source):
         first = max(offset, int(ends[-1])) if len(ends) else offset
         if first < end:
             view[first - offset : end - offset] = bytes(end - first)
-        first_bytes, stops, places = numpy.array([[offset], [end], [0]])
-        self.scatter(first_bytes, stops, places, view)
+        begins, lengths, places = numpy.array([[offset], [end - offset], [0]])
+        self.scatter(begins, lengths, places, view)
         return end - offset
 
-    def scatter(self, offsets: I64, ends: I64, places: I64, view: memoryview) -> None:
-        """Put the bytes of some ranges of the shard at ``places`` in a buffer. The end of the archive is left out.
-        Raises DataError, InputError."""
+    def scatter(self, begins: I64, lengths: I64, places: I64, buffer: memoryview) -> None:
+        """Read ranges of the shard to places in a buffer. The end of the archive is left out. Raises DataError,
+        InputError."""
         if len(self.layout.runs.made_members):
-            for offset, end, place in zip(offsets.tolist(), ends.tolist(), places.tolist()):
-                view[place : place + end - offset] = bytes(end - offset)
-                self._make_headers(view[place:], offset, end)
-        columns = (offsets, ends, places), self.layout.runs[:4]
-        if core.CORE is not None and core.CORE.scatter(view, *columns, self._descriptors):
-            return
-        # A base is not open yet, has no descriptor or has changed.
-        pieces, ranges = self._ranges(offsets, ends, places)
-        views = [view[low:high] for low, high in pieces]
-        for first, last, base, start, total in ranges:
-            self._read(base, start, total, views[first:last])
+            for begin, size, place in zip(begins.tolist(), lengths.tolist(), places.tolist()):
+                buffer[place : place + size] = bytes(size)
+                self._make_headers(buffer[place:], begin, begin + size)
+        try:
+            read(self.bases, self._in_bases(begins, begins + lengths, places), buffer)
+        except EndsEarly as error:
+            raise DataError(
+                "the shard ends before a payload of the view",
+                code="changed",
+                shard=error.name,
+                offset=error.offset,
+                hint="the shard was changed after the view was made: make the view again",
+            ) from None
 
     def _make_headers(self, view: memoryview, offset: int, end: int) -> None:
         """Put made headers into a buffer, which begins with the byte ``offset``. Before that, compare the members'
@@ -522,13 +498,12 @@ class ViewSource(Source):
 
     def _confirm(self, layout: Layout, made_number: int) -> None:
         """Compare the headers that a member with a made header has in its base with the index. Raises DataError."""
-        made_of = layout.runs.made_of
         if not self._confirmed:
-            self._confirmed = bytearray(len(made_of))
+            self._confirmed = bytearray(len(layout.runs.made_of))
         if self._confirmed[made_number]:
             return
-        base, expected = layout.expected(int(made_of[made_number]))
-        source = self.base(base)
+        base, expected = layout.expected(made_number)
+        source = self.bases[base]
         data = source.read_at(expected.first, expected.offset - expected.first)
         if not expected.is_confirmed(source, data):
             raise self._changed(base, "its headers differ")
@@ -564,69 +539,34 @@ class ViewSource(Source):
             member = int(index.member_ends[first - 1]) if first else 0
             raise self._changed(self.layout.base_of(member), "its headers differ")
 
-    def _ranges(
-        self, offsets: I64, ends: I64, places: I64
-    ) -> tuple[Iterable[tuple[int, int]], Iterable[tuple[int, int, int, int, int]]]:
-        """Return the pieces (first byte and end in the buffer) and the ranges of bases (first piece, end of the pieces,
-        base, first byte in the base, length) for some ranges of the shard."""
+    def _in_bases(self, begins: I64, ends: I64, places: I64) -> Ranges:
+        """Return the ranges of bases that have the bytes of some ranges of this shard."""
         runs = self.layout.runs
-        firsts = runs.ends.searchsorted(offsets, "right")
+        firsts = runs.ends.searchsorted(begins, "right")
         counts = runs.begins.searchsorted(ends) - firsts
-        rows = numpy.arange(len(offsets)).repeat(counts)
-        run_numbers = spread(firsts, counts)
-        lows = numpy.maximum(runs.begins[run_numbers], offsets[rows])
-        highs = numpy.minimum(runs.ends[run_numbers], ends[rows])
-        starts, bases = lows + runs.shifts[run_numbers], runs.bases[run_numbers]
-        order = numpy.lexsort((starts, bases))
-        bases, starts, lengths = bases[order], starts[order], (highs - lows)[order]
-        lows = (lows + (places - offsets)[rows])[order]
-        apart = (bases[1:] != bases[:-1]) | (starts[1:] != starts[:-1] + lengths[:-1])
-        inside = spread(0, numpy.diff(edges(apart, len(lows))))
-        bounds: I64 = numpy.append(numpy.flatnonzero(inside % VIEWS_PER_READ == 0), len(lows))
-        begins, stops = bounds[:-1], bounds[1:]
-        columns = [begins, stops, bases[begins], starts[begins], numpy.add.reduceat(lengths, begins)]
-        pieces = zip(lows.tolist(), (lows + lengths).tolist())
-        return pieces, zip(*(column.tolist() for column in columns))
-
-    def _read(self, base: int, start: int, total: int, views: list[memoryview]) -> None:
-        """Fill some buffers with one range of a base."""
-        source = self.base(base)
-        data = memoryview(source.read_at(start, total))
-        if len(data) < total:
-            raise DataError(
-                "the shard ends before a payload of the view",
-                code="changed",
-                shard=source.name,
-                offset=start + len(data),
-                hint="the shard was changed after the view was made: make the view again",
-            )
-        for part in views:
-            part[:], data = data[: len(part)], data[len(part) :]
+        rows, numbers = numpy.arange(len(begins)).repeat(counts), spread(firsts, counts)
+        lows = numpy.maximum(runs.begins[numbers], begins[rows])
+        highs = numpy.minimum(runs.ends[numbers], ends[rows])
+        in_buffer = lows + (places - begins)[rows]
+        return Ranges(runs.bases[numbers], lows + runs.shifts[numbers], highs - lows, in_buffer)
 
     def expect(
         self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
     ) -> None:
         if not self.is_remote:
             return
-        wanted: dict[int, list[tuple[int, int]]] = {}
-        begins, ends = numpy.array([*ranges], dtype=numpy.int64).reshape(-1, 2).T
-        for _, _, base, start, total in self._ranges(begins, ends, begins)[1]:
-            wanted.setdefault(base, []).append((start, start + total))
-        for begin, end in zip(begins.tolist(), ends.tolist()):
-            for made_number in self._made(begin, end):
-                base, expected = self.layout.expected(int(self.layout.runs.made_of[made_number]))
-                wanted.setdefault(base, []).append((expected.first, expected.offset))
-        for base, base_ranges in wanted.items():
-            source = self.base(base)
-            if source.fd is None:
-                source.expect(base_ranges, gap_bytes=gap_bytes, keep=keep)
+        spans = list(ranges)
+        made = (self.layout.expected(number) for span in spans for number in self._made(*span))
+        headers = [(base, member.first, member.offset - member.first) for base, member in made]
+        begins, ends = numpy.array(spans, dtype=numpy.int64).reshape(-1, 2).T
+        columns = zip(
+            self._in_bases(begins, ends, begins), numpy.array(headers, dtype=numpy.int64).reshape(-1, 3).T
+        )
+        files, firsts, lengths = map(numpy.concatenate, columns)
+        self.bases.expect(Ranges.in_turn(files, firsts, lengths), gap_bytes, keep=keep)
 
     def confirm(self) -> None:
-        for source in self._open.values():
-            source.confirm()
+        self.bases.confirm()
 
     def close(self) -> None:
-        for source in self._open.values():
-            source.close()
-        self._open.clear()
-        self._descriptors.clear()
+        self.bases.close()

@@ -8,9 +8,9 @@ stored plan write the same bytes, and share a lock by the plan's mark. The ticke
 which cannot change while the lock keeps the folder open. Object stores and some network file systems have no locks.
 There, the only protection is a check of every shard before the manifest is written (:mod:`~wdscli.shards.writing`).
 
-:class:`Unfinished` is the state of a set: the contents of ``.NAME.unfinished``. A run writes this file before its first
-change, and removes it when the manifest is complete. So the file remains after a killed run. It is in the folder of the
-manifest. A listing of the shards also shows this file, so readers need no request for each shard.
+:class:`UnfinishedSet` is the state of a set: the contents of ``.NAME.unfinished``. A run writes this file before its
+first change, and removes it when the manifest is complete. So the file remains after a killed run. It is in the folder
+of the manifest. A listing of the shards also shows this file, so readers need no request for each shard.
 
 A run that ended early also leaves receipts of complete shards (:func:`receipt_address`) and temporary files
 (:func:`remove_temporaries`, :func:`remove_abandoned`). A temporary file is named ``.NAME.<12 hexadecimal digits>.tmp``.
@@ -366,7 +366,7 @@ def is_state_name(name: str) -> bool:
     return name.startswith(".") and name.endswith(STATE_SUFFIX)
 
 
-class Unfinished(NamedTuple):
+class UnfinishedSet(NamedTuple):
     """The state of a set that is not finished. ``address`` is the address of the state's file, and ``shards`` is the
     output pattern relative to its folder. ``first`` is the number of the first appended shard. ``run`` identifies the
     plan if the run can resume; otherwise it is empty. ``lock`` is the path of the run's lock relative to the folder,
@@ -446,7 +446,7 @@ class Unfinished(NamedTuple):
         return f"{name} is unfinished: a run has not written all of its shards", again
 
 
-def read_state(address: str) -> Unfinished | None:
+def read_state(address: str) -> UnfinishedSet | None:
     """Return the state at an address, or None if there is none. A file that cannot be parsed covers all shards in its
     folder. Raises InputError."""
     import json
@@ -457,11 +457,11 @@ def read_state(address: str) -> Unfinished | None:
         if change not in ("new", "replace", "append"):
             raise ValueError
         shards, run, lock = (str(plain[name]) for name in ("shards", "run", "lock"))
-        return Unfinished(address, change, shards, int(plain["first"]), run, lock, dict(plain["options"]))
+        return UnfinishedSet(address, change, shards, int(plain["first"]), run, lock, dict(plain["options"]))
     except InputNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Unfinished(address, "replace")
+        return UnfinishedSet(address, "replace")
 
 
 class StateFile:
@@ -469,15 +469,15 @@ class StateFile:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._state: Unfinished | None = None
+        self._state: UnfinishedSet | None = None
         self._is_ended = not address
         self._made: list[str] = []
 
-    def read(self) -> Unfinished | None:
+    def read(self) -> UnfinishedSet | None:
         """Return the stored state, or None if the set is finished. Raises InputError."""
         return None if self._is_ended else read_state(self.address)
 
-    def begin(self, state: Unfinished, *, fsync: bool) -> None:
+    def begin(self, state: UnfinishedSet, *, fsync: bool) -> None:
         """Store that a run has begun. Pattern and lock in ``state`` are the addresses of the run; the file stores them
         relative to its folder. Raises OutputError."""
         if not self.address:

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
-from wdscli.schema import Packed, Records, check, packed, unpacked
+from wdscli.schema import PackedObject, Records, check, packed, unpacked
 from wdscli.shards.locks import FOLDER
+from wdscli.shards.rows import SECTION
 from wdscli.shards.view import View, from_json, to_json
 from wdscli.shown import shown
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
@@ -46,8 +47,7 @@ _SHARD = {
     "fields?": ({...: {"count": int, "bytes": int}}, None),
 }
 _RUN = [range(-1, 1 << 32), range(1 << 32), range(1 << 32)]
-_STORED = [int, int, str]
-_VIEW_SHARD = {"digest": str, "runs?": [[_RUN, ...], ...], "rows?": _STORED, "keys?": _STORED}
+_VIEW_SHARD = {"digest": str, "runs?": [[_RUN, ...], ...], "rows?": SECTION, "keys?": SECTION}
 _OF_SHARD = {name.removesuffix("?") for name in _SHARD}
 _OF_VIEW_SHARD = {name.removesuffix("?") for name in _VIEW_SHARD}
 _MANIFEST = {
@@ -164,13 +164,7 @@ class Manifest:
                 "view": to_json(self.view),
                 "wdscli": ours,
             }
-        return {
-            "__kind__": KIND,
-            "wids_version": 1,
-            "name": self.name,
-            "shardlist": shards,
-            "wdscli": ours,
-        }
+        return {"__kind__": KIND, "wids_version": 1, "name": self.name, "shardlist": shards, "wdscli": ours}
 
 
 def plain_shard(shard: ShardInfo) -> dict[str, Any]:
@@ -239,10 +233,10 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         check(document, _MANIFEST)
         ours = document.get("wdscli") or {}
         has_index = bool(ours.get("index"))
-        shards = (*Records(document["shardlist"], partial(_shard, has_index)),)
+        shards = (*Records(document["shardlist"], partial(_shard, has_index=has_index)),)
         labels = ours.get("classes")
         classes = None if labels is None else tuple(map(str, labels))
-        bases = Records(document.get("bases") or [], partial(_shard, False))
+        bases = Records(document.get("bases") or [], partial(_shard, has_index=False))
         view = from_json(document["view"], bases, shards) if "view" in document else None
         provenance = json.loads(json.dumps(ours.get("made") or {}, default=unpacked))
         manifest = Manifest(str(document.get("name", "")), shards, provenance, classes, view)
@@ -264,7 +258,7 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
     return manifest
 
 
-def _pack(value: dict[str, Any]) -> dict[str, Any] | Packed:
+def _pack(value: dict[str, Any]) -> dict[str, Any] | PackedObject:
     """Pack the entries of a manifest's long lists."""
     names = _OF_SHARD if "url" in value else _OF_VIEW_SHARD if "digest" in value else ()
     return packed(value) if names and value.keys() <= names else value
@@ -297,10 +291,10 @@ def parse_shard(entry: Any, has_index: bool) -> ShardInfo:
     """Parse one shard of a manifest. Facts that a plain wids document lacks are -1, empty or None. Raises
     ValueError."""
     check(entry, _SHARD)
-    return _shard(has_index, entry)
+    return _shard(entry, has_index=has_index)
 
 
-def _shard(has_index: bool, entry: Mapping[str, Any]) -> ShardInfo:
+def _shard(entry: Mapping[str, Any], *, has_index: bool) -> ShardInfo:
     name = entry["url"]
     if not name or "\0" in name:
         raise ValueError("the name of a shard has a zero byte" if name else "a shard has no name")

@@ -22,7 +22,7 @@ from wdscli.shards.writing import ShardSettings
 from wdscli.storage import is_local, is_stream, open_source
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.ends import NotCopied
-from wdscli.tar import END_OF_ARCHIVE
+from wdscli.storage.kinds import stored_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,26 @@ def find_original(address: str, output: str, settings: ShardSettings) -> Origina
         return None
     checksum = None if base is None else base[1].checksum
     original = _local(address, checksum, settings) if is_local(address) else _remote(address, settings)
-    if original is None or not _is_canonical(original.index, settings):
+    if original is None:
         return None
-    headers, size = original.index.digest, original.index.size
-    return original if base is None or (headers, size) == (base[1].headers, base[1].size_bytes) else None
+    index = original.index
+    if not (index.samples and index.is_canonical) or index.ignored or index.form != settings.form:
+        return None
+    is_base = base is None or (index.digest, index.size) == (base[1].headers, base[1].size_bytes)
+    return original if is_base else None
 
 
 def _remote(address: str, settings: ShardSettings) -> Original | None:
-    pinned = read_index(address).pinned
-    if pinned is None or pinned.index is None:
+    stored = read_index(address)
+    pinned = stored.pinned
+    if stored.index is None or pinned is None or pinned.index is None:
         return None
+    # The copy has the bytes of the named version, and so the same checksums.
+    pinned.index.checksums = stored.index.checksums
     checksum = None if settings.checksum == "none" else pinned.index.checksum
     is_known = checksum is None or checksum.partition(":")[0] == settings.checksum
-    return Original(address, pinned.index.noted, pinned.index, checksum) if is_known else None
+    version = stored_version(address, pinned.version)
+    return Original(address, version, pinned.index, checksum) if is_known else None
 
 
 def _local(address: str, checksum: str | None, settings: ShardSettings) -> Original | None:
@@ -74,14 +81,6 @@ def _local(address: str, checksum: str | None, settings: ShardSettings) -> Origi
             checksum = checksum_of(source, settings.checksum)
         return Original(address, proven.version, proven.index, checksum)
     return None
-
-
-def _is_canonical(index: Index, settings: ShardSettings) -> bool:
-    """Return whether a shard has only samples in canonical form."""
-    ends = index.starts + index.lengths
-    is_whole = index.samples > 0 and int(ends[-1]) + len(END_OF_ARCHIVE) == index.size and not index.starts[0]
-    has_others = index.ignored or index.marks.any() or (index.starts[1:] != ends[:-1]).any()
-    return index.form == settings.form and is_whole and not has_others
 
 
 def copied(original: Original, output: str, settings: ShardSettings) -> ShardInfo | None:

@@ -7,14 +7,19 @@ gets an index with a :class:`Proof`, or with the reason why the index is not use
     NOTHING    the seal of the index                                        bytes of the version that the index names
     HEADERS    the size, some headers, some gaps; no version contradicts    places; each header is compared again
                                                                             before its payload is read
-    PAYLOADS   for a store: a version that identifies the bytes             everything; nothing else is compared
+    PAYLOADS   for a store: a version that identifies the bytes, or the     everything; nothing else is compared
+               checksum that the store keeps of all bytes
                for a local shard: HEADERS, and it is not newer              places as above, and stored values
 
-A size, version or header that contradicts the index proves that it belongs to another shard. :class:`Evidence` is
-everything that is known of a shard before its headers are read, from a listing, an open source or the file system. The
-functions: :func:`read_index` reads the file, :func:`proven_by` judges it by the evidence, :func:`differing_headers`
-reads headers, and :func:`prove_index` does all of this for an open shard. :func:`open_by_index` and
-:attr:`StoredIndex.pinned` need no request for the shard. :func:`find_index` is the short form for callers that warn.
+A size, checksum, version or header that contradicts the index proves that it belongs to another shard. A copy has
+another version, so an equal checksum counts more than the version. It costs one small request for a shard, and replaces
+the requests that compare headers.
+
+:class:`Evidence` is everything that is known of a shard before its headers are read, from a listing, a HEAD answer, an
+open source or the file system. The functions: :func:`read_index` reads the file, :func:`proven_by` judges it by the
+evidence, :func:`differing_headers` reads headers, and :func:`prove_index` does all of this for an open shard.
+:func:`open_by_index` and :attr:`StoredIndex.pinned` do not read the shard. :func:`find_index` is the short form for
+callers that warn.
 
 A caller that reads no header itself asks for a stricter :class:`~wdscli.shards.index.Check`. A view asks the same of
 its bases. This module does not know what a caller does with an index.
@@ -23,7 +28,7 @@ its bases. This module does not know what a caller does with an index.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,24 +36,30 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from wdscli.errors import DataError, InputError
-from wdscli.samples import Ignored, SampleBatch
+from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.reading import holds_no_sample, is_there
 from wdscli.selection import Selection
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
+from wdscli.selection.values import SampleNumbers
 from wdscli.selection.walk import Walk
 from wdscli.shards.index import Check, Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
-from wdscli.storage import Source, is_local, is_stream
+from wdscli.shown import shown
+from wdscli.storage import Source, folder_of, is_local, is_stream
 from wdscli.storage.addresses import local_path
 from wdscli.storage.kinds import is_other_version, parse_note, source_version, stored_version, tells_bytes
-from wdscli.storage.opening import open_pinned, read_noted
+from wdscli.storage.opening import current_version, is_pinnable, open_pinned, read_noted
 from wdscli.tar import CANONICAL, Form
+from wdscli.tar.crc import agrees
 from wdscli.threads import holding
+from wdscli.units import human_size
 
 LOCAL_GAPS = 1 << 10
 """How many ranges between samples of a local shard are checked before its index is used."""
 REMOTE_GAPS = 4
 """How many such ranges are checked in a remote shard, where each check is a request."""
+MAX_UNPROVEN_BYTES = 64 << 20
+"""If more bytes are read because stored values are not proven, a warning says so."""
 WRITING_NS = 10 * 10**9
 """The longest time from the last write of an index to its final name, in nanoseconds. A copy that keeps the time of
 change is usually made later."""
@@ -68,12 +79,13 @@ class Evidence(NamedTuple):
     """Everything known of a shard before its headers are read. ``version`` is a
     :func:`~wdscli.storage.kinds.stored_version`; it is empty for a local shard and if unknown. ``is_newer`` says
     whether a local shard was changed after its index, and is None for other shards. ``is_untouched`` says that nothing
-    touched a local shard after its index was written."""
+    touched a local shard after its index was written. ``checksums`` are those that the store keeps."""
 
     size: int | None
     version: str = ""
     is_newer: bool | None = None
     is_untouched: bool = False
+    checksums: Mapping[str, str] = {}
 
     @classmethod
     def of_source(cls, address: str, source: Source) -> Evidence:
@@ -106,9 +118,11 @@ class StoredIndex:
     def pinned(self) -> ProvenIndex | None:
         """The index, if it names a version of its shard, so that reads can require this version. Nothing else is
         proven."""
-        if self.index is None or not tells_bytes(self.index.noted):
+        versions = () if self.index is None else (self.index.noted, self.index.version)
+        version = next(filter(tells_bytes, versions), "")
+        if self.index is None or not version:
             return None
-        return ProvenIndex.of(self.index, Proof.NOTHING, source_version(self.index.noted))
+        return ProvenIndex.of(self.index, Proof.NOTHING, source_version(version))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +173,23 @@ def find_index(
     return index if index is not None and form in (None, index.form) else None
 
 
+def unproven_bytes(index: Index, payload_fields: frozenset[bytes]) -> int:
+    """Return the size of a shard if its payloads of these fields are read, because its stored values are not proven.
+    Otherwise return 0."""
+    return index.size if SampleNumbers([*index.unproven]).payload_fields & payload_fields else 0
+
+
+def unproven_text(read_bytes: int, set_bytes: int, address: str) -> str:
+    """Return the line for the user about :func:`unproven_bytes` of a set, or nothing for few bytes. ``address`` is of a
+    shard."""
+    if read_bytes <= min(set_bytes // 20, MAX_UNPROVEN_BYTES):
+        return ""
+    return (
+        f"nothing proves that the stored values belong to these shards, so {human_size(read_bytes)} are read: "
+        f"`wds index --adopt {shown(folder_of(address)) or '.'}` proves it once"
+    )
+
+
 def prove_index(
     address: str, source: Source, *, check: Check = Check.SOME, stored: StoredIndex | None = None
 ) -> ProvenIndex:
@@ -176,7 +207,7 @@ def prove_index(
         return ProvenIndex(reason=stored.damage)
     index = stored.index
     evidence = Evidence.of_source(address, source)
-    proof, reason = proven_by(index, evidence)
+    proof, reason, _ = _proven(index, address, evidence)
     if not reason:
         is_doubtful = check is Check.ALL_LOCAL and evidence.is_newer is not None and not evidence.is_untouched
         compares_all = evidence.is_newer or is_doubtful or check is Check.ALL
@@ -208,14 +239,36 @@ def read_index(address: str, *, has_columns: bool = True) -> StoredIndex:
 
 
 def proven_by(index: Index, evidence: Evidence) -> tuple[Proof, str]:
-    """Return the proof that evidence alone gives, and the reason if it contradicts the index. (A checksum that a store
-    keeps is evidence too; indexes do not have such checksums yet.)"""
+    """Return the proof that evidence alone gives, and the reason if it contradicts the index."""
     if evidence.size is not None and evidence.size != index.size:
         return Proof.NOTHING, f"the shard has {evidence.size} bytes, the index is for {index.size}"
-    if is_other_version(index.version, evidence.version):
-        return Proof.NOTHING, "the store has another version of the shard"
-    is_same = evidence.version in (index.version, index.noted) and tells_bytes(evidence.version)
-    return (Proof.PAYLOADS if is_same else Proof.NOTHING), ""
+    if (is_same := agrees(index.checksums, evidence.checksums)) is not None:
+        return (Proof.PAYLOADS, "") if is_same else (Proof.NOTHING, "the store keeps another checksum")
+    if evidence.version in (index.compared, index.noted, index.version) and tells_bytes(evidence.version):
+        return Proof.PAYLOADS, ""
+    is_other = is_other_version(index.version, evidence.version)
+    return Proof.NOTHING, "the store has another version of the shard" if is_other else ""
+
+
+def _proven(index: Index, address: str, evidence: Evidence | None) -> tuple[Proof, str, Evidence | None]:
+    """Do the same as :func:`proven_by`. If this proves no payloads, compare the checksum that the store keeps of this
+    version, or of the current version if there is no evidence. Also return the evidence."""
+    proof, reason = (Proof.NOTHING, "") if evidence is None else proven_by(index, evidence)
+    is_comparable = evidence is None or (evidence.version and evidence.size == index.size)
+    if proof is Proof.PAYLOADS or not (index.checksums and is_comparable):
+        return proof, reason, evidence
+    from wdscli.storage.remote import with_checksums
+
+    entry = with_checksums(address)
+    current = entry and Evidence(
+        entry.size, stored_version(address, entry.version), checksums=entry.checksums
+    )
+    if current is None or (evidence is not None and current.version != evidence.version):
+        return proof, reason, evidence
+    proof, reason = proven_by(index, current)
+    if proof is Proof.PAYLOADS:
+        index.compared = current.version
+    return proof, reason, current
 
 
 def differing_headers(index: Index, source: Source) -> str:
@@ -249,14 +302,21 @@ def difference(index: Index, builder: IndexBuilder, ignored: dict[str, int]) -> 
     return ""
 
 
-def open_by_index(address: str, size: int, version: str) -> tuple[Source | None, StoredIndex]:
-    """Open the shard at an address without a request for it. This is possible if a listing returned its size and
-    version, and the index is for that version. Otherwise return None. The caller must close the source, and pass the
-    index to :func:`prove_index`."""
-    stored = read_index(address)
-    evidence = Evidence(size, stored_version(address, version))
-    if stored.index is not None and proven_by(stored.index, evidence) == (Proof.PAYLOADS, ""):
-        return open_pinned(address, size, version), stored
+def open_by_index(
+    address: str, listed: tuple[int, str] | None = None, stored: StoredIndex | None = None
+) -> tuple[Source | None, StoredIndex]:
+    """Open the shard at an address without reading it. This is possible if the size and version that a listing returned
+    (``listed``), or the current version, prove the index; a HEAD request may be needed. Otherwise return None. The
+    caller must close the source, and pass the index to :func:`prove_index`. ``stored`` is the index file if it was
+    already read."""
+    stored = read_index(address) if stored is None else stored
+    version = listed or (None if stored.pinned is None else current_version(address))
+    if stored.index is None or (version is None and not (stored.index.checksums and is_pinnable(address))):
+        return None, stored
+    evidence = None if version is None else Evidence(version[0], stored_version(address, version[1]))
+    proof, _, evidence = _proven(stored.index, address, evidence)
+    if proof is Proof.PAYLOADS and evidence is not None and evidence.size is not None:
+        return open_pinned(address, evidence.size, source_version(evidence.version)), stored
     return None, stored
 
 
@@ -265,7 +325,7 @@ class BatchReader(Protocol):
 
     payload_fields: frozenset[bytes]
 
-    def add_batch(self, batch: SampleBatch, shard: str, payload_of: Payloads) -> None: ...
+    def add_batch(self, batch: SampleBatch, shard: str, payload_of: MemberReader) -> None: ...
 
 
 def scan_index(
@@ -276,8 +336,8 @@ def scan_index(
 
     Raises DataError for a damaged shard.
     """
-    builder, ignored = IndexBuilder(), Ignored()
-    payloads = Payloads(source, frozenset() if numbers is None else numbers.payload_fields)
+    builder, ignored = IndexBuilder(), IgnoredMembers()
+    payloads = MemberReader(source, frozenset() if numbers is None else numbers.payload_fields)
     for batch, _ in Walk(Selection(), Selection().new_state(), payloads, form, ignored).chosen():
         builder.add_batch(batch)
         if numbers is not None:

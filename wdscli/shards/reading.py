@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo, to_text
-from wdscli.samples import Ignored, SampleBatch, iter_batches, iter_samples
+from wdscli.samples import IgnoredMembers, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.separated import SeparatedSamples, separated
 from wdscli.selection import Selection
-from wdscli.selection.reading import Payloads
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
 from wdscli.selection.walk import Walk
 from wdscli.shards.index import Index
-from wdscli.shards.proof import find_index, scan_index, scanned_index
+from wdscli.shards.proof import find_index, scan_index, scanned_index, unproven_text
 from wdscli.storage import Source, open_source
 from wdscli.tar import CANONICAL, Form, members
 
@@ -162,7 +162,7 @@ def without_parts(index: Index) -> Index:
     return index.part(numpy.array(whole, dtype=numpy.int64))
 
 
-def index_batches(index: Index, ignored: Ignored | None = None) -> Iterator[SampleBatch]:
+def index_batches(index: Index, ignored: IgnoredMembers | None = None) -> Iterator[SampleBatch]:
     """Yield the samples of an index as columns, and count its ignored members."""
     if ignored is not None:
         for reason, count in index.ignored.items():
@@ -210,7 +210,10 @@ def values_of(
         elif name in index.numbers:
             columns.append(index.numbers[name])
         else:
-            if not read:
+            if not read and name in index.unproven:
+                unread_bytes = index.size * (len(addresses) - number)
+                warn(unproven_text(unread_bytes, unread_bytes, address))
+            elif not read:
                 hint = f"`wds index --values '{name}'` stores the numbers in the indexes"
                 warn(f"reading payloads for {name}, which not all indexes have: {hint}")
             read += 1
@@ -256,7 +259,7 @@ def _index_of(address: str, open_shard: Callable[[str], Source]) -> Index:
 
 def _read_all(source: Source, index: Index, numbers: SampleNumbers) -> None:
     """Add the numbers of all samples of a shard. Its index gives their places."""
-    payloads = Payloads(source, numbers.payload_fields, by_index=True)
+    payloads = MemberReader(source, numbers.payload_fields, by_index=True)
     walk = Walk(Selection(), Selection().new_state(), payloads)
     for batch, _ in walk.chosen(index_batches(index), requested=payloads.fields):
         numbers.add_batch(batch, source.name, payloads)

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from wdscli.arrays import Piece, Scratch
+from wdscli.arrays import Backing, Piece
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 
@@ -44,7 +44,7 @@ METADATA = "wdscli"
 numbers in ``cls``."""
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column has a group and a name. The prefix is added to the name if another column has the same name. In a
     ``text`` column, numbers are written as text if another cell is text."""
 
@@ -54,17 +54,17 @@ class Column(NamedTuple):
     text: bool = False
 
 
-class Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """Some rows as columns. Each column has one cell per row."""
 
     rows: int
-    columns: dict[Column, list[Any]]
+    columns: dict[TableColumn, list[Any]]
 
 
 @lru_cache(1 << 12)
-def field_column(group: int, prefix: str, field: bytes) -> Column:
+def field_column(group: int, prefix: str, field: bytes) -> TableColumn:
     """Return the column of a field."""
-    return Column(group, prefix + to_text(field), "field")
+    return TableColumn(group, prefix + to_text(field), "field")
 
 
 def column_of_field(field: bytes) -> str:
@@ -84,10 +84,10 @@ def field_of_column(column: str) -> bytes:
     return to_bytes(re.sub(r"\\u(005c|dc[89a-f][0-9a-f])", lambda match: chr(int(match[1], 16)), name))
 
 
-KEY = Column(0, "key")
-SHARD = Column(0, "shard")
-INDEX = Column(0, "index")
-OFFSET = Column(0, "offset")
+KEY = TableColumn(0, "key")
+SHARD = TableColumn(0, "shard")
+INDEX = TableColumn(0, "index")
+OFFSET = TableColumn(0, "offset")
 """The columns for a sample's place: its shard, its number in the shard (from 0), and the offset of its first header."""
 PLACES = {KEY: "string", SHARD: "string", INDEX: "int64", OFFSET: "int64"}
 
@@ -97,10 +97,10 @@ class Rows:
     and at the end."""
 
     def __init__(self) -> None:
-        self._columns: dict[Column, list[Any]] = {}
+        self._columns: dict[TableColumn, list[Any]] = {}
         self._rows = self._bytes = 0
 
-    def add(self, cells: Iterable[tuple[Column, Cell]]) -> None:
+    def add(self, cells: Iterable[tuple[TableColumn, Cell]]) -> None:
         """Add a row. If a row has two cells for the same column, the first counts. Raises DataError for too many
         columns."""
         columns, rows = self._columns, self._rows
@@ -125,11 +125,11 @@ class Rows:
     def is_full(self) -> bool:
         return self._bytes >= CHUNK_BYTES or self._rows * len(self._columns) >= CHUNK_CELLS
 
-    def take(self) -> Chunk:
+    def take(self) -> RowChunk:
         """Return all rows since the last call."""
         for values in self._columns.values():
             values.extend([None] * (self._rows - len(values)))
-        chunk = Chunk(self._rows, self._columns)
+        chunk = RowChunk(self._rows, self._columns)
         self._columns, self._rows, self._bytes = {}, 0, 0
         return chunk
 
@@ -204,15 +204,15 @@ class Spool:
     """Chunks in a temporary file, with the types of all columns. The table always has the columns ``columns``; if such
     a column has no cells, it has the given type."""
 
-    def __init__(self, columns: Mapping[Column, str]) -> None:
-        self._file = Scratch()
+    def __init__(self, columns: Mapping[TableColumn, str]) -> None:
+        self._file = Backing()
         self._pieces: list[Piece] = []
         self._defaults = columns
         self._seen = {column: _Seen() for column in columns}
         self._numbers = {column: number for number, column in enumerate(columns)}
         self.rows = 0
 
-    def put(self, chunk: Chunk) -> None:
+    def put(self, chunk: RowChunk) -> None:
         """Add rows. Raises OutputError if the temporary file cannot be written, and DataError for too many columns."""
         for column, values in chunk.columns.items():
             if column not in self._seen:
@@ -225,7 +225,7 @@ class Spool:
         self._pieces.append(self._file.put(marshal.dumps((chunk.rows, numbered))))
         self.rows += chunk.rows
 
-    def schema(self) -> dict[Column, str]:
+    def schema(self) -> dict[TableColumn, str]:
         """Return all columns in order, and their types."""
         schema = {}
         for column in sorted(self._seen, key=lambda column: column.group):
@@ -233,12 +233,12 @@ class Spool:
             schema[column] = types.kind(column.text) if types.types else self._defaults.get(column, "string")
         return schema
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[RowChunk]:
         """Yield the rows again."""
         columns = list(self._seen)
         for piece in self._pieces:
             rows, numbered = marshal.loads(b"".join(piece.read()))
-            yield Chunk(rows, {columns[number]: values for number, values in numbered.items()})
+            yield RowChunk(rows, {columns[number]: values for number, values in numbered.items()})
 
 
 def _too_many() -> DataError:
@@ -257,10 +257,10 @@ def text_of(raw: bytes) -> str | bytes:
         return raw
 
 
-def column_names(columns: Iterable[Column]) -> list[str]:
+def column_names(columns: Iterable[TableColumn]) -> list[str]:
     """Return the names of columns in the table. If an earlier column has the same name, the prefix is added.
 
-    >>> column_names([Column(0, "key"), Column(1, "key", "json"), Column(1, "w", "json")])
+    >>> column_names([TableColumn(0, "key"), TableColumn(1, "key", "json"), TableColumn(1, "w", "json")])
     ['key', 'json.key', 'w']
     """
     taken: dict[str, None] = {}
@@ -282,7 +282,10 @@ def check_format(form: str) -> None:
 
 
 def encoded(
-    form: str, schema: Mapping[Column, str], chunks: Iterable[Chunk], classes: Sequence[str] | None = None
+    form: str,
+    schema: Mapping[TableColumn, str],
+    chunks: Iterable[RowChunk],
+    classes: Sequence[str] | None = None,
 ) -> Iterator[bytes]:
     """Yield the table in the format ``form``. Parquet stores the class names ``classes`` in its metadata."""
     names = column_names(schema)
@@ -292,7 +295,7 @@ def encoded(
 
 
 def _delimited(
-    separator: bytes, columns: Sequence[Column], names: Sequence[str], chunks: Iterable[Chunk]
+    separator: bytes, columns: Sequence[TableColumn], names: Sequence[str], chunks: Iterable[RowChunk]
 ) -> Iterator[bytes]:
     special = re.compile(b'["\r\n' + separator + b"]")
 
@@ -345,9 +348,9 @@ class _Pieces(io.RawIOBase):
 
 
 def _parquet(
-    schema: Mapping[Column, str],
+    schema: Mapping[TableColumn, str],
     names: Sequence[str],
-    chunks: Iterable[Chunk],
+    chunks: Iterable[RowChunk],
     classes: Sequence[str] | None,
 ) -> Iterator[bytes]:
     import pyarrow

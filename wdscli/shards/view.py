@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from wdscli.arrays import I64, edges, numpy, spread
 from wdscli.errors import UsageError
 from wdscli.model import ShardInfo
 from wdscli.schema import Records, check
-from wdscli.selection.choice import FieldRule
+from wdscli.selection.choice import FIELD_RULE, FieldRule
 from wdscli.selection.layers import OnConflict, Shape, lay_out
+from wdscli.shards.rows import Section
 from wdscli.storage import base_name, is_stream
 from wdscli.storage.addresses import VIEW_SUFFIX
 from wdscli.storage.patterns import BRACES, NAME
@@ -29,15 +30,15 @@ MISSING = -1
 
 _RULE = {
     "parts": [(dict, None), ...],
-    "policies": [("error", "left", "right", "suffix"), ...],
-    "fields": ({"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}, None),
+    "policies": [get_args(OnConflict), ...],
+    "fields": (FIELD_RULE, None),
 }
 """See :mod:`wdscli.schema` for the form of this table. Each part is again an object of this form."""
 _DEEPEST_RULE = 200
 """The most levels of a rule. Python limits the depth of calls."""
 
 
-class Run(NamedTuple):
+class SampleRun(NamedTuple):
     """Adjacent samples of a base shard: the base's number, the first sample, and the number of samples."""
 
     base: int
@@ -45,20 +46,12 @@ class Run(NamedTuple):
     samples: int
 
 
-class Stored(NamedTuple):
-    """The place of numbers in ``VIEW.rows``: the first byte, the length in bytes, and the XXH3-64 of the bytes."""
-
-    start: int
-    length: int
-    seal: str
-
-
-class Rule(NamedTuple):
+class ViewRule(NamedTuple):
     """The rule by which the fields of a sample are made from the fields of its parts. A part is a sample of a set
     (None), or is itself made by another rule. ``fields`` chooses and renames the fields of each part. The fields of all
     parts are then combined, with a policy for each part about fields that already exist."""
 
-    parts: tuple[Rule | None, ...]
+    parts: tuple[ViewRule | None, ...]
     policies: tuple[OnConflict, ...]
     fields: FieldRule | None = None
 
@@ -103,7 +96,7 @@ class Rule(NamedTuple):
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any], depth: int = 0) -> Rule:
+    def from_plain(cls, plain: Mapping[str, Any], depth: int = 0) -> ViewRule:
         """Parse a rule; this is the inverse of :meth:`plain`. Raises ValueError. A view of a view of a view has a rule
         with a ``depth`` of 2."""
         check(plain, _RULE)
@@ -122,9 +115,9 @@ class ViewShard(NamedTuple):
     the numbering of bases."""
 
     digest: str
-    runs: tuple[tuple[Run, ...], ...] | None
-    rows: Stored | None = None
-    keys: Stored | None = None
+    runs: tuple[tuple[SampleRun, ...], ...] | None
+    rows: Section | None = None
+    keys: Section | None = None
 
 
 class Ancestor(NamedTuple):
@@ -143,7 +136,7 @@ class View(NamedTuple):
 
     bases: Sequence[ShardInfo]
     shards: Sequence[ViewShard]
-    rule: Rule
+    rule: ViewRule
     form: Form
     ancestors: tuple[Ancestor, ...] = ()
     parents: tuple[int, ...] = ()
@@ -154,7 +147,7 @@ class View(NamedTuple):
         parents themselves.
 
         >>> sets = Ancestor("photos", None), Ancestor("captions", None), Ancestor("v2", None, (0,))
-        >>> [*View((), (), Rule((), ()), Form(), sets, (2, 1)).descent("v3")]
+        >>> [*View((), (), ViewRule((), ()), Form(), sets, (2, 1)).descent("v3")]
         [['v3', 'v2 + captions'], ['v2', 'photos']]
         """
         waiting, visited = [(name, self.parents)], set[int]()
@@ -201,7 +194,11 @@ def to_json(view: View) -> dict[str, Any]:
         "ancestors": [ancestor._asdict() for ancestor in view.ancestors],
         "parents": view.parents,
         "shards": [
-            {name: value for name, value in shard._asdict().items() if value is not None}
+            {
+                name: value.plain() if isinstance(value, Section) else value
+                for name, value in shard._asdict().items()
+                if value is not None
+            }
             for shard in view.shards
         ],
     }
@@ -209,7 +206,7 @@ def to_json(view: View) -> dict[str, Any]:
 
 def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: Sequence[ShardInfo]) -> View:
     """Parse the ``view`` of a manifest. Raises ValueError for samples that do not exist."""
-    rule = Rule.from_plain(document["rule"])
+    rule = ViewRule.from_plain(document["rule"])
     if len(document["shards"]) != len(shards):
         raise ValueError("the view describes another number of shards")
     view_shards, counts = Records(document["shards"], _shard_of), [base.samples for base in bases]
@@ -239,15 +236,15 @@ def from_json(document: Mapping[str, Any], bases: Sequence[ShardInfo], shards: S
 
 def _shard_of(plain: Mapping[str, Any]) -> ViewShard:
     runs = plain.get("runs")
-    stored = {name: Stored(*plain[name]) for name in ("rows", "keys") if name in plain}
+    stored = {name: Section.from_plain(plain[name]) for name in ("rows", "keys") if name in plain}
     return ViewShard(
         plain["digest"],
-        None if runs is None else tuple(tuple(Run(*run) for run in set_runs) for set_runs in runs),
+        None if runs is None else tuple(tuple(SampleRun(*run) for run in set_runs) for set_runs in runs),
         **stored,
     )
 
 
-def _check_runs(runs: Sequence[Run], counts: Sequence[int], info: ShardInfo) -> None:
+def _check_runs(runs: Sequence[SampleRun], counts: Sequence[int], info: ShardInfo) -> None:
     """Raise ValueError for runs that are not in the bases. ``counts`` has the number of samples of each base."""
     for base, first, samples in runs:
         if base != MISSING and not (base < len(counts) and 0 < samples <= counts[base] - first):
@@ -256,12 +253,12 @@ def _check_runs(runs: Sequence[Run], counts: Sequence[int], info: ShardInfo) -> 
         raise ValueError(f"{info.name} takes another number of samples than it has")
 
 
-def has_gap(set_runs: Sequence[Sequence[Run]]) -> bool:
+def has_gap(set_runs: Sequence[Sequence[SampleRun]]) -> bool:
     """Return whether all sets lack the same sample. ``set_runs`` has the runs of each set.
 
-    >>> has_gap([[Run(MISSING, 0, 2), Run(0, 0, 3)], [Run(0, 0, 2), Run(MISSING, 0, 3)]])
+    >>> has_gap([[SampleRun(MISSING, 0, 2), SampleRun(0, 0, 3)], [SampleRun(0, 0, 2), SampleRun(MISSING, 0, 3)]])
     False
-    >>> has_gap([[Run(MISSING, 0, 3), Run(0, 0, 2)], [Run(0, 0, 2), Run(MISSING, 0, 3)]])
+    >>> has_gap([[SampleRun(MISSING, 0, 3), SampleRun(0, 0, 2)], [SampleRun(0, 0, 2), SampleRun(MISSING, 0, 3)]])
     True
     """
     lacking_sets: dict[int, int] = {}
@@ -276,7 +273,7 @@ def has_gap(set_runs: Sequence[Sequence[Run]]) -> bool:
     return len(set_runs) in accumulate(change for _, change in sorted(lacking_sets.items()))
 
 
-def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:
+def runs_of(bases: I64, places: I64, most: int) -> tuple[SampleRun, ...] | None:
     """Return samples as runs, or None if there are more than ``most`` runs."""
     if not len(bases):
         return ()
@@ -287,12 +284,12 @@ def runs_of(bases: I64, places: I64, most: int) -> tuple[Run, ...] | None:
     if len(firsts) > most:
         return None
     return tuple(
-        Run(base, max(place, 0), count)
+        SampleRun(base, max(place, 0), count)
         for base, place, count in zip(bases[firsts].tolist(), places[firsts].tolist(), counts.tolist())
     )
 
 
-def samples_of(runs: Sequence[Run]) -> tuple[I64, I64]:
+def samples_of(runs: Sequence[SampleRun]) -> tuple[I64, I64]:
     """The base and the place of each sample of some runs."""
     bases, firsts, counts = numpy.array(runs, dtype=numpy.int64).reshape(-1, 3).T
     return bases.repeat(counts), spread(firsts, counts)

@@ -19,11 +19,12 @@ from wdscli.model import ShardInfo
 from wdscli.shards.index import Check, Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import Manifest, parse_manifest
-from wdscli.shards.proof import checking, current_check, find_index, scanned_index
-from wdscli.shards.view import MISSING, Stored, samples_of
+from wdscli.shards.proof import checking, current_check, find_index, open_by_index, scanned_index
+from wdscli.shards.rows import Section, read_section
+from wdscli.shards.view import MISSING, samples_of
 from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.addresses import HELD, TRUSTED, is_web, shard_address, view_of
-from wdscli.storage.opening import read_noted, refuse_device
+from wdscli.storage.opening import is_pinnable, read_noted, refuse_device
 from wdscli.threads import Recent
 
 ROWS_SUFFIX = ".rows"
@@ -141,21 +142,18 @@ class OpenView:
         ends = [4 + 8 * count + end for end in accumulate(lengths)]
         return {sample: data[end - length : end] for sample, length, end in zip(samples, lengths, ends)}
 
-    def _stored(self, place: Stored) -> bytes:
-        from xxhash import xxh3_64_hexdigest
-
-        address, data = rows_address(self.address), b""
+    def _stored(self, section: Section) -> bytes:
+        address = rows_address(self.address)
         try:
             refuse_device(address)
             with open_source(address, decompress=False) as source:
                 if source.size is None:
                     raise self._needs_ranges(address)
-                if place.start + place.length <= source.size:
-                    data = source.read_at(place.start, place.length)
+                data = read_section(source, section)
         except InputNotFoundError as error:
             error.hint = _COPY_BOTH
             raise
-        if len(data) != place.length or xxh3_64_hexdigest(data) != place.seal:
+        if data is None:
             raise self._broken()
         return data
 
@@ -167,9 +165,7 @@ class OpenView:
 
     def _broken(self) -> DataError:
         return DataError(
-            f"{rows_address(self.address)} does not belong to {self.address}",
-            code="changed",
-            hint=_COPY_BOTH,
+            f"{rows_address(self.address)} does not belong to {self.address}", code="changed", hint=_COPY_BOTH
         )
 
     def _check(self, layout: Layout, number: int) -> None:
@@ -187,13 +183,16 @@ class OpenView:
         if the base is not the same as when the view was made."""
         address, base, form = self.bases[number], self.view.bases[number], self.view.form
         state = _state_of(address)
-        key = (address, state, base.headers, check)
+        # ALL_LOCAL asks no more of a base on a store than SOME, so its index is read once for both.
+        is_some = check is Check.ALL_LOCAL and not is_local(address)
+        key = (address, state, base.headers, Check.SOME if is_some else check)
         index = _INDEXES.used(key)
         if index is None:
-            with self.open_base(number) as source:
+            source, stored = open_by_index(address) if is_pinnable(address) else (None, None)
+            with source or self.open_base(number) as source:
                 try:
                     if check is not Check.ALL:
-                        index = find_index(address, source, form=form, check=check)
+                        index = find_index(address, source, form=form, check=check, stored=stored)
                     index = index or scanned_index(address, source, form)
                 except DataError as error:
                     raise self.changed(number, error.message, error.offset) from None

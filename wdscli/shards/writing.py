@@ -18,12 +18,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from wdscli.arrays import SampleArrays
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.model import PendingCommit, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.samples.grouping import PayloadOf
 from wdscli.selection.values import SampleNumbers
-from wdscli.shards.index import Index, IndexBuilder, SampleArrays, index_address
+from wdscli.shards.index import Index, IndexBuilder, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.locks import (
     FOLDER,
@@ -32,7 +33,7 @@ from wdscli.shards.locks import (
     OutputLock,
     StateFile,
     Ticket,
-    Unfinished,
+    UnfinishedSet,
     lock_address,
     remove_abandoned,
     remove_receipts,
@@ -58,6 +59,7 @@ from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
 from wdscli.storage.kinds import note_of
 from wdscli.storage.opening import GONE, abort_uploads, current_versions, do_together, is_device
 from wdscli.tar import CANONICAL, Form, TarWriter, padding
+from wdscli.tar.crc import StoreDigest
 
 Payload = bytes | bytearray | memoryview
 Witness = Callable[[str, ShardInfo, str], None]
@@ -94,13 +96,14 @@ class ShardSettings(NamedTuple):
 class _Through:
     """A sink that hashes the bytes it writes."""
 
-    def __init__(self, sink: Sink, digest: Digest | None) -> None:
+    def __init__(self, sink: Sink, digest: Digest | None, crcs: StoreDigest | None) -> None:
         self._sink = sink
         self.digest = digest
+        self._digests = [each for each in (digest, crcs) if each is not None]
 
     def write(self, data: Payload, /) -> None:
-        if self.digest is not None:
-            self.digest.update(data)
+        for digest in self._digests:
+            digest.update(data)
         self._sink.write(data)
 
 
@@ -143,7 +146,8 @@ class ShardFile:
             packed=kind is not None,
             at_leisure=settings.witness is not None,  # a run checks all names before it begins
         )
-        self._through = _Through(self._sink, digest)
+        self._crcs = StoreDigest() if self._with_index and kind is None else None
+        self._through = _Through(self._sink, digest, self._crcs)
         try:
             self._packer = None if kind is None else packer_for(kind, self._through.write)
         except BaseException:
@@ -153,6 +157,7 @@ class ShardFile:
         self.index = IndexBuilder()
         self.numbers = SampleNumbers(settings.values if self._with_index else ())
         self.ignored: dict[str, int] = {}
+        self._checksums: Mapping[str, str] = {}
         self.is_ended = False
 
     @property
@@ -254,7 +259,7 @@ class ShardFile:
         self._sink.copy_of(address, version, index.size)
         for batch in index_batches(index):
             self.index.add_batch(batch)
-        self.index.values = index.numbers
+        self.index.values, self._checksums = index.numbers, index.checksums
         self._settings.check_folder(self.address)
         return self._ending(replace(self._info(index.size), checksum=checksum, is_copy=True)).result()
 
@@ -315,8 +320,14 @@ class ShardFile:
 
         seal = xxh3_64()
         self.index.values = self.index.values or self.numbers.numbers()
+        if self._crcs is not None:
+            self._checksums = self._checksums or self._crcs.checksums()
         for piece in self.index.pieces(
-            shard=base_name(self.address), size=size, form=self.form, ignored=self.ignored
+            shard=base_name(self.address),
+            size=size,
+            form=self.form,
+            ignored=self.ignored,
+            checksums=self._checksums,
         ):
             seal.update(piece)
             sink.write(piece)
@@ -483,7 +494,7 @@ class OutputSet:
         elif replaces or (self.settings.force and (self.existing() if self.there is None else self.there)):
             change = "replace"
         how = (self.pattern.text, first, run, self._claim.path, shown_in(dict(options or {})))
-        self.state.begin(Unfinished(self.state.address, change, *how), fsync=self.settings.fsync)
+        self.state.begin(UnfinishedSet(self.state.address, change, *how), fsync=self.settings.fsync)
 
     def withdraw(self) -> None:
         """After a failed run, remove the mark of a new set without shards."""

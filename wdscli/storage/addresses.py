@@ -119,7 +119,7 @@ def sibling(address: str, name: str) -> str:
     return split_folder(address)[0] + name
 
 
-class Held:
+class HeldBytes:
     """Bytes in memory with an address. While this object exists, every reader in this process finds the bytes at this
     address. If the object is pickled, the other process gets the bytes too."""
 
@@ -130,15 +130,15 @@ class Held:
         return hold, (self.address, self.data)
 
 
-HELD: WeakValueDictionary[str, Held] = WeakValueDictionary()
+HELD: WeakValueDictionary[str, HeldBytes] = WeakValueDictionary()
 
 
-def hold(address: str, data: bytes) -> Held:
+def hold(address: str, data: bytes) -> HeldBytes:
     """Make bytes readable at an address that contains their digest. The caller must keep the result while they are
     needed."""
     held = HELD.get(address)
     if held is None:
-        held = HELD[address] = Held(address, data)
+        held = HELD[address] = HeldBytes(address, data)
     return held
 
 

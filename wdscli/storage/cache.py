@@ -34,11 +34,11 @@ from xxhash import xxh3_128
 from wdscli.errors import InputError, StorageError, UsageError
 from wdscli.shown import shown
 from wdscli.storage.addresses import base_name
-from wdscli.storage.ahead import REQUEST_BYTES
 from wdscli.storage.ends import PIECE_BYTES, Source, replaced
 from wdscli.storage.kinds import kind_of
 from wdscli.storage.local import NO_LOCKS, LocalSource, is_same_file, reason, remove_if_abandoned, write_all
 from wdscli.storage.ranges import open_remote, version_at
+from wdscli.storage.scatter import REQUEST_BYTES
 
 if TYPE_CHECKING:
     from wdscli.storage.retry import Network

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from wdscli.errors import InputError, OutputError, OutputExistsError
+from wdscli.arrays import I64, edges
+from wdscli.errors import DataError, InputError, OutputError, OutputExistsError
 
 SMALL_BYTES = 1 << 16
 """The buffer size for small reads and writes, and the size of the first read at the beginning or end of a remote
@@ -38,6 +39,14 @@ def replaced(name: str, offset: int | None = None) -> InputError:
 def taken(name: str) -> OutputExistsError:
     """Return the error for an output that already exists."""
     return OutputExistsError(f"cannot write {name}: it exists already", hint="--force replaces it")
+
+
+class EndsEarly(Exception):
+    """A source ends at byte ``offset``, inside range number ``row`` of the ranges that are read together."""
+
+    def __init__(self, name: str, offset: int, row: int) -> None:
+        super().__init__(name, offset)
+        self.name, self.offset, self.row = name, offset, row
 
 
 class Source:
@@ -84,6 +93,36 @@ class Source:
         data = self.read_at(offset, len(view))
         view[: len(data)] = data
         return len(data)
+
+    def fill(self, offset: int, view: memoryview) -> int:
+        """Read into a buffer until it is full or the source ends. Return the number of bytes."""
+        done = 0
+        while done < len(view):
+            size = self.read_into(offset + done, view[done : done + LARGE_BYTES])
+            if not size:
+                break
+            done += size
+        return done
+
+    def scatter(self, begins: I64, lengths: I64, places: I64, buffer: memoryview) -> None:
+        """Read ranges, in the order of their first bytes, to places in a buffer. Adjacent ranges are read together.
+        Raises EndsEarly, and the errors of :meth:`read_at`."""
+        apart = begins[1:] != begins[:-1] + lengths[:-1]
+        begins, lengths, bounds = begins.tolist(), lengths.tolist(), edges(apart, len(begins)).tolist()
+        views = [buffer[place : place + size] for place, size in zip(places.tolist(), lengths)]
+        for first, end in pairwise(bounds):
+            start, done = begins[first], 0
+            if end == first + 1:
+                done = self.fill(start, views[first])
+            else:
+                data = memoryview(self.read_at(start, sum(lengths[first:end])))
+                for view in views[first:end]:
+                    part = data[done : done + len(view)]
+                    view[: len(part)] = part
+                    done += len(part)
+            if done < sum(lengths[first:end]):
+                row = next(row for row in range(first, end) if start + done < begins[row] + lengths[row])
+                raise EndsEarly(self.name, start + done, row)
 
     def start_fill(self, offset: int, view: memoryview) -> Callable[[], object]:
         """Start to fill a buffer. Return a function that waits until it is full. A remote source makes one request.
@@ -137,6 +176,41 @@ class Source:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def pieces_of(source: Source, offset: int, size: int) -> Iterator[bytes]:
+    """Yield a payload in pieces. Raises DataError if the source ends first."""
+    end = offset + size
+    while offset < end:
+        data = source.read_at(offset, min(PIECE_BYTES, end - offset))
+        if not data:
+            raise cut_short(source.name, offset)
+        offset += len(data)
+        yield data
+
+
+def cut_short(shard: str, offset: int) -> DataError:
+    """Return the error for a payload that ends too early."""
+    return DataError("archive ends inside a payload", code="truncated", shard=shard, offset=offset)
+
+
+class RangesInMemory(Source):
+    """A source that has some of its ranges in memory."""
+
+    def __init__(self, source: Source, ranges: list[tuple[int, int]]) -> None:
+        super().__init__(source.name, size=source.size, seekable=source.seekable)
+        self._source = source
+        self.starts = [begin for begin, _ in ranges]
+        self.buffers = [source.read_at(begin, end - begin) for begin, end in ranges]
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        number = bisect_right(self.starts, offset) - 1
+        if number >= 0:
+            inside = offset - self.starts[number]
+            data = self.buffers[number][inside : inside + length]
+            if len(data) == length:
+                return data
+        return self._source.read_at(offset, length)
 
 
 class DigestedSource(Source):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from binascii import a2b_base64
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
@@ -41,7 +42,7 @@ DiscardBlocks = Callable[[Any, str, Callable[[str], bool]], Coroutine[Any, Any, 
 that were not discarded."""
 
 
-class Kind(NamedTuple):
+class StoreKind(NamedTuple):
     """A row of the table. The defaults fit a usual remote file system of fsspec."""
 
     package: str | None = None
@@ -84,7 +85,7 @@ class Kind(NamedTuple):
     """A function that changes a client after it is made."""
 
 
-def kind_of(address: str) -> Kind:
+def kind_of(address: str) -> StoreKind:
     """Return the row for an address."""
     return KINDS.get(scheme(address), _OTHER)
 
@@ -192,15 +193,14 @@ def token_for(address: str) -> str | None:
         match = _TOKEN_OF_HOST.fullmatch(token)
         if match is None:
             raise UsageError(
-                f"{TOKEN} has a token without a host",
-                hint=f"export {TOKEN}=HOST=TOKEN, or HOST:PORT=TOKEN",
+                f"{TOKEN} has a token without a host", hint=f"export {TOKEN}=HOST=TOKEN, or HOST:PORT=TOKEN"
             )
         if match[1].lower() == host and match[2] in (None, port):
             return match[3]
     return None
 
 
-_OTHER = Kind(
+_OTHER = StoreKind(
     passing=frozenset(
         (
             "FSTimeoutError",  # fsspec
@@ -209,7 +209,7 @@ _OTHER = Kind(
         )
     )
 )  # fmt: skip
-_S3 = Kind(
+_S3 = StoreKind(
     package="s3fs",
     container="bucket",
     no_login="set AWS_PROFILE or AWS_ACCESS_KEY_ID, or FSSPEC_S3_ANON=true for a public bucket",
@@ -226,7 +226,7 @@ _S3 = Kind(
     ),
     writes="parts",
 )  # fmt: skip
-_GOOGLE = Kind(
+_GOOGLE = StoreKind(
     package="gcsfs",
     container="bucket",
     login="choose the account with gcloud auth application-default login or GOOGLE_APPLICATION_CREDENTIALS",
@@ -238,7 +238,7 @@ _GOOGLE = Kind(
     options=_google_options,
     prepare=_without_google_retries,
 )
-_AZURE = Kind(
+_AZURE = StoreKind(
     package="adlfs",
     container="container",
     has_plain_login=True,
@@ -252,7 +252,7 @@ _AZURE = Kind(
     writes="upload",
     discard_blocks=_discard_azure_blocks,
 )
-_WEB = Kind(
+_WEB = StoreKind(
     package="aiohttp",
     login=f"logins are taken from ~/.netrc, tokens from {TOKEN}=HOST=TOKEN",
     passing=frozenset(
@@ -261,15 +261,15 @@ _WEB = Kind(
     writes="never",
     options=_web_options,
 )
-_HUB = Kind(
+_HUB = StoreKind(
     package="huggingface_hub",
     container="repository",
     has_plain_login=True,
     login="choose the account with hf auth login or HF_TOKEN",
     writes="upload",
 )
-_SSH = Kind(package="paramiko", has_plain_login=True)
-KINDS: dict[str, Kind] = {
+_SSH = StoreKind(package="paramiko", has_plain_login=True)
+KINDS: dict[str, StoreKind] = {
     **dict.fromkeys(("s3", "s3a"), _S3),
     "ais": _S3._replace(endpoint=ais_endpoint),
     **dict.fromkeys(("gs", "gcs"), _GOOGLE),
@@ -277,10 +277,10 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("http", "https"), _WEB),
     **dict.fromkeys(("sftp", "ssh"), _SSH),
     "hf": _HUB,
-    "oss": Kind(package="ossfs", container="bucket", writes="upload", etags="bytes"),
-    "adl": Kind(package="adlfs", has_plain_login=True),
-    "smb": Kind(package="smbprotocol", has_plain_login=True),
-    **dict.fromkeys(("wasb", "wasbs", "scp", "ftp", "hdfs", "git", "svn"), Kind(has_plain_login=True)),
+    "oss": StoreKind(package="ossfs", container="bucket", writes="upload", etags="bytes"),
+    "adl": StoreKind(package="adlfs", has_plain_login=True),
+    "smb": StoreKind(package="smbprotocol", has_plain_login=True),
+    **dict.fromkeys(("wasb", "wasbs", "scp", "ftp", "hdfs", "git", "svn"), StoreKind(has_plain_login=True)),
 }
 PLAIN_LOGINS.update(name for name, kind in KINDS.items() if kind.has_plain_login)
 CLOUDS = {"aws": "s3", "gcp": "gs", "google": "gs", "azure": "az"}
@@ -366,9 +366,18 @@ def is_other_version(before: str, now: str) -> bool:
     return bool(before and now) and before != now and before.partition(" ")[0] == now.partition(" ")[0]
 
 
+_CHECKSUMS = {
+    "ChecksumCRC64NVME": "crc64nvme",
+    **dict.fromkeys(("ChecksumCRC32C", "crc32c"), "crc32c"),
+    "ChecksumCRC32": "crc32",
+}
+"""The names of checksums in wdscli-index(5), by the names in the answers of S3 and Google."""
+
+
 class Entry(NamedTuple):
     """A store's facts about an object or a folder. ``version`` has the form of a Source's version. ``pin`` is the
-    version that a read can require. ``etag`` has the store's own form. A missing value is empty or None."""
+    version that a read can require. ``etag`` has the store's own form. ``checksums`` are those that the store keeps of
+    all bytes, in the form for :func:`wdscli.tar.crc.agrees`. A missing value is empty or None."""
 
     path: str
     size: int | None = None
@@ -376,12 +385,13 @@ class Entry(NamedTuple):
     version: str = ""
     etag: str = ""
     pin: Any = None
+    checksums: Mapping[str, str] = {}
 
 
 class Store:
     """A store, accessed by fsspec's client ``fs``. Paths have the client's form, and errors are the client's errors."""
 
-    def __init__(self, kind: Kind, fs: Any) -> None:
+    def __init__(self, kind: StoreKind, fs: Any) -> None:
         self.kind = kind
         self._fs = fs
 
@@ -405,6 +415,10 @@ class Store:
         """Do the same as :meth:`look`, for a path that may be a folder."""
         return self._entry(self.fs.info(path))
 
+    def with_checksums(self, path: str) -> Entry:
+        """Return the entry of the object at a path, with its checksums. Raises FileNotFoundError."""
+        return self.info(path)
+
     def entries(self, path: str) -> list[Entry]:
         """Return the entries of a folder."""
         return list(map(self._entry, self.fs.ls(path, detail=True)))
@@ -424,7 +438,22 @@ class Store:
         etag = str(about.get("ETag") or about.get("etag") or "")
         is_folder = about.get("type") == "directory"
         size = None if about.get("size") is None else checked_size(int(about["size"]), about["name"])
-        return Entry(about["name"], size, is_folder, version, etag, about.get(self.kind.pin))
+        pin, checksums = about.get(self.kind.pin), _checksums_in(about)
+        return Entry(about["name"], size, is_folder, version, etag, pin, checksums)
+
+
+def _checksums_in(about: Mapping[str, Any]) -> dict[str, str]:
+    """Return the checksums in a store's answer. S3 and Google write them in Base64. S3 adds the number of parts to the
+    CRC of parts. Some stores write this number only into the ETag."""
+    checksums = {}
+    parts_of_etag = "" if about.get("ChecksumType") == "FULL_OBJECT" else str(about.get("ETag", ""))
+    for answer_name in _CHECKSUMS.keys() & about.keys():
+        name = _CHECKSUMS[answer_name]
+        text, _, parts = str(about[answer_name]).partition("-")
+        parts = parts or ("" if name == "crc64nvme" else parts_of_etag.strip('"').partition("-")[2])
+        with suppress(ValueError):
+            checksums[name] = a2b_base64(text).hex() + (parts and f"-{parts}")
+    return checksums
 
 
 def checked_size(size: int, path: str) -> int:

@@ -65,6 +65,12 @@ class LocalSource(Source):
         except OSError as error:
             raise InputError(f"cannot read {self.name}: {reason(error)}", cause=error) from error
 
+    def read_into(self, offset: int, view: memoryview) -> int:
+        try:
+            return os.preadv(self._fd, [view], offset)
+        except OSError as error:
+            raise InputError(f"cannot read {self.name}: {reason(error)}", cause=error) from error
+
     def expect(
         self, ranges: Iterable[tuple[int, int]], *, gap_bytes: int | None = None, keep: bool = False
     ) -> None:
@@ -75,7 +81,7 @@ class LocalSource(Source):
         # The check of an index reads the headers of the first, middle and last sample.
         probes = {len(spans) // 3, len(spans) * 2 // 3} if are_scattered else ()
         if any(is_cold(self._fd, spans[probe][0]) for probe in probes):
-            announce((self._fd, begin, end - begin) for begin, end in spans)
+            will_need((self._fd, begin, end - begin) for begin, end in spans)
 
     def confirm(self) -> None:
         # If the file was replaced, the old file is still open here. If the file was overwritten, it has another time or
@@ -92,9 +98,7 @@ class LocalSource(Source):
             self._fd, self.fd = -1, None
 
     def __del__(
-        self,
-        close: Callable[[int], None] = os.close,
-        forget: Callable[[int], None] = _open_files.discard,
+        self, close: Callable[[int], None] = os.close, forget: Callable[[int], None] = _open_files.discard
     ) -> None:
         # Python's own files also close themselves. The functions are arguments because modules may be empty at
         # interpreter shutdown.
@@ -104,14 +108,14 @@ class LocalSource(Source):
 
 
 class HeldSource(Source):
-    """A source of bytes that this process keeps in memory under an address."""
+    """A source of bytes that this process keeps in memory."""
 
-    def __init__(self, name: str, data: bytes) -> None:
+    def __init__(self, name: str, data: bytes | memoryview) -> None:
         super().__init__(name, size=len(data), seekable=True)
-        self._data = data
+        self.data = data
 
     def read_at(self, offset: int, length: int) -> bytes:
-        return self._data[offset : offset + length]
+        return bytes(self.data[offset : offset + length])
 
 
 def local_version(status: os.stat_result) -> str:
@@ -351,7 +355,7 @@ def write_all(descriptor: int, data: Data) -> None:
             done += os.write(descriptor, view[done:])
 
 
-def announce(ranges: Iterable[tuple[int | None, int, int]], *, are_scattered: bool = True) -> None:
+def will_need(ranges: Iterable[tuple[int | None, int, int]], *, are_scattered: bool = True) -> None:
     """Let the kernel read some ranges (descriptor or None, first byte, length) in advance. The device then has many
     requests at a time, and can choose among them. Without a descriptor, or if the system has no such call, do nothing.
 

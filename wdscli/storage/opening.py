@@ -95,8 +95,8 @@ def open_source(
             refuse_terminal(address, 0, output=False)
             source = StreamSource(address, DescriptorReader(address, 0, owned=False))
     else:
-        from wdscli.storage.ahead import REQUEST_BYTES
         from wdscli.storage.ranges import HEAD_BYTES, open_remote
+        from wdscli.storage.scatter import REQUEST_BYTES
 
         kept = _kept_here(address, is_stored=not decompress)
         source = kept or open_remote(address, REQUEST_BYTES if whole else HEAD_BYTES)
@@ -414,7 +414,7 @@ def is_one_request(address: str, size: int | None = None) -> bool:
     and a second request. The ``size`` must be known, for example from a listing."""
     if is_stream(address) or is_local(address):
         return False
-    from wdscli.storage.ahead import REQUEST_BYTES
+    from wdscli.storage.scatter import REQUEST_BYTES
 
     size_bytes = size_hint(address) if size is None else size
     return size_bytes is not None and size_bytes <= REQUEST_BYTES

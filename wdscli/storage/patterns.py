@@ -411,7 +411,7 @@ class OutputPattern:
         if is_stream(text):
             check_pipe(text)
             # In a command, only %d fields are replaced, because others belong to the command: date +%s.
-            return cls(text, _parts(text, "%% is a percent sign"), None, True)
+            return cls(text, _parts(text, "%% is a percent sign"), None, is_stream=True)
         from wdscli.storage.opening import is_device
 
         _check_suffix(text)
@@ -462,7 +462,7 @@ class OutputPattern:
                 hint=f"-o 'out/{NAME}.tar.zst'",
             )
         before, _, after = text.replace("%%", "%").partition(NAME)
-        return cls(text, _Parts(before), [before + name + after for name in names], False)
+        return cls(text, _Parts(before), [before + name + after for name in names], is_stream=False)
 
     def check_name(self) -> None:
         """Raise UsageError for a name without number and suffix, because the user probably meant a folder."""

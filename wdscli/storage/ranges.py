@@ -3,7 +3,7 @@
 :class:`RemoteSource` reads ranges of an object with a known size. It uses the requests of S3, of web servers
 (:class:`WebFile`) or of any other store that fsspec knows. :class:`AnswerReader` reads a stream, for an object without
 size and for a server without ranges. fsspec's file objects are not used for reading, because they fetch blocks of 5 to
-50 MiB. Each read is one range request, unless :mod:`wdscli.storage.ahead` has already fetched the range. All requests
+50 MiB. Each read is one range request, unless :mod:`wdscli.storage.scatter` has already fetched the range. All requests
 begin in :meth:`RemoteSource._fetch`, and only :mod:`wdscli.storage.retry` retries them. The first answer sets the
 version of the object, and all later answers must have the same version.
 
@@ -31,7 +31,6 @@ from typing import Any
 
 from wdscli.errors import InputError, InputIsFolderError
 from wdscli.storage.addresses import is_web
-from wdscli.storage.ahead import Ahead, Block, Range, copy, line_to
 from wdscli.storage.ends import SMALL_BYTES, Source, replaced
 from wdscli.storage.kinds import Entry, Store, is_file_name
 from wdscli.storage.remote import explained, found_current, is_bucket_missing, store_of
@@ -41,8 +40,8 @@ from wdscli.storage.retry import (
     Buffer,
     Fetch,
     Network,
+    ObjectReplaced,
     RangeAnswer,
-    Replaced,
     Transient,
     answer_of,
     code_of,
@@ -54,6 +53,7 @@ from wdscli.storage.retry import (
     retried,
 )
 from wdscli.storage.s3_obstore import S3Store
+from wdscli.storage.scatter import Ahead, Block, Range, copy, line_to
 from wdscli.storage.streams import FileReader, StreamSource
 from wdscli.threads import DaemonPool
 from wdscli.units import whole_number
@@ -70,8 +70,8 @@ into a buffer, if it is given."""
 
 class RemoteSource(Source):
     """Reads ranges of an object with a known size. ``start`` starts one request. Its future raises
-    :class:`Replaced` if the answer has another version. If answers have no version, ``version_now()`` requests the
-    current version. The first read fetches ``first`` bytes."""
+    :class:`ObjectReplaced` if the answer has another version. If answers have no version, ``version_now()`` requests
+    the current version. The first read fetches ``first`` bytes."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class RemoteSource(Source):
             self._ahead.expect([(self._first, size_bytes)])
         try:
             self._head = (answer or self._fetch(0, self._first)).result()
-        except Replaced:
+        except ObjectReplaced:
             raise replaced(self.name, 0) from None
         self.size = self._length = size()
 
@@ -150,7 +150,7 @@ class RemoteSource(Source):
         with explained(self.name):
             try:
                 data = answer.result()
-            except Replaced:
+            except ObjectReplaced:
                 raise replaced(self.name, begin) from None
         if len(data) != end - begin:
             came = f"{len(data)} of {end - begin} bytes came"
@@ -292,7 +292,7 @@ def _range_starter(address: str, store: Store, path: str, patience: Network, pin
                 data = await get_running_loop().run_in_executor(_threads_of(os.getpid()), read)
         except Exception as error:
             if pinned and kind.replaced & kinds_of(error):
-                raise Replaced from None
+                raise ObjectReplaced from None
             raise
         # These clients return a body without its headers. A body of another length is no part of the range.
         if len(data) != end - begin:
@@ -328,7 +328,7 @@ class _S3Object:
         check = partial(self._check, begin=begin, end=end)
         try:
             await self._store.fetch(self._of, (begin, end), self.etag, check, keep)
-        except Replaced:
+        except ObjectReplaced:
             self._store.forget()
             raise
 
@@ -500,7 +500,7 @@ class AnswerReader:
                     count_traffic(received=len(data))
                     self._position += len(data)
                     return data
-                except Replaced:
+                except ObjectReplaced:
                     raise replaced(self._name, self._position) from None
                 except Exception as error:
                     self.close()

@@ -24,7 +24,7 @@ from typing import Any
 from wdscli.errors import InputError, OutputError, WdsError
 from wdscli.shown import cause_of
 from wdscli.storage.addresses import range_hint, scheme
-from wdscli.storage.kinds import Entry, Kind, Store, container_of, kind_of, meant_address, root_of
+from wdscli.storage.kinds import Entry, Store, StoreKind, container_of, kind_of, meant_address, root_of
 from wdscli.storage.retry import (
     EAI_AGAIN,
     GARBLED,
@@ -42,6 +42,8 @@ from wdscli.storage.s3_obstore import S3Store, open_s3, why_denied
 NO_CONTAINER_HINT = "check its name, and the account, region or endpoint that it is of"
 _found: set[str] = set()
 """The containers that this process has found."""
+_without_checksums: set[str] = set()
+"""The containers with an object for which the store keeps no checksum."""
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -187,6 +189,22 @@ def found_now(address: str) -> Entry | None:
         return None
 
 
+def with_checksums(address: str) -> Entry | None:
+    """Return the current entry of an object with its checksums. Return None if the store does not answer, or if an
+    earlier object in its container had no checksums."""
+    container = root_of(address)
+    try:
+        store, path = store_of(address, fresh=False)
+        entry = (
+            None if container in _without_checksums else retried(lambda: store.with_checksums(path), address)
+        )
+    except Exception:  # as above
+        return None
+    if entry is not None and not entry.checksums:
+        _without_checksums.add(container)
+    return entry
+
+
 def glob_remote(address: str) -> list[str]:
     """Return the addresses of the files that match, in any order. Raises InputError."""
     with explained(address, verb="list"):
@@ -247,7 +265,7 @@ def explain(address: str, error: Exception) -> tuple[str, str | None]:
     return _explain_answer(kind, error) or _explain_connection(error) or (_line(error), None)
 
 
-def _explain_answer(kind: Kind, error: Exception) -> tuple[str, str | None] | None:
+def _explain_answer(kind: StoreKind, error: Exception) -> tuple[str, str | None] | None:
     """Return the reason and the hint for an answer with an error status."""
     status = status_of(error)
     if status is None:

@@ -10,14 +10,14 @@ possible. So ``WDSCLI_RETRIES`` and ``--timeout`` decide counts and times.
 
     async def fetch(begin: int, end: int, keep: Callable[[bytes], object]) -> None
 
-``fetch`` makes one request for the bytes ``begin`` to ``end - 1``. It describes the answer by a
-:class:`RangeAnswer`, and :meth:`RangeAnswer.check` compares the answer with the request. ``fetch`` then passes the
-bytes to ``keep``, in order, as soon as they arrive, and returns at the end of the answer. The check raises
-:class:`Replaced` if the answer has another version of the object than the first answer, and :class:`Transient` for a
-body that is not the requested range. ``fetch`` also raises any error of its client, and :func:`is_passing` decides
-whether that error is transient. If the client's error does not show that a failure is transient, ``fetch`` raises
-:class:`Transient`. ``fetch`` counts its request, but not its bytes. It does not retry, and does not limit the time,
-because :func:`fetched` cancels it. :func:`fetched` also detects an answer that ends early.
+``fetch`` makes one request for the bytes ``begin`` to ``end - 1``. It describes the answer by a :class:`RangeAnswer`,
+and :meth:`RangeAnswer.check` compares the answer with the request. ``fetch`` then passes the bytes to ``keep``, in
+order, as soon as they arrive, and returns at the end of the answer. The check raises :class:`ObjectReplaced` if the
+answer has another version of the object than the first answer, and :class:`Transient` for a body that is not the
+requested range. ``fetch`` also raises any error of its client, and :func:`is_passing` decides whether that error is
+transient. If the client's error does not show that a failure is transient, ``fetch`` raises :class:`Transient`.
+``fetch`` counts its request, but not its bytes. It does not retry, and does not limit the time, because :func:`fetched`
+cancels it. :func:`fetched` also detects an answer that ends early.
 
 A long wait gives a warning, which commands print on standard error. This module imports no backend. It examines the
 names and attributes of exceptions instead.
@@ -135,7 +135,7 @@ class Transient(Exception):
     """A transient failure. The text describes it."""
 
 
-class Replaced(Exception):
+class ObjectReplaced(Exception):
     """The object's version differs from the version in the first answer. This is never retried."""
 
 
@@ -165,7 +165,7 @@ class RangeAnswer(NamedTuple):
         Transient if the body is not the requested range, the bytes ``begin`` to ``end - 1``. A proxy may answer with a
         page of its own, for example."""
         if self.status == 412 or (self.status == 416 and self.size not in (None, size)):
-            raise Replaced
+            raise ObjectReplaced
         if self._is_empty_object and not begin and not size:
             return 0
         if self.status != 206 or self.part is None:
@@ -176,7 +176,7 @@ class RangeAnswer(NamedTuple):
         if size is None:
             raise Transient("the answer does not report the size of the object")
         if self.size not in (None, size):
-            raise Replaced
+            raise ObjectReplaced
         wanted = begin, min(end, size)
         if self.part != wanted:
             sent, requested = (f"{first}-{stop - 1}" for first, stop in (self.part, wanted))
@@ -189,12 +189,12 @@ class RangeAnswer(NamedTuple):
         """Raise Replaced for another ETag or time of change, and Transient if the answer has neither. Mirrors of the
         same file may have different times, but the same ETag."""
         if self.status == 412:
-            raise Replaced
+            raise ObjectReplaced
         version, expected = (self.etag, etag) if self.etag and etag else (self.changed, changed)
         if (etag or changed) and not (version and expected):
             raise Transient(f"the answer does not report the version of the file (status {self.status})")
         if version and expected and version != expected:
-            raise Replaced
+            raise ObjectReplaced
 
     @property
     def _is_empty_object(self) -> bool:
@@ -496,7 +496,7 @@ async def _unless_silent(
 def is_passing(error: BaseException) -> bool:
     """Return whether a failure is transient, so that a retry may succeed."""
     chain = list(causes(error))
-    if isinstance(error, (Replaced, GaveUp, FileNotFoundError, PermissionError, FileExistsError)):
+    if isinstance(error, (ObjectReplaced, GaveUp, FileNotFoundError, PermissionError, FileExistsError)):
         return False
     if any(isinstance(cause, Transient) for cause in chain):
         return True

@@ -37,8 +37,8 @@ from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.kinds import KINDS, NOTE, Entry, Store, checked_size, container_of, is_file_name, kind_of
 from wdscli.storage.retry import (
     CONNECT_SECONDS,
+    ObjectReplaced,
     RangeAnswer,
-    Replaced,
     Transient,
     answer_of,
     code_of,
@@ -375,8 +375,12 @@ class S3Store(Store):
         from fsspec.asyn import sync
 
         bucket, key, _ = self.split(path)
-        answer = sync(self.fs.loop, self.fs._call_s3, "head_object", Bucket=bucket, Key=key)
+        what = {"Bucket": bucket, "Key": key, "ChecksumMode": "ENABLED"}
+        answer = sync(self.fs.loop, self.fs._call_s3, "head_object", **what)
         return self._entry({**answer, "name": path, "size": answer["ContentLength"]})
+
+    def with_checksums(self, path: str) -> Entry:
+        return S3Store.head(self, path)
 
     def _entry(self, about: Mapping[str, Any]) -> Entry:
         entry = super()._entry(about)
@@ -402,7 +406,7 @@ async def _fetch(fs: Any, of: Object, part: Range, etag: str, check: Check, keep
         # If an object no longer has this range, it was replaced. If it never had the range, it may be empty.
         out_of_range = ("InvalidRange", "416") if etag or part[0] else ()
         if code_of(error.__cause__) in ("PreconditionFailed", "412", *out_of_range):
-            raise Replaced from None
+            raise ObjectReplaced from None
         raise
     body = answer["Body"]
     try:
@@ -508,7 +512,7 @@ class ObstoreS3(S3Store):
         except asyncio.CancelledError:
             _cancelled_at = monotonic()
             raise
-        except (Replaced, Transient):
+        except (ObjectReplaced, Transient):
             raise
         except Exception as error:
             if kept:
@@ -516,7 +520,7 @@ class ObstoreS3(S3Store):
             if _says(error, "NoSuchKey"):
                 raise FileNotFoundError(of[1]) from None
             if etag and _says(error, "PreconditionFailed"):
-                raise Replaced from None
+                raise ObjectReplaced from None
             self._note(of[0], failed=True)
             return False
         finally:

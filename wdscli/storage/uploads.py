@@ -279,10 +279,7 @@ class S3Sink(Sink):
         parts = [{"PartNumber": index + 1, **answer} for index, answer in enumerate(answers)]
         upload = self._upload.result()["UploadId"]
         finish = partial(
-            self._object.begin,
-            "complete_multipart_upload",
-            UploadId=upload,
-            MultipartUpload={"Parts": parts},
+            self._object.begin, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts}
         )
         return self._finished(finish, _etag_of([answer["ETag"] for answer in answers]))
 

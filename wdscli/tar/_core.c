@@ -1158,14 +1158,11 @@ done:
     return answer;
 }
 
-/* --- views: ranges of an archive whose bytes are in other files -------------------------------------------------- */
+/* --- scattered ranges of files ----------------------------------------------------------------------------------- */
 
-enum {
-    PARTS_TOGETHER = 512, /* places that one call fills; the kernel would allow twice as many */
-    SOUGHT_TOGETHER = 32
-};
+enum { PARTS_TOGETHER = 512 }; /* places that one call fills; the kernel would allow twice as many */
 
-/* Bytes of another file, from `start` on, and their place in the buffer. `file` is a base, later its descriptor. */
+/* Bytes of a file, from `start` on, and their place in the buffer. `file` is a number, later the descriptor. */
 typedef struct {
     i64 file, start, length;
     byte *to;
@@ -1180,49 +1177,51 @@ by_place(const void *one, const void *other)
     return (a->start > b->start) - (a->start < b->start);
 }
 
-/* Set firsts[i] to the first run that ends after offsets[i]. Several searches at a time wait for memory together. */
-static void
-find_runs(const i64 *stops, Py_ssize_t all, const i64 *offsets, Py_ssize_t count, Py_ssize_t *firsts)
+/* Make sorted spans of ranges, which are (files, begins, lengths, places). Returns -1 on error. */
+static int
+sort_spans(const Py_buffer *view, const Py_buffer *ranges, Py_ssize_t count, Span *spans)
 {
-    for (Py_ssize_t i = 0; i < count; i++)
-        firsts[i] = 0;
-    for (Py_ssize_t rest = all; rest > 0; rest /= 2) {
-        Py_ssize_t half = rest - rest / 2;
-        for (Py_ssize_t i = 0; i < count; i++)
-            firsts[i] += stops[firsts[i] + half - 1] <= offsets[i] ? half : 0;
+    const i64 *files = ranges[0].buf, *begins = ranges[1].buf, *lengths = ranges[2].buf, *places = ranges[3].buf;
+    int is_sorted = 1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (places[i] < 0 || lengths[i] < 0 || places[i] > view->len || lengths[i] > view->len - places[i]) {
+            PyErr_SetString(PyExc_ValueError, "a range does not fit in the buffer");
+            return -1;
+        }
+        spans[i] = (Span){files[i], begins[i], lengths[i], (byte *)view->buf + places[i]};
+        is_sorted = is_sorted && (i == 0 || by_place(&spans[i - 1], &spans[i]) <= 0);
     }
+    if (!is_sorted)
+        qsort(spans, (size_t)count, sizeof *spans, by_place);
+    return 0;
 }
 
-/* Find the spans of all ranges, which are (offsets, ends, places), in runs of bases, which are (begins, ends, bases,
-   shifts). Returns their number, or -1 on error. */
-static Py_ssize_t
-find_spans(const Py_buffer *view, const Py_buffer *ranges, const Py_buffer *runs, Span **spans)
+/* Replace the numbers of files by their descriptors, or copy the spans of a file in memory, whose descriptor is then -1.
+   Returns 0 if a file has none or is too short, and -1 on error. */
+static int
+find_files(Span *spans, Py_ssize_t count, PyObject *files)
 {
-    Py_ssize_t count = 0, room = 0, all = runs[0].len / 8, total = ranges[0].len / 8, firsts[SOUGHT_TOGETHER];
-    const i64 *offsets = ranges[0].buf, *ends = ranges[1].buf, *places = ranges[2].buf, *begins = runs[0].buf;
-    const i64 *stops = runs[1].buf, *bases = runs[2].buf, *shifts = runs[3].buf;
-    for (Py_ssize_t i = 0; i < total; i++) {
-        if (i % SOUGHT_TOGETHER == 0)
-            find_runs(stops, all, offsets + i, total - i < SOUGHT_TOGETHER ? total - i : SOUGHT_TOGETHER, firsts);
-        for (Py_ssize_t run = firsts[i % SOUGHT_TOGETHER]; run < all && begins[run] < ends[i]; run++) {
-            i64 first = begins[run] > offsets[i] ? begins[run] : offsets[i];
-            i64 end = stops[run] < ends[i] ? stops[run] : ends[i], at = places[i] + first - offsets[i];
-            if (count == room) {
-                Span *more = PyMem_Realloc(*spans, (size_t)(room = 2 * room + 64) * sizeof **spans);
-                if (!more) {
-                    PyErr_NoMemory();
-                    return -1;
-                }
-                *spans = more;
-            }
-            if (at < 0 || end < first || end - first > view->len - at) {
-                PyErr_SetString(PyExc_ValueError, "a range does not fit in the buffer");
-                return -1;
-            }
-            (*spans)[count++] = (Span){bases[run], first + shifts[run], end - first, (byte *)view->buf + at};
+    i64 file = -1, descriptor = -1;
+    Py_buffer memory = {0};
+    int answer = 1;
+    for (Py_ssize_t i = 0; answer > 0 && i < count; i++) {
+        if (i == 0 || spans[i].file != file) {
+            PyObject *key = PyLong_FromLongLong(file = spans[i].file);
+            PyObject *found = key ? PyDict_GetItemWithError(files, key) : NULL;
+            Py_DecRef(key);
+            PyBuffer_Release(&memory);
+            descriptor = found && PyLong_Check(found) ? PyLong_AsLongLong(found) : -1;
+            answer = descriptor >= 0 || (found && !PyLong_Check(found) && PyObject_GetBuffer(found, &memory, 0) == 0);
         }
+        if (answer && descriptor < 0) {
+            answer = spans[i].start >= 0 && spans[i].start <= memory.len && spans[i].length <= memory.len - spans[i].start;
+            if (answer)
+                memcpy(spans[i].to, (byte *)memory.buf + spans[i].start, (size_t)spans[i].length);
+        }
+        spans[i].file = descriptor;
     }
-    return count;
+    PyBuffer_Release(&memory);
+    return PyErr_Occurred() ? -1 : answer;
 }
 
 /* Read sorted spans, adjacent ones together. Returns whether all bytes were read. */
@@ -1232,68 +1231,57 @@ read_spans(const Span *span, const Span *last)
     struct iovec parts[PARTS_TOGETHER];
     while (span < last) {
         const Span *first = span;
+        if (first->file < 0) {
+            span++;
+            continue;
+        }
         i64 total = 0;
+        int count = 0;
         do {
-            parts[span - first] = (struct iovec){span->to, (size_t)span->length};
+            if (count && (byte *)parts[count - 1].iov_base + parts[count - 1].iov_len == span->to)
+                parts[count - 1].iov_len += (size_t)span->length;
+            else
+                parts[count++] = (struct iovec){span->to, (size_t)span->length};
             total += span++->length;
-        } while (span < last && span - first < PARTS_TOGETHER && span->file == first->file &&
-                 span->start == first->start + total);
-        if (preadv((int)first->file, parts, (int)(span - first), (off_t)first->start) != total)
+        } while (span < last && count < PARTS_TOGETHER && span->file == first->file && span->start == first->start + total);
+        if (preadv((int)first->file, parts, count, (off_t)first->start) != total)
             return 0;
     }
     return 1;
 }
 
-PyDoc_STRVAR(scatter_doc, "scatter(buffer, ranges, runs, descriptors)\n--\n\n"
-"Fill places of a buffer with ranges of an archive whose bytes are in other files, its bases. `ranges` is (offsets,\n"
-"ends, places), and `runs` is (begins, ends, bases, shifts) in rising order, all columns of 8 bytes a number. A run\n"
-"has the bytes of a base from its begin plus its shift on. Bytes that no run has stay. `descriptors` is a dictionary\n"
-"from bases to descriptors. Returns whether all bytes were read.");
+PyDoc_STRVAR(scatter_doc, "scatter(buffer, ranges, files)\n--\n\n"
+"Fill places of a buffer with ranges of files. `ranges` is (files, begins, lengths, places), columns of 8 bytes a\n"
+"number. `files` is a dictionary from numbers to descriptors, or to the bytes of a file in memory. Returns whether all\n"
+"bytes were read.");
 
 static PyObject *
 core_scatter(PyObject *self, PyObject *args)
 {
-    Py_buffer view, ranges[3], runs[4];
-    PyObject *descriptors;
-    Span *spans = NULL;
-    if (!PyArg_ParseTuple(args, "w*(y*y*y*)(y*y*y*y*)O!", &view, &ranges[0], &ranges[1], &ranges[2], &runs[0], &runs[1],
-                          &runs[2], &runs[3], &PyDict_Type, &descriptors))
+    Py_buffer view, ranges[4];
+    PyObject *files;
+    if (!PyArg_ParseTuple(args, "w*(y*y*y*y*)O!", &view, &ranges[0], &ranges[1], &ranges[2], &ranges[3], &PyDict_Type,
+                          &files))
         return NULL;
-    int is_whole = 1;
-    for (int i = 1; i < 4; i++)
-        is_whole = is_whole && runs[i].len == runs[0].len && (i == 3 || ranges[i].len == ranges[0].len);
-    Py_ssize_t count = -1;
-    if (is_whole)
-        count = find_spans(&view, ranges, runs, &spans);
-    else
+    int answer = -1;
+    Py_ssize_t count = ranges[0].len / 8;
+    Span *spans = PyMem_Malloc((size_t)(count + 1) * sizeof *spans);
+    if (!spans)
+        PyErr_NoMemory();
+    else if (ranges[1].len != ranges[0].len || ranges[2].len != ranges[0].len || ranges[3].len != ranges[0].len)
         PyErr_SetString(PyExc_ValueError, "columns of different lengths");
-    if (count > 0)
-        qsort(spans, (size_t)count, sizeof *spans, by_place);
-    i64 base = -1, descriptor = -1;
-    for (Py_ssize_t i = 0; is_whole && i < count; i++) {
-        if (i == 0 || spans[i].file != base) {
-            PyObject *key = PyLong_FromLongLong(base = spans[i].file);
-            PyObject *found = key ? PyDict_GetItemWithError(descriptors, key) : NULL;
-            Py_DecRef(key);
-            is_whole = found != NULL;
-            descriptor = found ? PyLong_AsLongLong(found) : -1;
-        }
-        spans[i].file = descriptor;
-    }
-    int failed = count < 0 || PyErr_Occurred();
-    if (!failed && is_whole) {
+    else if (sort_spans(&view, ranges, count, spans) == 0)
+        answer = find_files(spans, count, files);
+    if (answer > 0) {
         Py_BEGIN_ALLOW_THREADS
-        is_whole = read_spans(spans, spans + count);
+        answer = read_spans(spans, spans + count);
         Py_END_ALLOW_THREADS
     }
     PyMem_Free(spans);
     PyBuffer_Release(&view);
-    for (int i = 0; i < 4; i++) {
-        PyBuffer_Release(&runs[i]);
-        if (i < 3)
-            PyBuffer_Release(&ranges[i]);
-    }
-    return failed ? NULL : PyBool_FromLong(is_whole);
+    for (int i = 0; i < 4; i++)
+        PyBuffer_Release(&ranges[i]);
+    return answer < 0 ? NULL : PyBool_FromLong(answer);
 }
 
 /* --- headers --------------------------------------------------------------------------------------------------- */

@@ -8,20 +8,22 @@ give the same columns, bytes and errors.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 
-def _compiled() -> ModuleType | None:
+def _compiled(name: str) -> ModuleType | None:
     if os.environ.get("WDSCLI_PURE", "") not in ("", "0"):
         return None
     try:
-        from wdscli.tar import _core
+        return import_module(f"wdscli.tar.{name}")
     except ImportError:
         return None
-    return _core
 
 
-CORE = _compiled()
+CORE = _compiled("_core")
+CRC = _compiled("_crc")
+"""The functions of ``_crc.c``, or None. They need instructions that not every processor has."""

@@ -226,10 +226,10 @@ def parse_number(field: bytes, what: str) -> int:
 
 def parse_size(field: bytes) -> int:
     """Return the size field as a number of bytes, 0 ≤ n < 2^63. Raises DataError."""
-    return check_size(parse_number(field, "size"))
+    return valid_size(parse_number(field, "size"))
 
 
-def check_size(size: int) -> int:
+def valid_size(size: int) -> int:
     if not 0 <= size <= MAX_SIZE:
         shown = f" {size}" if abs(size) < 1 << 70 else ""
         raise DataError(f"impossible member size{shown}", code="bad-size")
@@ -276,7 +276,7 @@ def parse_block(block: bytes) -> Header:
     )
 
 
-def kind_of(typeflag: bytes, name: bytes) -> int:
+def member_kind(typeflag: bytes, name: bytes) -> int:
     """Return the member's kind. POSIX: NUL and "0" are regular files, and "7" may be treated as a regular file. "1" and
     "2" are links, "3", "4" and "6" are devices and fifos, and "5" is a directory. Before POSIX, a regular file with a
     trailing slash was a directory. "S" is GNU's sparse file. Other flags belong to vendors."""
@@ -336,4 +336,4 @@ def pax_size(value: bytes) -> int:
     """Parse the pax ``size`` record: decimal digits, perhaps with leading zeros. Raises DataError."""
     if not value.isdigit() or len(value) > MAX_DIGITS or len(value.lstrip(b"0")) > 19:
         raise DataError(f"pax size {value[:40]!r} is impossible", code="bad-size")
-    return check_size(int(value))
+    return valid_size(int(value))

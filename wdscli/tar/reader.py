@@ -400,14 +400,16 @@ def scan_salvaging(
             return
         except DataError as error:
             report(error)
-            if isinstance(source, _Held) and window is not None:
-                source.hold(window.base, window.buffer)
-            scanner, orphan = _resume(source, scanner, error)
+            scanner, orphan = _resume(source, scanner, error, window)
 
 
-def _resume(source: ByteSource, scanner: Scanner, error: DataError) -> tuple[Scanner | None, bool]:
+def _resume(
+    source: ByteSource, scanner: Scanner, error: DataError, window: Window | None
+) -> tuple[Scanner | None, bool]:
     """Return a scanner at the next header after ``error``, and whether its first member has lost its extended header.
-    Return None if no member can follow the error."""
+    Return None if no member can follow the error. ``window`` is the last window before the error."""
+    if isinstance(source, _Held) and window is not None:
+        source.hold(window.base, window.buffer)
     if error.code in _LAST_CODES:
         return None, False
     first, offset, orphan = scanner.first, scanner.position, False

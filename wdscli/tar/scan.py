@@ -41,7 +41,7 @@ from wdscli.tar.header import (
     build_header,
     checksum_is_right,
     has_payload,
-    kind_of,
+    member_kind,
     padded,
     parse_block,
     parse_pax,
@@ -205,12 +205,12 @@ class Extensions:
         if self._long_name is not None:
             name = self._long_name
         if not (self._records or self._leading):
-            return name, size, kind_of(typeflag, name)
+            return name, size, member_kind(typeflag, name)
         name = self._record(b"path") or name
         stated = self._record(b"size")
         if stated:
             size = pax_size(stated)
-        kind = kind_of(typeflag, name)
+        kind = member_kind(typeflag, name)
         if kind == REGULAR and self._is_sparse():
             return self._record(b"GNU.sparse.name") or name, size, SPARSE
         return name, size, kind

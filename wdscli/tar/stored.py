@@ -50,7 +50,7 @@ class Extent(NamedTuple):
     length: int
 
 
-class Place(NamedTuple):
+class MemberPlace(NamedTuple):
     """A member that has bytes: the columns of its row, without its name."""
 
     start: int
@@ -59,22 +59,22 @@ class Place(NamedTuple):
     flag: int
 
 
-def place_of(columns: Columns, row: int) -> Place:
+def place_of(columns: Columns, row: int) -> MemberPlace:
     """Return the place of a member."""
-    return Place(columns.starts[row], columns.offsets[row], columns.sizes[row], columns.flags[row])
+    return MemberPlace(columns.starts[row], columns.offsets[row], columns.sizes[row], columns.flags[row])
 
 
 def link_targets(
     source: ByteSource, windows: Iterable[Window], targets: frozenset[bytes]
-) -> dict[int, Place]:
+) -> dict[int, MemberPlace]:
     """Return the members that hard links mean, by the offset of the link. ``windows`` are all members of ``source``,
     and ``targets`` are the names that its links have (:func:`linked_names`)."""
-    latest: dict[bytes, Place | None] = {}
-    by_link: dict[int, Place] = {}
+    latest: dict[bytes, MemberPlace | None] = {}
+    by_link: dict[int, MemberPlace] = {}
     for window in windows:
         columns = window.columns
         for row, name in enumerate(columns.names):
-            place: Place | None = place_of(columns, row)
+            place: MemberPlace | None = place_of(columns, row)
             if columns.flags[row] & KIND_MASK == LINK:
                 target = _target(source, place_of(columns, row))
                 place = None if target is None else latest.get(target)
@@ -98,7 +98,7 @@ def linked_names(source: ByteSource, windows: Iterable[Window]) -> frozenset[byt
     return frozenset(name for name in names if name is not None)
 
 
-def extents_of(source: ByteSource, place: Place) -> tuple[Extent, ...] | None:
+def extents_of(source: ByteSource, place: MemberPlace) -> tuple[Extent, ...] | None:
     """Return the payload of a regular or sparse member. Return None if its map is unclear or too large."""
     if place.flag & KIND_MASK == REGULAR:
         return (Extent(place.offset, place.size),)
@@ -110,7 +110,7 @@ def extents_of(source: ByteSource, place: Place) -> tuple[Extent, ...] | None:
         return None
 
 
-def _target(source: ByteSource, link: Place) -> bytes | None:
+def _target(source: ByteSource, link: MemberPlace) -> bytes | None:
     """Return the name that a hard link means, or None for a symbolic link."""
     try:
         block, records, long_name = _headers(source, link)
@@ -121,7 +121,7 @@ def _target(source: ByteSource, link: Place) -> bytes | None:
     return dict(records).get(b"linkpath") or long_name or block[157:257].partition(b"\0")[0]
 
 
-def _headers(source: ByteSource, place: Place) -> tuple[bytes, list[tuple[bytes, bytes]], bytes]:
+def _headers(source: ByteSource, place: MemberPlace) -> tuple[bytes, list[tuple[bytes, bytes]], bytes]:
     """Return the member's own header with the blocks after it, its pax records in order, and GNU's long link name."""
     blocks = source.read_at(place.start, place.offset - place.start)
     records: list[tuple[bytes, bytes]] = []
@@ -137,7 +137,7 @@ def _headers(source: ByteSource, place: Place) -> tuple[bytes, list[tuple[bytes,
     return blocks[block_offset:], records, long_name
 
 
-def _map_of(source: ByteSource, place: Place) -> tuple[list[int], int, int, int]:
+def _map_of(source: ByteSource, place: MemberPlace) -> tuple[list[int], int, int, int]:
     """Return the numbers of a sparse map (offset and length of each piece of data), the size of the file, and the place
     and the size of the stored data. Raises DataError and ValueError."""
     blocks, records, _ = _headers(source, place)
@@ -180,7 +180,7 @@ def _old_numbers(blocks: bytes) -> Iterator[int]:
         yield parse_number(blocks[entry + 12 : entry + 24], "sparse length")
 
 
-def _stored_map(source: ByteSource, place: Place) -> tuple[list[int], int]:
+def _stored_map(source: ByteSource, place: MemberPlace) -> tuple[list[int], int]:
     """Return the numbers of a map at the beginning of a payload (pax 1.0), and the length of its blocks."""
     lines = source.read_at(place.offset, min(place.size, MAX_EXTENDED_SIZE)).split(b"\n")
     end = 1 + 2 * _number(lines[0])

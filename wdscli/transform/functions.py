@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdscli.codecs.values import encode_field
 from wdscli.errors import UsageError, did_you_mean
-from wdscli.executors import LostWorkerError, Stopped, run_tasks, separate_executor
+from wdscli.executors import LostWorkerError, WorkerStopped, run_tasks, separate_executor
 from wdscli.model import to_bytes, to_text
 from wdscli.storage import local_path
 from wdscli.transform.transform import (
@@ -120,7 +120,7 @@ def _importing(name: str) -> Iterator[None]:
     """Turn every exception of a module's code into a UsageError."""
     try:
         yield
-    except Stopped:
+    except WorkerStopped:
         raise
     except BaseException as error:
         raise UsageError(f"--python: cannot import {name}: {_text_of(error)}") from error
@@ -132,7 +132,7 @@ def _called(
     """Make one call. Every exception of the function becomes a CallError, also SystemExit and KeyboardInterrupt."""
     try:
         return _new_samples(function, is_batch, samples)
-    except (CallError, Stopped):
+    except (CallError, WorkerStopped):
         raise
     except BaseException as error:
         raise CallError(f"{_text_of(error)}{_place_of(error)}") from error

@@ -253,7 +253,7 @@ def samples_taken(task: GatherTask) -> list[InputSample]:
     rows = task.samples.part(0, task.samples.total).rows
     shards, places = rows["shard"].tolist(), rows["place"].tolist()
     data = gathered_bytes(task)
-    batch = samples_of(data, task.address, task.settings.form)
+    batch = parsed_samples(data, task.address, task.settings.form)
     taken = []
     for row, key in enumerate(batch.keys):
         fields = [(field, bytes(payload)) for field, payload in payloads_of(data, batch, row)]
@@ -474,7 +474,7 @@ def gathered_bytes(task: GatherTask) -> memoryview:
     return memoryview(memory.data)
 
 
-def samples_of(data: memoryview, address: str, form: Form) -> SampleBatch:
+def parsed_samples(data: memoryview, address: str, form: Form) -> SampleBatch:
     """Parse the samples in the result of :func:`gathered_bytes`."""
     scanner = Scanner(address, form=form)
     scanner.feed(data, 0)

@@ -29,7 +29,7 @@ from wdscli.verify.findings import Ledger
 from wdscli.verify.profiles import Fields
 
 
-class Listing(NamedTuple):
+class ManifestEntry(NamedTuple):
     """The entry of one shard in the manifest at ``manifest``. ``required`` are the fields that every sample had when
     the set was written."""
 
@@ -38,15 +38,15 @@ class Listing(NamedTuple):
     required: Fields
 
 
-def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], list[Ledger]]:
+def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, ManifestEntry], list[Ledger]]:
     """Return the manifest entry of each listed shard, and findings about the set."""
-    listings: dict[str, Listing] = {}
+    listings: dict[str, ManifestEntry] = {}
     ledgers: list[Ledger] = []
     if shards.manifest is not None:
         manifest_address = shards.manifest_address or ""
         required = tuple(map(to_bytes, shards.manifest.common_fields))
         for address, shard in zip(shards.addresses, shards.manifest.shards):
-            listings[address] = Listing(manifest_address, shard, required)
+            listings[address] = ManifestEntry(manifest_address, shard, required)
         return listings, ledgers
     folders: dict[str, list[str]] = {}
     for address in shards.addresses:
@@ -64,7 +64,7 @@ def find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, Listing], lis
             by_name = {shard.name: shard for shard in manifest.shards}
             for address in addresses:
                 if (listed := by_name.get(base_name(address))) is not None:
-                    listings[address] = Listing(manifest_address, listed, required)
+                    listings[address] = ManifestEntry(manifest_address, listed, required)
         ledgers += _strays(addresses, listings, limit)
     return listings, ledgers
 
@@ -108,7 +108,7 @@ def _manifest(address: str, ledger: Ledger) -> Manifest:
         return error.manifest
 
 
-def _strays(addresses: Sequence[str], listings: dict[str, Listing], limit: int) -> Iterator[Ledger]:
+def _strays(addresses: Sequence[str], listings: dict[str, ManifestEntry], limit: int) -> Iterator[Ledger]:
     """Return a finding for each shard that has a manifest's prefix but is not listed in any manifest."""
     manifests = sorted({listings[address].manifest for address in addresses if address in listings})
     for address in addresses:
@@ -146,7 +146,7 @@ def check_index(
         ledger.add("stale-index", f"{index_address(address)}: {reason}")
 
 
-def check_size(address: str, listing: Listing, size: int, ledger: Ledger) -> None:
+def check_size(address: str, listing: ManifestEntry, size: int, ledger: Ledger) -> None:
     """Compare the size of a shard, damaged or not, with the manifest. ``size`` is the size of the tar."""
     told = listing.shard.size_bytes
     if told < 0 or told == size:
@@ -159,7 +159,7 @@ def check_size(address: str, listing: Listing, size: int, ledger: Ledger) -> Non
     ledger.add("manifest-mismatch", f"{listing.manifest} says {told} bytes, the shard has {size}")
 
 
-def check_listed(listing: Listing, samples: int, builder: IndexBuilder | None, ledger: Ledger) -> None:
+def check_listed(listing: ManifestEntry, samples: int, builder: IndexBuilder | None, ledger: Ledger) -> None:
     """Compare an undamaged shard with its entry in the manifest."""
     where, listed = listing.manifest, listing.shard
     counts = [("samples", listed.samples, samples)]
@@ -178,7 +178,7 @@ def check_listed(listing: Listing, samples: int, builder: IndexBuilder | None, l
         ledger.add("manifest-mismatch", f"{where} has other fields or bytes than the shard")
 
 
-def checksum_digest(listing: Listing | None) -> Digest | None:
+def checksum_digest(listing: ManifestEntry | None) -> Digest | None:
     """Return an empty digest with the algorithm of a shard's checksum in the manifest. Return None if there is no
     checksum, or an unknown algorithm."""
     if listing is None or listing.shard.checksum is None:
@@ -190,7 +190,11 @@ def checksum_digest(listing: Listing | None) -> Digest | None:
 
 
 def check_checksum(
-    address: str, listing: Listing | None, ledger: Ledger, version: str | None, digest: str | None = None
+    address: str,
+    listing: ManifestEntry | None,
+    ledger: Ledger,
+    version: str | None,
+    digest: str | None = None,
 ) -> None:
     """Compare a shard's bytes with the checksum in the manifest. ``version`` is the version of the bytes with checked
     headers. It is None if they could not be read; this was already reported. ``digest`` is the digest of the bytes, if

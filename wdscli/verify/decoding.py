@@ -1,6 +1,6 @@
 """This module checks that payloads can be decoded (``--decode``).
 
-:class:`Decoder` uses the loader's own decoders (:mod:`wdscli.codecs`), so that it accepts exactly what training can
+:class:`DecodeCheck` uses the loader's own decoders (:mod:`wdscli.codecs`), so that it accepts exactly what training can
 decode. Sound and film are decoded, and nothing is kept of them. If a package is missing, the headers of sound and film
 are checked, and the lengths in them. Nothing is unpickled. Whatever was not decoded is reported as ``unchecked``, once
 for each field, and the ledger's ``undecoded`` says why.
@@ -31,7 +31,7 @@ MAX_DECODERS = 1 << 12
 _OBJECT = re.compile(r" ?<[^>]* object at 0x[0-9a-f]+>")
 
 
-class Decoder:
+class DecodeCheck:
     """Decodes payloads. The last part of a field's name chooses the decoder; a ``.gz`` at the end is removed first.
     Fields of unknown types are skipped. Pickles, fields that need a missing package, and payloads of more than
     ``max_decoded`` bytes are reported as unchecked. Raises UsageError at the first image if Pillow is not installed."""

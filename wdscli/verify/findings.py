@@ -2,9 +2,9 @@
 them.
 
 A :class:`Finding` is one problem at one place, with a hint how to mend it. The tables :data:`KINDS` and :data:`DEMANDS`
-have the severity and the default hint of each code. The list in the man page is made from them too. A :class:`Ledger`
-keeps the first findings of each kind, and counts the rest. So a shard with a million bad members needs no more memory
-than a shard with a hundred. The ledger of a set collects the ledgers of its shards in the same way.
+have the severity and the default hint of each code. A test compares the man page with them. A :class:`Ledger` keeps the
+first findings of each kind, and counts the rest. So a shard with a million bad members needs no more memory than a
+shard with a hundred. The ledger of a set collects the ledgers of its shards in the same way.
 
 This module does not know how findings are found or shown.
 """
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
     hint: str | None
 
 
-class Kind(NamedTuple):
+class FindingRow(NamedTuple):
     """One row of the table: what the code means, the hint, and the severity."""
 
     meaning: str
@@ -54,7 +54,7 @@ _SIDE_FILES = ("stale-index", "manifest-mismatch")
 _ENTRY = re.compile(r"\n {4}(?! )")
 
 
-def _table(text: str) -> dict[str, Kind]:
+def _table(text: str) -> dict[str, FindingRow]:
     """Parse a table of kinds, and return the kinds by code. An entry is ``code: meaning`` or ``code (warning):
     meaning``. A hint may follow after an arrow."""
     kinds = {}
@@ -63,7 +63,7 @@ def _table(text: str) -> dict[str, Kind]:
         name, _, meaning = what.partition(": ")
         code, _, mark = name.partition(" ")
         hint = hint.format(copy=_COPY_AGAIN, repair=_REPAIR)
-        kinds[code] = Kind(meaning, hint or None, "warning" if mark else "error")
+        kinds[code] = FindingRow(meaning, hint or None, "warning" if mark else "error")
     return kinds
 
 
@@ -129,7 +129,7 @@ _OF_MEMBERS = _table("""
     damaged: a sample cannot be saved, because it lost a member, or lacks fields next to lost bytes
     """)
 _OF_SIDE_FILES = _table("""
-    stale-index: an index of a shard or a set, ours or another program's, is damaged or out of date
+    stale-index: the index of a shard is damaged or out of date
         -> rebuild it with `wds index`
     manifest-mismatch: the manifest and the shards disagree
         -> copy the set again, or write a new manifest with `wds index --force`
@@ -141,7 +141,7 @@ _OF_SIDE_FILES = _table("""
         they are pickles or larger than WDSCLI_MAX_DECODED, or need a package that is not installed
         -> write checksums with `wds index`
     """)
-KINDS: dict[str, Kind] = {**_OF_ARCHIVES, **_OF_SAMPLES, **_OF_MEMBERS, **_OF_SIDE_FILES}
+KINDS: dict[str, FindingRow] = {**_OF_ARCHIVES, **_OF_SAMPLES, **_OF_MEMBERS, **_OF_SIDE_FILES}
 DEMANDS = _table("""
     webdataset-upper-case (warning): webdataset returns a field in lower case, so code must ask for it in lower case
         -> rename the field to lower case
@@ -203,9 +203,9 @@ def undecoded_text(undecoded: Mapping[str, str]) -> str:
     return ", ".join(f"{', '.join(names)} ({why})" for why, names in fields.items())
 
 
-def kind_of(code: str) -> Kind:
+def row_of_code(code: str) -> FindingRow:
     """Return the row of a code. It is empty for an unknown code."""
-    return KINDS.get(code) or DEMANDS.get(code) or Kind("")
+    return KINDS.get(code) or DEMANDS.get(code) or FindingRow("")
 
 
 class FindingKind(NamedTuple):
@@ -230,7 +230,7 @@ def parse_codes(codes: Iterable[str]) -> frozenset[str]:
 
 def severity_of(code: str, errors: Collection[str]) -> Severity:
     """Return the severity of a kind. The kinds in ``errors`` are errors."""
-    return "error" if code in errors else kind_of(code).severity
+    return "error" if code in errors else row_of_code(code).severity
 
 
 def by_kind(
@@ -244,7 +244,7 @@ def by_kind(
         FindingKind(
             code,
             severity_of(code, errors),
-            kind_of(code).meaning,
+            row_of_code(code).meaning,
             counts[code],
             reported,
             list(dict.fromkeys(finding.hint for finding in reported if finding.hint)),
@@ -278,7 +278,7 @@ class Ledger:
         """Add one finding. It is only counted if its kind already has ``limit`` findings."""
         self.counts[code] += 1
         if self.room(code):
-            kind = kind_of(code)
+            kind = row_of_code(code)
             text, hint = shown(message), shown(hint) if hint else kind.hint
             name = to_text(member) if isinstance(member, bytes) else member
             self._report(Finding(code, kind.severity, self.shard, offset, name, text, hint))

@@ -79,7 +79,7 @@ def _alike(fields: Fields) -> Iterator[tuple[int, bytes]]:
             yield place, fields[before]
 
 
-class Rule(NamedTuple):
+class ReaderRule(NamedTuple):
     """A requirement on the name and kind of single members, or on fields. A message about fields may contain
     ``{field}``, and ``{lower}`` for the field in lower case. All names of a window are joined, each after a NUL. Single
     members are checked only if this text contains one of ``marks``."""
@@ -95,15 +95,15 @@ def _is_skipped(name: bytes, kind: int) -> bool:
 
 
 MEMBER_RULES = (
-    Rule("webdataset-skipped", "webdataset skips the member", _is_skipped, (b"__",)),
-    Rule("energon-skipped", "Energon skips the member", _is_skipped, (b"__",)),
-    Rule(
+    ReaderRule("webdataset-skipped", "webdataset skips the member", _is_skipped, (b"__",)),
+    ReaderRule("energon-skipped", "Energon skips the member", _is_skipped, (b"__",)),
+    ReaderRule(
         "hf-skipped",
         "Hugging Face datasets skips the member",
         lambda name, kind: kind == REGULAR and name[name.rfind(b"/") + 1 :].startswith((b".", b"__")),
         (b"__", b"/.", b"\0."),
     ),
-    Rule(
+    ReaderRule(
         "dali-blank",
         "DALI: the name has a blank",
         lambda name, _: len(name.split()) > 1 or name.strip() != name,
@@ -120,17 +120,17 @@ def _is_raw_for_hf(field: bytes) -> bool:
 
 
 FIELD_RULES = (
-    Rule(
-        "webdataset-reserved-field",
-        "webdataset reserves the field's name",
-        lambda field: field in _RESERVED,
+    ReaderRule(
+        "webdataset-reserved-field", "webdataset reserves the field's name", lambda field: field in _RESERVED
     ),
-    Rule(
+    ReaderRule(
         "webdataset-upper-case",
         'webdataset returns the field "{field}" as "{lower}"',
         lambda field: field != field.lower(),
     ),
-    Rule("hf-raw-field", 'Hugging Face datasets returns the field "{field}" as raw bytes', _is_raw_for_hf),
+    ReaderRule(
+        "hf-raw-field", 'Hugging Face datasets returns the field "{field}" as raw bytes', _is_raw_for_hf
+    ),
 )
 
 
@@ -147,11 +147,7 @@ class Judge:
     first shard itself."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        profiles: Sequence[str],
-        source: ByteSource,
-        hf_types: dict[bytes, Type] | None,
+        self, ledger: Ledger, profiles: Sequence[str], source: ByteSource, hf_types: dict[bytes, Type] | None
     ) -> None:
         self._ledger = ledger
         self._profiles = frozenset(profiles)

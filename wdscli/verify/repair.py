@@ -1,9 +1,9 @@
 """This module saves the intact samples of damaged shards in new shards (``wds repair``).
 
-:func:`repair` first plans every input, in parallel. A :class:`Plan` lists the samples of one shard that can be saved.
-If several inputs have the same key, the sample of the first input is kept. Then each input with remaining samples
-becomes one output shard, in order, with index and manifest. Payloads are copied unchanged, and the inputs do not
-change.
+:func:`repair` first plans every input, in parallel. A :class:`SalvagePlan` lists the samples of one shard that can be
+saved. If several inputs have the same key, the sample of the first input is kept. Then each input with remaining
+samples becomes one output shard, in order, with index and manifest. Payloads are copied unchanged, and the inputs do
+not change.
 
 A plan scans its shard, and continues after damage. Adjacent members with the same key are a *stretch*. Members that a
 shard must not have are lost and reported, except hard links and sparse files whose payloads can be read exactly
@@ -25,11 +25,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.arrays import I64, U64, Mask, numpy
-from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks
 from wdscli.model import ShardInfo, to_bytes, to_text
-from wdscli.plan.inputs import Input, pieces_of
+from wdscli.plan.inputs import Input
+from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import new_batch, split_name, why_ignored, why_unsafe
@@ -38,15 +38,15 @@ from wdscli.shards.inputs import open_set
 from wdscli.shards.view import check_new_names
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import Source, open_source
-from wdscli.storage.ends import PIECE_BYTES
+from wdscli.storage.ends import PIECE_BYTES, pieces_of
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, SPARSE, ByteSource, Columns, Window
 from wdscli.tar.reader import scan_salvaging
-from wdscli.tar.stored import HOLE, Extent, Place, extents_of, link_targets, linked_names, place_of
-from wdscli.verify.decoding import Decoder
-from wdscli.verify.findings import MAX_FINDINGS, Finding, Ledger
-from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns, repeats_across
-from wdscli.verify.profiles import Fields
+from wdscli.tar.stored import HOLE, Extent, MemberPlace, extents_of, link_targets, linked_names, place_of
+from wdscli.verify.decoding import DecodeCheck
+from wdscli.verify.findings import Finding, Ledger
+from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns
 from wdscli.verify.set import choose_jobs, compared, new_seed
+from wdscli.verify.shard import HEADERS_ONLY, Checks
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -102,7 +102,7 @@ class Payload(NamedTuple):
 
 
 @dataclass(slots=True)
-class Stretch:
+class KeyStretch:
     """Adjacent members with the same key. ``row`` is the stretch's number in the shard. ``is_hit`` means that bytes
     next to it are lost, and ``lost_fields`` are the fields of lost members."""
 
@@ -119,7 +119,9 @@ class Stretch:
         return [member.field for member in self.members] + self.lost_fields
 
 
-def read_stretches(source: ByteSource, links: Mapping[int, Place], ledger: Ledger) -> Iterator[Stretch]:
+def read_stretches(
+    source: ByteSource, links: Mapping[int, MemberPlace], ledger: Ledger
+) -> Iterator[KeyStretch]:
     """Yield the stretches of a shard in order, numbered from 0. ``links`` are the members that its hard links mean
     (:func:`links_of`). Lost members are reported to ``ledger``."""
     reader = _StretchReader(source, links, ledger)
@@ -129,7 +131,7 @@ def read_stretches(source: ByteSource, links: Mapping[int, Place], ledger: Ledge
         yield reader.last
 
 
-def links_of(source: ByteSource) -> dict[int, Place]:
+def links_of(source: ByteSource) -> dict[int, MemberPlace]:
     """Return the members that the hard links of a shard mean, by the offset of the link."""
     ignore_errors = Ledger(limit=0).add_error
     names = linked_names(source, scan_salvaging(source, ignore_errors))
@@ -137,8 +139,8 @@ def links_of(source: ByteSource) -> dict[int, Place]:
 
 
 class _StretchReader:
-    def __init__(self, source: ByteSource, links: Mapping[int, Place], ledger: Ledger) -> None:
-        self.last: Stretch | None = None
+    def __init__(self, source: ByteSource, links: Mapping[int, MemberPlace], ledger: Ledger) -> None:
+        self.last: KeyStretch | None = None
         self._source = source
         self._links = links
         self._ledger = ledger
@@ -157,7 +159,7 @@ class _StretchReader:
         if self.last is not None and (cut is None or cut[0] == self.last.key):
             self.last.is_hit = True
 
-    def add(self, window: Window) -> Iterator[Stretch]:
+    def add(self, window: Window) -> Iterator[KeyStretch]:
         """Yield the stretches that end in a window."""
         columns = window.columns
         for row, (name, start, offset, size, flag) in enumerate(zip(*columns, strict=True)):
@@ -177,7 +179,7 @@ class _StretchReader:
                 if stretch is not None:
                     yield stretch
                 number = 0 if stretch is None else stretch.row + 1
-                stretch = self.last = Stretch(number, key, start, self._next_is_hit)
+                stretch = self.last = KeyStretch(number, key, start, self._next_is_hit)
             elif self._next_is_hit:
                 stretch.is_hit = True
             self._next_is_hit = False
@@ -222,30 +224,22 @@ class _StretchReader:
         self._ledger.add(code, f"left out: {reason}", offset=offset, member=member)
 
 
-class Plan:
+class SalvagePlan:
     """The samples of ``source`` that can be saved. ``source`` must be seekable. Losses are reported to ``ledger``.
-    ``required`` are the fields that every sample must have; without them, a sample next to damage must have the fields
-    of all intact samples. With ``max_decoded``, payloads that decode to at most this many bytes are decoded.
-    ``digests`` has the digests of the saved samples' keys, packed, in order, made with ``seed``."""
+    Without required fields in ``checks``, a sample next to damage must have the fields of all intact samples.
+    ``digests`` has the digests of the saved samples' keys, packed, in order, made with the seed of ``checks``."""
 
-    def __init__(
-        self,
-        source: Source,
-        ledger: Ledger,
-        *,
-        max_decoded: int | None = None,
-        required: Fields = (),
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, source: Source, ledger: Ledger, checks: Checks) -> None:
         self._source, self._ledger = source, ledger
-        self._keys = keys = KeyColumns(seed=seed)
+        self._keys = keys = KeyColumns(seed=checks.seed)
         self._dropped: set[int] = set()
         """Stretches to drop."""
         self._first_of: dict[int, int] = {}
         """For each joined stretch, the first stretch of its key."""
         self._joined: dict[int, list[Payload]] = {}
         """Members of later stretches that are joined to a first one."""
-        self._decoder = None if max_decoded is None else _silent_decoder(ledger, max_decoded)
+        limit = checks.max_decoded
+        self._decoder = None if limit is None else _silent_decoder(ledger, limit)
         self._links = links_of(source)
         hit, lost = dict[int, bytes](), dict[int, bytes]()
         for stretch in read_stretches(source, self._links, ledger):
@@ -261,23 +255,23 @@ class Plan:
             if self._is_undecodable(stretch):
                 self._dropped.add(stretch.row)
         masks = self._join()
-        self._drop_incomplete(masks, hit, lost, keys.mask(required))
+        self._drop_incomplete(masks, hit, lost, keys.mask(checks.required))
         kept: Mask = numpy.ones(len(masks), dtype=bool)
         kept[list(self._dropped)] = False
         self.digests = keys.packed(kept)
 
-    def samples(self) -> Iterator[Stretch]:
+    def samples(self) -> Iterator[KeyStretch]:
         """Yield the samples to write, in the order of the shard, joined members included."""
         for stretch in self._stretches():
             if stretch.row not in self._dropped:
                 stretch.members += self._joined.get(stretch.row, ())
                 yield stretch
 
-    def _stretches(self) -> Iterator[Stretch]:
+    def _stretches(self) -> Iterator[KeyStretch]:
         """Yield the stretches again, without reports."""
         return read_stretches(self._source, self._links, Ledger(limit=0))
 
-    def _is_undecodable(self, stretch: Stretch) -> bool:
+    def _is_undecodable(self, stretch: KeyStretch) -> bool:
         """Return whether a payload cannot be decoded, so that its sample is dropped."""
         for payload in stretch.members if self._decoder is not None else ():
             read, name = partial(payload.read, self._source), payload.field
@@ -355,26 +349,23 @@ class Plan:
         self._ledger.add(code, f"sample left out: {reason}", offset=start, member=key)
 
 
-def _silent_decoder(ledger: Ledger, max_decoded: int) -> Decoder:
+def _silent_decoder(ledger: Ledger, max_decoded: int) -> DecodeCheck:
     """Return a decoder that adds to ``ledger`` only the fields that it does not decode. Their samples are saved, so
     these fields are no losses."""
     remarks = Ledger(limit=0)
     remarks.undecoded = ledger.undecoded
-    return Decoder(remarks, max_decoded)
+    return DecodeCheck(remarks, max_decoded)
 
 
 class SalvageTask(NamedTuple):
     """The task for one input. Without ``output``, the input is only planned. ``dropped`` are keys that an earlier input
-    has. ``seed`` is the seed of the keys' digests."""
+    has."""
 
     address: str
-    max_decoded: int | None = None
-    limit: int = MAX_FINDINGS
-    required: Fields = ()
+    checks: Checks
     output: str | None = None
     settings: ShardSettings = ShardSettings()
     dropped: frozenset[bytes] = frozenset()
-    seed: int = 0
 
 
 class SalvageResult(NamedTuple):
@@ -387,48 +378,35 @@ class SalvageResult(NamedTuple):
 
 
 def repair(
-    inputs: Sequence[str],
-    output: str,
-    *,
-    settings: ShardSettings | None = None,
-    require: Sequence[str] = (),
-    decode: bool = False,
-    max_decoded: int = MAX_DECODED_BYTES,
-    trust_addresses: bool = False,
-    max_findings: int = MAX_FINDINGS,
-    dry_run: bool = False,
-    jobs: int | None = None,
-    progress: Progress = QUIET,
+    request: Request, checks: Checks = HEADERS_ONLY, *, dry_run: bool = False, progress: Progress = QUIET
 ) -> RepairReport:
-    """Write the intact samples of ``inputs`` to ``output``. Each input with intact samples becomes one shard.
+    """Write the intact samples of ``request.inputs`` to ``request.output``. Each input with intact samples becomes one
+    shard. The request's selection and its options about copying have no effect.
 
     Separated members of the same sample are joined. If several samples have the same key, the first is kept. A sample
-    without the fields of ``require``, or one that lost a member, is dropped. If ``require`` is empty, a sample next to
-    lost bytes must have the fields that all intact samples have together. ``decode`` also drops samples that cannot be
-    decoded within ``max_decoded`` bytes per payload. Raises UsageError, OutputError, and InputError if nothing matches.
+    without the required fields of ``checks``, or one that lost a member, is dropped. If no field is required, a sample
+    next to lost bytes must have the fields that all intact samples have together. Decoding also drops samples that
+    cannot be decoded. Raises UsageError, OutputError, and InputError if nothing matches.
     """
-    addresses, target = check_repair(inputs, output, settings, trust_addresses=trust_addresses)
-    limit, required = max_decoded if decode else None, tuple(map(to_bytes, require))
-    task = SalvageTask("", limit, max_findings, required, seed=new_seed())
-    with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
-        each = [task._replace(address=address) for address in addresses]
-        writes, samples, lost = _looked_at(executor, each, progress)
+    addresses, target = check_repair(request)
+    checks = checks._replace(seed=new_seed())
+    with make_executor(choose_jobs(request.jobs, addresses, payloads=True)) as executor:
+        tasks = [SalvageTask(address, checks) for address in addresses]
+        writes, samples, lost = _looked_at(executor, tasks, progress)
         if target.pattern.count not in (None, len(writes)):
             raise UsageError(
-                f"{output} names {target.pattern.count} shards, but {len(writes)} can be saved",
+                f"{request.output} names {target.pattern.count} shards, but {len(writes)} can be saved",
                 hint="use repaired-%06d.tar for any number of shards",
             )
         infos: list[ShardInfo] = []
         if not dry_run:
             with target.claimed(addresses):
-                infos = _written(executor, writes, target, decode, progress)
-    samples = samples if dry_run else sum(info.samples for info in infos)
-    manifest = None if dry_run else target.manifest_address
+                infos = _written(executor, writes, target, progress)
     return RepairReport(
         len(addresses),
-        samples,
+        samples if dry_run else sum(info.samples for info in infos),
         tuple(infos),
-        manifest,
+        None if dry_run else target.manifest_address,
         tuple(lost.findings),
         dict(lost.counts),
         lost.undecoded,
@@ -440,15 +418,15 @@ def _looked_at(
 ) -> tuple[list[SalvageTask], int, Ledger]:
     """Plan every input. Then each task drops the keys that earlier inputs have. Return the tasks of the inputs with
     remaining samples, the number of these samples, and the losses."""
-    left_out, digests = Ledger(limit=tasks[0].limit), []
+    checks = tasks[0].checks
+    left_out, digests = Ledger(limit=checks.limit), []
     addresses = [task.address for task in tasks]
     for result in run_shard_tasks(executor, salvage, tasks, progress, "looking for whole samples", addresses):
         left_out.add_all(result.ledger)
         digests.append(result.digests)
     counts = [len(packed) // 8 for packed in digests]
     repeating = []
-    across = list(repeats_across(digests, _EVERY))
-    for number, repeated_keys, _ in compared(across, addresses, executor, tasks[0].seed, {}):
+    for number, repeated_keys, _ in compared(digests, _EVERY, addresses, executor, checks.seed, {}):
         if repeated_keys:
             tasks[number] = tasks[number]._replace(dropped=frozenset(key for key, *_ in repeated_keys))
             repeating.append(tasks[number])
@@ -459,7 +437,7 @@ def _looked_at(
 
 
 def _written(
-    executor: Executor, tasks: list[SalvageTask], target: OutputSet, decode: bool, progress: Progress
+    executor: Executor, tasks: list[SalvageTask], target: OutputSet, progress: Progress
 ) -> list[ShardInfo]:
     """Write the planned samples of each task to its own shard, then the manifest."""
     addresses = [task.address for task in tasks]
@@ -469,7 +447,8 @@ def _written(
     ]
     results = run_shard_tasks(executor, salvage, tasks, progress, "writing", addresses)
     infos = [result.info for result in results if result.info]
-    target.finish(infos, operation="repair", options={"decode": True} if decode else {})
+    decodes = any(task.checks.max_decoded is not None for task in tasks)
+    target.finish(infos, operation="repair", options={"decode": True} if decodes else {})
     return infos
 
 
@@ -481,23 +460,18 @@ def read_once(addresses: Sequence[str], progress: Progress = QUIET) -> Iterator[
         yield
 
 
-def check_repair(
-    inputs: Sequence[str],
-    output: str,
-    settings: ShardSettings | None = None,
-    *,
-    trust_addresses: bool = False,
-) -> tuple[list[str], OutputSet]:
+def check_repair(request: Request) -> tuple[list[str], OutputSet]:
     """Check the shards to repair and the output before anything is read, and return them. Raises the errors of
     :func:`repair`."""
-    addresses = open_set(inputs, missing="accept", trust_addresses=trust_addresses).addresses
+    opened = open_set(request.inputs, missing="accept", trust_addresses=request.trust_addresses)
+    addresses, output = opened.addresses, request.output
     if "-" in addresses:
         raise UsageError(
             "wds repair cannot read standard input, because it reads a shard more than once",
             hint="write the shard to a file first, and repair the file",
         )
     check_new_names(output)
-    target = OutputSet(output, settings)
+    target = OutputSet(output, request.settings)
     if target.pattern.single and len(addresses) > 1:
         raise UsageError(
             f"{output} is for one shard, but there are {len(addresses)} shards to repair",
@@ -510,7 +484,8 @@ def check_repair(
 def salvage(task: SalvageTask) -> SalvageResult:
     """Plan one input. With an output, write the planned samples; with ``dropped``, report the dropped samples. Damage
     is no error here."""
-    ledger = Ledger(task.address, task.limit)
+    checks = task.checks
+    ledger = Ledger(task.address, checks.limit)
     try:
         with ExitStack() as stack:
             original = source = stack.enter_context(open_source(task.address))
@@ -522,9 +497,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
             is_first = task.output is None and not task.dropped
             # The first plan already reported all losses.
             plan_ledger = ledger if is_first else Ledger(limit=0)
-            plan = Plan(
-                source, plan_ledger, max_decoded=task.max_decoded, required=task.required, seed=task.seed
-            )
+            plan = SalvagePlan(source, plan_ledger, checks)
             if is_first:
                 return SalvageResult(ledger, plan.digests)
             return SalvageResult(ledger, info=_save(task, plan, source, original, ledger))
@@ -536,7 +509,7 @@ def salvage(task: SalvageTask) -> SalvageResult:
 
 
 def _save(
-    task: SalvageTask, plan: Plan, source: Source, original: Source, ledger: Ledger
+    task: SalvageTask, plan: SalvagePlan, source: Source, original: Source, ledger: Ledger
 ) -> ShardInfo | None:
     """Write the planned samples, except samples with a key of an earlier shard. Without an output, only report the
     exceptions."""

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import UsageError
 from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, run_tasks, useful_shard_jobs
-from wdscli.model import to_bytes, to_text
+from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import ShardSet, open_set, without_index
 from wdscli.shards.view_shards import OpenView, opened
@@ -26,25 +25,16 @@ from wdscli.shown import shown
 from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request
-from wdscli.verify.beside import Listing, find_listings
-from wdscli.verify.findings import (
-    DEMANDS,
-    KINDS,
-    MAX_FINDINGS,
-    NOT_SEARCHED,
-    Finding,
-    Ledger,
-    parse_codes,
-    severity_of,
-)
-from wdscli.verify.foreign import Foreign, find_foreign
-from wdscli.verify.keys import PRESENT, Across, KeyColumns, KeyList, listed_keys, repeats_across, suspicious
+from wdscli.verify.beside import ManifestEntry, find_listings
+from wdscli.verify.findings import DEMANDS, KINDS, NOT_SEARCHED, Finding, Ledger, parse_codes, severity_of
+from wdscli.verify.keys import PRESENT, KeyColumns, KeyList, listed_keys, repeats_across, suspicious
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import (
+    HEADERS_ONLY,
     Checks,
     LocateTask,
     ShardResult,
-    ShardTask,
+    VerifyTask,
     check_base,
     check_shard,
     locate,
@@ -57,7 +47,7 @@ PAYLOADS_BYTES = 16 << 20
 """A process decodes the payloads of this many bytes of shards while another one starts."""
 
 
-class Searched(NamedTuple):
+class SearchedShard(NamedTuple):
     """A shard in which keys were searched: its address, its size in bytes, its number of samples, and the SHA-256 of
     its keys."""
 
@@ -80,7 +70,7 @@ class VerifyReport:
     findings: tuple[Finding, ...]
     counts: dict[str, int]
     ignored: dict[str, int] = field(default_factory=dict)
-    searched: tuple[Searched, ...] = ()
+    searched: tuple[SearchedShard, ...] = ()
     absent: KeyList | None = None
     """The list of keys that had to be absent, and ``absent_keys``, their number."""
     absent_keys: int = 0
@@ -135,69 +125,36 @@ class VerifyReport:
 
 def verify(
     inputs: Sequence[str],
+    checks: Checks = HEADERS_ONLY,
     *,
-    require: Sequence[str] = (),
-    profiles: Sequence[str] = (),
-    decode: bool = False,
-    max_decoded: int = MAX_DECODED_BYTES,
-    checksums: bool = False,
-    absent: str | None = None,
-    errors: Sequence[str] = (),
     trust_addresses: bool = False,
-    max_findings: int = MAX_FINDINGS,
     jobs: int | None = None,
     progress: Progress = QUIET,
 ) -> VerifyReport:
-    """Check the shards that ``inputs`` name (addresses, patterns, manifests) and report every problem.
-
-    ``require`` names fields that every sample must have. ``profiles`` names readers with further requirements to check.
-    ``decode`` decodes the payloads of known types, up to ``max_decoded`` bytes each. ``checksums`` compares the shards
-    with the manifest's checksums. Both read all payloads. ``absent`` is the address of a list of keys that must be
-    absent. ``errors`` are codes of warnings that count as errors. At most ``max_findings`` findings of each kind are
-    reported in full; the rest are counted. Raises UsageError, InputError if nothing matches, and DataError for a file
+    """Check the shards that ``inputs`` name (addresses, patterns, manifests) and report every problem. Decoding and
+    comparing checksums read all payloads. Raises UsageError, InputError if nothing matches, and DataError for a file
     that is no manifest."""
-    error_codes = parse_codes(errors)
-    searched, count = (None, 0) if absent is None else _list_at(absent, progress)
-    checks = Checks(
-        tuple(map(to_bytes, require)),
-        parse_profiles(profiles),
-        max_decoded if decode else None,
-        checksums,
-        searched,
-        max_findings,
-        new_seed(),
-    )
+    profiles, errors = parse_profiles(checks.profiles), parse_codes(checks.errors)
+    checks = checks._replace(profiles=profiles, errors=errors, seed=new_seed())
+    for remark in () if checks.absent is None else suspicious(listed_keys(checks.absent)):
+        progress.warn(remark)
     shards = open_set(inputs, missing="accept", takes_unfinished=True, trust_addresses=trust_addresses)
-    for view in _views_of(shards) if searched is not None else ():
+    for view in _views_of(shards) if checks.absent is not None else ():
         if any(shard.keys for shard in view.view.shards):
             progress.warn(f"{view.address} gives samples new keys, and --absent searches only the new keys")
-    report = _checked(shards, checks, jobs, progress)
-    findings = tuple(
-        finding._replace(severity=severity_of(finding.code, error_codes)) for finding in report.findings
-    )
-    return replace(report, findings=findings, absent=searched, absent_keys=count, error_codes=error_codes)
-
-
-def _list_at(address: str, progress: Progress) -> tuple[KeyList, int]:
-    """Return a list of keys, and their number. Warn of keys that are probably mistakes."""
-    key_list = KeyList.at(address)
-    keys = listed_keys(key_list)
-    for remark in suspicious(keys):
-        progress.warn(remark)
-    return key_list, len(keys)
+    return _checked(shards, checks, jobs, progress)
 
 
 def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progress) -> VerifyReport:
     """Check an open set: first the set's files, then each shard, then the keys of all shards."""
     whole = Ledger(limit=checks.limit)
     listings, about_listings = find_listings(shards, checks.limit)
-    foreign, about_foreign = find_foreign(shards, checks.limit)
-    for ledger in (*about_listings, *about_foreign, *_unfinished(shards, checks.limit)):
+    for ledger in (*about_listings, *_unfinished(shards, checks.limit)):
         whole.add_all(ledger)
     bases = _bases_of(shards) if checks.checksums else {}
     if checks.checksums:
         _refuse_without_checksums(shards, [*listings.values(), *bases.values()])
-    tasks = _tasks(checks, shards, listings, foreign)
+    tasks = _tasks(checks, shards, listings)
     results: list[ShardResult] = []
     digests: list[bytes] = []
     decodes = checks.max_decoded is not None
@@ -210,7 +167,7 @@ def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progr
                 f"{result.ledger.shard}: {result.samples} samples, {result.members} members, "
                 f"{result.size_bytes} bytes"
             )
-        base_tasks = [ShardTask(base, checks, listing) for base, listing in bases.items()]
+        base_tasks = [VerifyTask(base, checks, listing) for base, listing in bases.items()]
         if base_tasks:
             for result in run_shard_tasks(
                 executor, check_base, base_tasks, progress, "checking bases", list(bases)
@@ -219,7 +176,7 @@ def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progr
         kept = {number: result.kept for number, result in enumerate(results)}
         _add_repeats(whole, digests, shards.addresses, executor, checks.seed, kept)
     _add_mixed(whole, shards.addresses, results)
-    return _report(whole, shards.addresses, results)
+    return _report(whole, shards.addresses, results, checks)
 
 
 def _unfinished(shards: ShardSet, limit: int) -> Iterator[Ledger]:
@@ -231,7 +188,7 @@ def _unfinished(shards: ShardSet, limit: int) -> Iterator[Ledger]:
         yield ledger
 
 
-def _refuse_without_checksums(shards: ShardSet, listings: Sequence[Listing]) -> None:
+def _refuse_without_checksums(shards: ShardSet, listings: Sequence[ManifestEntry]) -> None:
     """Raise UsageError if no manifest has a checksum, or InputError for a shard that does not exist."""
     if any(listing.shard.checksum for listing in listings):
         return
@@ -252,20 +209,17 @@ def _views_of(shards: ShardSet) -> list[OpenView]:
     ]
 
 
-def _bases_of(shards: ShardSet) -> dict[str, Listing]:
+def _bases_of(shards: ShardSet) -> dict[str, ManifestEntry]:
     """Return the bases of views, and a view's entry for each base."""
     return {
-        base: Listing(view.address, info, ())
+        base: ManifestEntry(view.address, info, ())
         for view in _views_of(shards)
         for base, info in zip(view.bases, view.view.bases, strict=True)
     }
 
 
-def _tasks(
-    checks: Checks, shards: ShardSet, listings: dict[str, Listing], foreign: dict[str, Foreign]
-) -> list[ShardTask]:
-    """Return the task of each shard. A task has the checks, the shard's manifest entry, its index, and indexes of other
-    programs."""
+def _tasks(checks: Checks, shards: ShardSet, listings: dict[str, ManifestEntry]) -> list[VerifyTask]:
+    """Return the task of each shard. A task has the checks, the shard's manifest entry, and whether it has an index."""
     unindexed = without_index(shards)
     tasks = []
     for number, address in enumerate(shards.addresses):
@@ -275,24 +229,23 @@ def _tasks(
         # A view has checksums of its bases, not of its shards.
         compares = checks.checksums and view_of(address) is None
         tasks.append(
-            ShardTask(
+            VerifyTask(
                 address,
                 checks._replace(required=tuple(fields), checksums=compares),
                 listing,
                 {} if number else None,
                 address not in unindexed,
-                foreign.get(address, Foreign()),
                 is_one_request(address, size),
             )
         )
     return tasks
 
 
-def _check_shards(executor: Executor, tasks: list[ShardTask], progress: Progress) -> Iterator[ShardResult]:
+def _check_shards(executor: Executor, tasks: list[VerifyTask], progress: Progress) -> Iterator[ShardResult]:
     """Yield the result of each task, in order. For Hugging Face, the first shard is checked before all others, because
     its first samples define the JSON types for all shards."""
 
-    def run(chosen_tasks: list[ShardTask]) -> Iterator[ShardResult]:
+    def run(chosen_tasks: list[VerifyTask]) -> Iterator[ShardResult]:
         addresses = [task.address for task in chosen_tasks]
         return run_shard_tasks(executor, check_shard, chosen_tasks, progress, "checking shards", addresses)
 
@@ -315,7 +268,9 @@ def choose_jobs(jobs: int | None, addresses: Sequence[str], *, payloads: bool) -
     return useful_shard_jobs(jobs, addresses, PAYLOADS_BYTES if payloads else MIN_SCANNED_BYTES)
 
 
-def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardResult]) -> VerifyReport:
+def _report(
+    ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardResult], checks: Checks
+) -> VerifyReport:
     """Return the report on all shards, with sorted findings."""
     codes = {code: place for place, code in enumerate((*KINDS, *DEMANDS))}
     order = {shown(address): place for place, address in enumerate(addresses)}
@@ -333,17 +288,23 @@ def _report(ledger: Ledger, addresses: Sequence[str], results: Sequence[ShardRes
         samples=sum(result.samples for result in results),
         members=sum(result.members for result in results),
         size_bytes=sum(result.size_bytes for result in results),
-        findings=tuple(sorted(ledger.findings, key=place)),
+        findings=tuple(
+            finding._replace(severity=severity_of(finding.code, checks.errors))
+            for finding in sorted(ledger.findings, key=place)
+        ),
         counts=dict(
             sorted(ledger.counts.items(), key=lambda code_and_count: codes.get(code_and_count[0], last))
         ),
         ignored=dict(sorted(ignored.items())),
         undecoded=dict(sorted(ledger.undecoded.items())),
         searched=tuple(
-            Searched(shown(address), result.size_bytes, result.samples, result.keys_digest)
+            SearchedShard(shown(address), result.size_bytes, result.samples, result.keys_digest)
             for address, result in zip(addresses, results)
             if result.keys_digest
         ),
+        absent=checks.absent,
+        absent_keys=0 if checks.absent is None else len(listed_keys(checks.absent)),
+        error_codes=checks.errors,
     )
 
 
@@ -352,14 +313,17 @@ Repeat = tuple[bytes, int, int, int]
 
 
 def compared(
-    across: Sequence[Across],
+    digests: list[bytes],
+    limit: int,
     addresses: Sequence[str],
     executor: Executor,
     seed: int,
     kept: Mapping[int, KeyColumns | None],
 ) -> Iterator[tuple[int, list[Repeat], int]]:
-    """Yield the repeated keys of each shard, and the number of more such keys. Digests give the candidates. Their keys
-    are read again and compared, because two different keys may share a digest. ``kept`` has the keys of streams."""
+    """Yield up to ``limit`` repeated keys of each shard, and the number of more such keys. ``digests`` has the keys'
+    digests by shard, which give the candidates; the list is emptied. Their keys are read again and compared, because
+    two different keys may share a digest. ``kept`` has the keys of streams."""
+    across = list(repeats_across(digests, limit))
     wanted: dict[int, set[int]] = {}
     for number, repeats, _ in across:
         for digest, first in repeats:
@@ -388,9 +352,9 @@ def _add_repeats(
     kept: Mapping[int, KeyColumns | None],
 ) -> None:
     """Report keys that are also in an earlier shard."""
-    across = list(repeats_across(digests, whole.limit))
-    for number, repeated_keys, unreported in compared(across, addresses, executor, seed, kept):
-        ledger = Ledger(addresses[number], whole.limit)
+    limit = whole.limit
+    for number, repeated_keys, unreported in compared(digests, limit, addresses, executor, seed, kept):
+        ledger = Ledger(addresses[number], limit)
         for key, offset, first, first_offset in repeated_keys:
             message = f"{addresses[first]} has the same key, at byte {first_offset}"
             ledger.add("duplicate-key", message, offset=offset, member=key)

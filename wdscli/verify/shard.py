@@ -8,7 +8,7 @@ the scan. Every error becomes a finding, so that one damaged shard does not hide
 the same fields. It tests single members only if such a test fails. So checking an intact shard takes only slightly
 longer than listing it.
 
-With ``--decode``, a :class:`~wdscli.verify.decoding.Decoder` checks that payloads can be decoded.
+With ``--decode``, a :class:`~wdscli.verify.decoding.DecodeCheck` checks that payloads can be decoded.
 
 This module does not know about other shards.
 """
@@ -47,7 +47,7 @@ from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import scan_salvaging
 from wdscli.tar.scan import Columns
 from wdscli.verify.beside import (
-    Listing,
+    ManifestEntry,
     check_checksum,
     check_index,
     check_listed,
@@ -55,9 +55,8 @@ from wdscli.verify.beside import (
     checksum_digest,
     load_index,
 )
-from wdscli.verify.decoding import Decoder
-from wdscli.verify.findings import STRUCTURAL, Ledger
-from wdscli.verify.foreign import Foreign, check_foreign
+from wdscli.verify.decoding import DecodeCheck
+from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
 from wdscli.verify.keys import (
     COLLISION,
     DUPLICATE,
@@ -169,7 +168,8 @@ class HeaderPass:
     def add_samples(self, batch: SampleBatch) -> None:
         """Check samples. Their names come from a scan, and there are no profiles."""
         self.members += len(batch.fields)
-        # The first letter of a file's name is no dot, so a name with safe parts is safe.
+        # The samples of a view. They are checked only if a finding of _check_members is possible. The first letter of a
+        # file's name is no dot, so a name with safe parts is safe.
         if 0 in batch.sizes or may_be_unsafe(batch.keys) or may_be_unsafe([*{*batch.fields}]):
             self._check_members(batch.columns())
         self._add_batch(batch)
@@ -261,32 +261,36 @@ class HeaderPass:
 
 
 class Checks(NamedTuple):
-    """The options of a check. ``required`` are fields that every sample must have. ``profiles`` are programs that must
-    be able to read the shard. Payloads that decode to at most ``max_decoded`` bytes are decoded; None means that no
-    payload is decoded. ``absent`` is a list of keys that must be absent. At most ``limit`` findings of
-    each kind are reported in full. ``seed`` is the seed of the keys' digests."""
+    """The options of a check or a repair. ``required`` are fields that every sample must have. ``profiles`` are readers
+    with further requirements. Payloads that decode to at most ``max_decoded`` bytes are decoded; None means that no
+    payload is decoded. With ``checksums``, shards are compared with the manifest's checksums. At most ``limit``
+    findings of each kind are reported in full. ``errors`` are codes of warnings that count as errors. ``absent`` is a
+    list of keys that must be absent. ``seed`` is the seed of the keys' digests in one run."""
 
-    required: Fields
-    profiles: tuple[str, ...]
-    max_decoded: int | None
-    checksums: bool
-    absent: KeyList | None
-    limit: int
-    seed: int
+    required: Fields = ()
+    profiles: tuple[str, ...] = ()
+    max_decoded: int | None = None
+    checksums: bool = False
+    limit: int = MAX_FINDINGS
+    errors: frozenset[str] = frozenset()
+    absent: KeyList | None = None
+    seed: int = 0
 
 
-class ShardTask(NamedTuple):
+HEADERS_ONLY = Checks()
+"""A check that reads only headers."""
+
+
+class VerifyTask(NamedTuple):
     """The task for one shard. ``listing`` is the shard's entry in the manifest. ``hf_types`` are the JSON types from
     the set's first shard; it is None for the first shard itself."""
 
     address: str
     checks: Checks
-    listing: Listing | None = None
+    listing: ManifestEntry | None = None
     hf_types: dict[bytes, Type] | None = None
     has_index: bool = True
     """False if a listing shows that the shard has no index."""
-    foreign: Foreign = Foreign()
-    """Indexes of other programs."""
     is_small: bool = False
     """Whether one request reads all of a remote shard."""
 
@@ -310,7 +314,7 @@ class ShardResult:
     """The SHA-256 of its keys, one per line, if some keys had to be absent and all of it could be read."""
 
 
-def check_shard(task: ShardTask) -> ShardResult:
+def check_shard(task: VerifyTask) -> ShardResult:
     """Check one shard. Raises only UsageError, for an invalid address or a missing extra."""
     checks = task.checks
     ledger = Ledger(task.address, checks.limit)
@@ -343,30 +347,34 @@ def check_shard(task: ShardTask) -> ShardResult:
         ledger.add_error(error)
     except StorageError as error:
         version, result.keys_digest = None, ""
-        if task.listing is not None and view_of(task.address) is None and not exists(task.address):
-            where = task.listing.manifest
-            ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")
-        else:
-            ledger.add("unreadable", error.message, hint=error.hint)
+        _report_unread(task, error, ledger)
     if checks.checksums:
         check_checksum(task.address, task.listing, ledger, version, checksum)
     ledger.blame_shard()
     return result
 
 
-def check_base(task: ShardTask) -> ShardResult:
+def _report_unread(task: VerifyTask, error: StorageError, ledger: Ledger) -> None:
+    """Report a shard that cannot be read, or that only a manifest lists."""
+    if task.listing is not None and view_of(task.address) is None and not exists(task.address):
+        where = task.listing.manifest
+        ledger.add("manifest-mismatch", f"{where} lists the shard, but the shard does not exist")
+    else:
+        ledger.add("unreadable", error.message, hint=error.hint)
+
+
+def check_base(task: VerifyTask) -> ShardResult:
     """Compare the bytes of a view's base with the checksum in the view."""
     result = ShardResult(Ledger(task.address, task.checks.limit))
     check_checksum(task.address, task.listing, result.ledger, "")
     return result
 
 
-def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
+def _check(task: VerifyTask, source: Source, result: ShardResult) -> None:
     """Read the shard. If this raises an error, ``result`` has the findings so far."""
     ledger, checks = result.ledger, task.checks
     index = load_index(task.address, source, ledger) if task.has_index else None
-    foreign = task.foreign if source.seekable and any(task.foreign) else None
-    is_compared = index is not None or foreign is not None or (task.listing and task.listing.shard.headers)
+    is_compared = index is not None or (task.listing and task.listing.shard.headers)
     headers = HeaderPass(
         ledger,
         required=checks.required,
@@ -392,18 +400,14 @@ def _check(task: ShardTask, source: Source, result: ShardResult) -> None:
         check_size(task.address, task.listing, result.size_bytes, ledger)
         if is_whole:
             check_listed(task.listing, headers.samples, builder, ledger)
-    if foreign is not None and builder is not None and is_whole:
-        size = source.size or 0
-        scanned_index = builder.index(task.address, size, headers.ignored)
-        check_foreign(foreign, scanned_index, source.stored.size or size, ledger)
 
 
-def _scan(task: ShardTask, source: Source, form: Form, headers: HeaderPass) -> None:
+def _scan(task: VerifyTask, source: Source, form: Form, headers: HeaderPass) -> None:
     """Read all windows of the shard, and continue after damage. Pass each window to the header pass and the decoder."""
     ledger, checks = headers.ledger, task.checks
     decoder = None
     if checks.max_decoded is not None:
-        decoder = Decoder(ledger, checks.max_decoded)
+        decoder = DecodeCheck(ledger, checks.max_decoded)
 
     def add_error(error: DataError) -> None:
         # A damaged block was already reported when it was read. Errors in its bytes are no further findings.

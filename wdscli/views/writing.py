@@ -8,7 +8,7 @@ their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from wdscli.arrays import I64, U64, numpy
-from wdscli.errors import DataError, InputNotFoundError, UsageError
+from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input
@@ -29,11 +29,19 @@ from wdscli.plan.survey import hash_key
 from wdscli.plan.table import MISSING_SHARD, RENAMED
 from wdscli.selection.layers import OnConflict
 from wdscli.shards.index import Check, Index
-from wdscli.shards.inputs import ListingCache, ShardSet, listed_shards
+from wdscli.shards.inputs import (
+    MANIFEST_SUFFIX,
+    ListingCache,
+    ShardSet,
+    listed_shards,
+    names_in,
+    read_manifest,
+)
 from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.proof import find_index, scanned_index
-from wdscli.shards.view import MISSING, Ancestor, Rule, Run, Stored, View, ViewShard, runs_of, view_address
+from wdscli.shards.rows import SectionWriter
+from wdscli.shards.view import MISSING, Ancestor, SampleRun, View, ViewRule, ViewShard, runs_of, view_address
 from wdscli.shards.view_shards import INDEX_CACHE_BYTES, OpenView, opened, rows_address
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import (
@@ -41,13 +49,14 @@ from wdscli.storage import (
     base_name,
     exists,
     folder_of,
+    has_folder,
     is_local,
     open_sink,
     open_source,
     read_all,
     remove,
 )
-from wdscli.storage.addresses import VIEW_SUFFIX, Held, hold, view_of
+from wdscli.storage.addresses import VIEW_SUFFIX, HeldBytes, hold, view_of
 from wdscli.storage.ends import taken
 from wdscli.storage.opening import abort_uploads, at_once
 from wdscli.tar import END_OF_ARCHIVE
@@ -70,7 +79,7 @@ class _Input:
         self.number = 0 if self.view is None or place is None else self.view.places[place[1]]
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> ViewRule | None:
         """Return the rule that makes the fields of its samples from the fields of bases, or None if the fields are
         those of one base."""
         rule = None if self.view is None else self.view.view.rule
@@ -117,16 +126,17 @@ class _Writer:
         self.totals: list[Mapping[str, FieldTotals] | None] = []
         """The fields of each base that is as wdscli writes it, None for other bases."""
         self.rows = bytearray()
+        self.sections = SectionWriter(self.rows.extend)
         self.listed = listed_shards(ShardSet(contents.addresses, None, None, ListingCache()))
         joined = contents.joined
         sets = joined.sets if joined is not None else [0] * len(self.inputs)
-        self.rules: list[list[Rule | None]] = [[] for _ in contents.row_lists]
+        self.rules: list[list[ViewRule | None]] = [[] for _ in contents.row_lists]
         for shard, of_set in zip(self.inputs, sets):
             if shard.rule not in self.rules[of_set]:
                 self.rules[of_set].append(shard.rule)
         policies: tuple[OnConflict, ...] = ("error",) if joined is None else joined.policies
         parts = [_either(rules) for rules in self.rules]
-        self.rule = _flat(Rule(tuple(parts), policies, plan.request.selection.field_rule))
+        self.rule = _flat(ViewRule(tuple(parts), policies, plan.request.selection.field_rule))
 
     def read_bases(self, planned: Sequence[PlannedShard]) -> None:
         """Read the bases on stores that shards need, several at the same time."""
@@ -192,18 +202,27 @@ class _Writer:
         keys = self._new_keys(shard)
         digest = self._digest(columns, keys)
         info = ShardInfo(
-            base_name(shard.address), shard.samples, shard.members, shard.size_bytes, "", None, {}, False
+            base_name(shard.address),
+            shard.samples,
+            shard.members,
+            shard.size_bytes,
+            "",
+            None,
+            {},
+            index=False,
         )
         runs_of_columns = [
             runs_of(*column_runs, max(1, shard.samples // ROWS_PER_RUN)) for column_runs in columns
         ]
+        runs, rows = None, None
         if None in runs_of_columns:
             numbers: I64 = numpy.concatenate([column for pair in columns for column in pair])
-            rows = self._store(numbers.astype("<u4").tobytes())
-            return ViewShard(digest, None, rows, self._store(keys) if keys else None), info
-        runs = tuple(column_runs or () for column_runs in runs_of_columns)
-        whole = self._whole(runs, info) if not keys else None
-        return ViewShard(digest, runs, None, self._store(keys) if keys else None), whole or info
+            rows = self.sections.add([numbers.astype("<u4").tobytes()])
+        else:
+            runs = tuple(column_runs or () for column_runs in runs_of_columns)
+        if keys:
+            return ViewShard(digest, runs, rows, self.sections.add([keys])), info
+        return ViewShard(digest, runs, rows), (runs and self._whole(runs, info)) or info
 
     def _digest(self, columns: Sequence[tuple[I64, I64]], keys: bytes) -> str:
         """Return a digest of samples and keys. It uses the contents of bases, not their numbers."""
@@ -217,7 +236,7 @@ class _Writer:
             digest.update(places.astype("<u4").tobytes())
         return digest.hexdigest()
 
-    def _whole(self, runs: Sequence[Sequence[Run]], info: ShardInfo) -> ShardInfo | None:
+    def _whole(self, runs: Sequence[Sequence[SampleRun]], info: ShardInfo) -> ShardInfo | None:
         """Return the entry of a shard that is an unchanged base, otherwise None."""
         if not self.rule.is_plain or len(runs) != 1 or len(runs[0]) != 1:
             return None
@@ -246,7 +265,7 @@ class _Writer:
             first_inputs[owners != 0] = MISSING_SHARD
         return columns
 
-    def _traced(self, inputs: I64, places: I64, rule: Rule | None) -> list[tuple[I64, I64]]:
+    def _traced(self, inputs: I64, places: I64, rule: ViewRule | None) -> list[tuple[I64, I64]]:
         """Return base and place of samples in each set of a rule. Samples of inputs with another rule are
         :data:`MISSING`."""
         sets = 1 if rule is None else rule.sets
@@ -318,27 +337,21 @@ class _Writer:
         )
         return new if hash_key(new) == planned else old
 
-    def _store(self, data: bytes) -> Stored:
-        from xxhash import xxh3_64_hexdigest
 
-        self.rows += data
-        return Stored(len(self.rows) - len(data), len(data), xxh3_64_hexdigest(data))
-
-
-def _either(rules: Sequence[Rule | None]) -> Rule | None:
+def _either(rules: Sequence[ViewRule | None]) -> ViewRule | None:
     """Join several rules to one rule. Each sample has the parts of one of these rules."""
     if len(rules) < 2:
         return rules[0] if rules else None
-    return Rule(tuple(rules), (ALONE,) * len(rules))
+    return ViewRule(tuple(rules), (ALONE,) * len(rules))
 
 
-def _flat(rule: Rule) -> Rule:
+def _flat(rule: ViewRule) -> ViewRule:
     """Return the same rule without inner rules that change nothing."""
     if rule.fields is None and len(rule.parts) == 1 and rule.parts[0] is not None:
         return rule.parts[0]
     is_plain = rule.fields is None and {*rule.policies} == {ALONE}
     if is_plain and all(part is None or part.is_plain for part in rule.parts):
-        return Rule((None,) * rule.sets, (ALONE,) * rule.sets)
+        return ViewRule((None,) * rule.sets, (ALONE,) * rule.sets)
     return rule
 
 
@@ -397,7 +410,30 @@ def _write(
     abort_uploads(folder_of(address), (address, place).__contains__)
 
 
-def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = False) -> list[Held]:
+def carry_views(
+    addresses: Sequence[str], copies: Manifest, request: Request, warn: Callable[[str], object]
+) -> None:
+    """Copy the views in the shards' folder to the folder of the request's output. ``copies`` lists the copies of the
+    shards, which are there. A view is copied if all of its bases were copied with their names, sizes and headers.
+    Another view of the same name is kept without ``--force``, with a warning. Raises OutputError."""
+    folders, settings = set(map(folder_of, addresses)), request.settings._replace(force=True)
+    facts = {shard.name: (shard.size_bytes, shard.headers) for shard in copies.shards}
+    for folder in folders if len(folders) == 1 and all(map(has_folder, addresses)) else ():
+        for name in names_in(folder, keep=lambda name: name.endswith(VIEW_SUFFIX)):
+            with suppress(DataError, InputError):
+                view = None if name.endswith(MANIFEST_SUFFIX) else read_manifest(folder + name).view
+                bases = () if view is None else view.bases
+                if bases and all(facts.get(base.name) == (base.size_bytes, base.headers) for base in bases):
+                    rows = rows_address(folder + name)
+                    data = bytearray(read_all(rows) if exists(rows) else b"")
+                    text, copy = read_all(folder + name), folder_of(request.output) + name
+                    if request.settings.force or not exists(copy):
+                        _write(copy, text, data, settings, replaces_rows=True)
+                    elif read_all(copy) != text:
+                        warn(f"{copy} is kept, which is not the view beside the input; --force replaces it")
+
+
+def hold_join(inputs: Sequence[str], kind: JoinKind, *, trust_addresses: bool = False) -> list[HeldBytes]:
     """Make the view of some joined sets in memory, and its rows if it has any. Raises UsageError, InputError,
     DataError."""
     from xxhash import xxh3_128_hexdigest

@@ -8,6 +8,7 @@ from wdscli.bench import BenchReport
 from wdscli.bench import bench as run
 from wdscli.cli.options import GeneralOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out
+from wdscli.codecs.images import SPECS
 from wdscli.errors import UsageError
 from wdscli.units import human_size
 
@@ -25,7 +26,7 @@ from wdscli.units import human_size
 class LoopOptions(NamedTuple):
     """How samples are read: the arguments of the loader's ``bench``."""
 
-    decode: Text = None
+    decode: Annotated[Text, SPECS] = None
     workers: Annotated[int, 0] = 0
     threads: Annotated[int, 1] = 1
     batch: Annotated[int, 0] = 64

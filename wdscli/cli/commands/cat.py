@@ -49,18 +49,21 @@ _MEANT = {"keys", "not-keys", "where", "sample", "slice"}
 @panel("Output")("""
     --link  With {name} in OUT: hard-link unchanged shards instead of copying them. A link and its original are one
         file. Shards on another disc are copied; -v lists them.
+    +--resume  With {name} in OUT: continue an interrupted run. Finished shards are kept. For a folder of this machine,
+        the interrupted run also needs this option.
     """)
 class CatOptions(NamedTuple):
     """The output's format, and which samples are read."""
 
     link: bool = False
+    resume: bool = False
     to: Text = None
     base64: bool = False
     inputs: Annotated[InputOptions, "without report"] = InputOptions()
     on_error: OnError = "error"
 
 
-class Form(NamedTuple):
+class CatForm(NamedTuple):
     """The meaning of ``--to``. ``kind`` is the format; it is None for a tar. ``address`` is the output, and
     ``max_decoded`` limits decoding, in bytes. Raw payloads have a ``field``, and a ``key`` if only one sample is
     written."""
@@ -77,7 +80,7 @@ class Form(NamedTuple):
         return self.kind in ("csv", "tsv", "parquet")
 
     @classmethod
-    def parse(cls, form: CatOptions, output: str) -> "tuple[Form, InputOptions]":
+    def parse(cls, form: CatOptions, output: str) -> "tuple[CatForm, InputOptions]":
         """Return the parsed options, and the remaining input options. For raw payloads, the field is taken out of
         the selection, and so is a single key without wildcards. Raises UsageError for options that exclude each
         other."""
@@ -126,13 +129,14 @@ def cat(
         wds cat --to captions.tsv --fields txt,cls shards/
         wds cat --to unpacked/ shards/
     """
-    what, inputs = Form.parse(form, output.output)
+    what, inputs = CatForm.parse(form, output.output)
     if what.kind is not None:
         _check_tar_options(f"--to {form.to}", output, work, inputs)
     out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
-    if work.jobs is not None and (what.kind or NAME not in output.output):
+    only_each = [*(["-j"] if work.jobs is not None else []), *(["--resume"] if form.resume else [])]
+    if only_each and (what.kind or NAME not in output.output):
         raise UsageError(
-            "-j works only if each shard is copied to its own output",
+            f"{only_each[0]} works only if each shard is copied to its own output",
             hint=f"-o 'out/{NAME}.tar' copies each shard",
         )
     on_error = library_word(form.on_error)
@@ -143,7 +147,7 @@ def cat(
         _write_other(out, request, what, output)
 
 
-def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions) -> None:
+def _write_other(out: Out, request: "Request", what: CatForm, output: OutputOptions) -> None:
     """Write files, a table, payloads or JSON Lines, and print what was written."""
     from wdscli.look.picking import SampleReader
     from wdscli.look.unpack import unpack
@@ -182,7 +186,7 @@ def _write_other(out: Out, request: "Request", what: Form, output: OutputOptions
         out.done(f"{total}, {human_size(counts['bytes'])}", counts["bytes"])
 
 
-def _pieces(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
+def _pieces(request: "Request", picker: "SampleReader", what: CatForm, progress: Progress) -> Iterator[bytes]:
     """Yield the bytes of a table, of payloads, or of JSON Lines."""
     from wdscli.look import unpack
 
@@ -204,15 +208,15 @@ def _checked_text(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _part(what: Form) -> "Part | None":
+def _part(what: CatForm) -> "Part | None":
     """Return the part of each sample that is read: one field, or the text fields. None means all fields."""
     from wdscli.look.picking import Part
-    from wdscli.look.unpack import kind_of
+    from wdscli.look.unpack import text_form
 
     if what.field is not None:
         return Part(to_bytes(what.field).__eq__, None if what.key is None else to_bytes(what.key))
     is_text = what.kind in ("jsonl", "csv", "tsv") and not what.base64
-    return Part(kind_of) if is_text else None
+    return Part(text_form) if is_text else None
 
 
 def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) -> None:
@@ -220,7 +224,8 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
     from wdscli.ops.cat import cat as write
     from wdscli.shards.view import is_view
 
-    request = request._replace(settings=request.settings._replace(links=form.link))
+    settings = request.settings._replace(links=form.link)
+    request = request._replace(settings=settings, resume=form.resume)
     report = write(request, dry_run=dry_run, progress=out.progress())
     written_shards = None if report.manifest is None else report.manifest.shards
     if out.json:
@@ -237,6 +242,8 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
     if moved := [shard.size_bytes for shard in written_shards or () if shard.is_copy]:
         how = "linked" if request.settings.links else "moved by the store"
         out.note(f"{how}: {sum(moved)} bytes; copied by this command: {report.bytes_in - sum(moved)} bytes")
+    if report.kept:
+        out.summary(f"kept {plural(report.kept, 'shard')} of an earlier run")
     _print_losses(out, report.dropped, report.ignored)
     if request.output != "-" or dry_run:
         verb = "would write" if dry_run else "wrote"
@@ -248,7 +255,7 @@ def _write_tar(out: Out, request: "Request", form: CatOptions, dry_run: bool) ->
         out.done(total, 0 if is_view(request.output) else report.bytes_out, dry_run=dry_run)
 
 
-def _table(request: "Request", picker: "SampleReader", what: Form, progress: Progress) -> Iterator[bytes]:
+def _table(request: "Request", picker: "SampleReader", what: CatForm, progress: Progress) -> Iterator[bytes]:
     """Yield the pieces of a table of payloads. If the shards can be read twice, their headers give the columns."""
     from wdscli.look.listing import ls
     from wdscli.look.table import PayloadCells, are_read_once, payload_schema, payload_table

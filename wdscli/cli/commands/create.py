@@ -86,8 +86,8 @@ class SampleOptions(NamedTuple):
         With --on-duplicate rekey, a sample keeps its key unless the key repeats.
     +--include GLOB  Take only matching files. A glob without a slash is compared with the file name. A glob with a
         slash is compared with the path below SOURCE. ** also matches slashes. FOLDER/ takes all files below a
-        folder. A glob that matches nothing is an error.
-    +--exclude GLOB  Leave out matching files and folders.
+        folder. A glob that matches nothing is an error. Repeatable.
+    +--exclude GLOB  Leave out matching files and folders. Repeatable.
     +--no-follow  Leave out symbolic links below SOURCE. Default: follow them.
     """)
 class SourceOptions(NamedTuple):
@@ -184,7 +184,7 @@ Sources = Annotated[
     --on-error  A source file cannot be read, or a row is bad: fail, or leave it out.
     +--report FILE  Write a line of JSON to FILE for each file, row, sample and field that is left out.
     """)
-class SetOptions(NamedTuple):
+class TargetOptions(NamedTuple):
     """The options about the new set."""
 
     cuts: Annotated[CutOptions, "without divisible_by"]
@@ -199,7 +199,7 @@ class SetOptions(NamedTuple):
 
 @grouped
 def create(
-    *, sources: Sources = None, source: SourceOptions, target: SetOptions, general: GeneralOptions
+    *, sources: Sources = None, source: SourceOptions, target: TargetOptions, general: GeneralOptions
 ) -> None:
     """Make shards from folders, files, lists or tables.
 
@@ -232,7 +232,7 @@ def create(
 
 
 def _request(
-    sources: Sequence[str], source: SourceOptions, target: SetOptions, general: GeneralOptions
+    sources: Sequence[str], source: SourceOptions, target: TargetOptions, general: GeneralOptions
 ) -> "Request":
     """Return the library's request for these options. Raises UsageError."""
     from wdscli.plan.request import Request
@@ -252,7 +252,7 @@ def _request(
     )
 
 
-def _options(source: SourceOptions, target: SetOptions) -> "CreateOptions":
+def _options(source: SourceOptions, target: TargetOptions) -> "CreateOptions":
     """Return the library's options for these options. Raises UsageError."""
     from wdscli.ops.create import CreateOptions
 
@@ -281,11 +281,10 @@ def _plain(report: "CreateReport", growth: bool) -> dict[str, Any]:
         **facts(report, "samples members"),
         "shards": len(report.shards),
         "kept": report.kept,
-        "unread": len(report.unread),
-        "links_outside": report.links_outside,
         **facts(
             report,
-            "bytes=size_bytes skipped left_out dropped incomplete matched renamed renamed_keys classes oversized",
+            "unread links_outside bytes=size_bytes skipped left_out dropped incomplete matched renamed renamed_keys "
+            "classes oversized",
         ),
         "manifest": shown(address) if address else None,
         "fingerprint": None if manifest is None else manifest.fingerprint,

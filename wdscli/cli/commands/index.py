@@ -1,6 +1,6 @@
 """``wds index``: parse the options, make indexes, and print the names of the written files."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from wdscli.cli.options import (
     Algorithm,
@@ -17,6 +17,7 @@ from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
 from wdscli.ops.index import IndexReport
 from wdscli.ops.index import index as run
+from wdscli.shards.dialects import DIALECTS
 from wdscli.shown import shown
 from wdscli.units import human_size
 
@@ -31,6 +32,9 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
     --no-index  Write only a manifest.
     checksum: --hash  Checksum algorithm of the manifest. With none, the command reads only headers.
     --force  Rewrite existing files, even if they are up to date.
+    --adopt  For a copied set: read each shard once, compare it with its index's or the manifest's checksum, and note
+        its version. Later readers then trust the index.
+    --trust-sizes  With --adopt, compare only sizes and some headers. The manifest says so.
     --check  List missing and stale files, and write nothing. This compares all headers. Exit status 1 if there are
         such files.
     -n, --dry-run  Print what would be written, and write nothing.
@@ -43,8 +47,10 @@ class IndexOptions(NamedTuple):
     no_manifest: bool = False
     no_index: bool = False
     checksum: Algorithm = "xxh3_128"
-    dialect: Texts = None
+    dialect: Annotated[Texts, DIALECTS] = None
     force: bool = False
+    adopt: bool = False
+    trust_sizes: bool = False
     check: bool = False
     dry_run: bool = False
     jobs: Positive = None
@@ -63,6 +69,14 @@ class IndexOptions(NamedTuple):
                 else "-o is the manifest's name, but --no-manifest writes no manifest",
                 hint="give one of them",
             )
+        if self.trust_sizes and not self.adopt:
+            raise UsageError(
+                "--trust-sizes is an option of --adopt", hint="wds index --adopt --trust-sizes SET"
+            )
+        if self.adopt and (self.dialect or self.no_index or self.force or self.check):
+            raise UsageError(
+                "--adopt makes no indexes", hint="leave out --for, --no-index, --force and --check"
+            )
         return {
             "manifest": self.output,
             "with_manifest": not self.no_manifest,
@@ -72,6 +86,7 @@ class IndexOptions(NamedTuple):
             "force": self.force,
             "dry_run": self.dry_run or self.check,
             "check": self.check,
+            "adopt": ("sizes" if self.trust_sizes else "bytes") if self.adopt else "",
             "jobs": self.jobs,
         }
 
@@ -91,8 +106,11 @@ def index(shards: Shards, *, options: IndexOptions, values: Values = None, gener
         wds index --for parquet shards/
         wds index --values 'json.width,width(jpg)' shards/
         wds index --check shards/ || wds index --force shards/
+        wds index --adopt s3://bucket/train/
     """
     how, out = options.parse(), Out.of(general)
+    if options.adopt and values:
+        raise UsageError("--adopt makes no indexes, so it stores no values", hint="leave out --values")
     report = run(
         shards, **how, values=values, trust_addresses=general.trust_addresses, progress=out.progress()
     )

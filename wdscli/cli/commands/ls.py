@@ -68,8 +68,8 @@ _FIELD_HEADER = ("field", "count", "share", "min", "median", "max", "total", "si
         index in the shard, offset, bytes, and size.EXT for each field. With --count, the table has a row for each
         value, with the columns field, value, name and count. If FILE is only the word csv, the table goes to standard
         output. With parquet:FILE, the file can have any name.
-    --column EXT,...  With --to: add values of JSON and text fields. Each value at the top level of JSON becomes a
-        column. Repeatable.
+    --column FIELD,...  With --to: add values of fields, places (json.width) or expressions. Each value at the top level
+        of JSON becomes a column. Repeatable.
     --force  Replace an existing table.
     """)
 class ShowOptions(NamedTuple):
@@ -163,8 +163,7 @@ def _check_lists(show: ShowOptions) -> None:
         raise UsageError(f"{' and '.join(show.lists)} print different lists", hint="choose one of them")
     if show.long and show.lists not in ([], ["--by member"], ["--by shard"]):
         raise UsageError(
-            "-l works only for lists of samples, members or shards",
-            hint=f"leave out -l or {show.lists[0]}",
+            "-l works only for lists of samples, members or shards", hint=f"leave out -l or {show.lists[0]}"
         )
     if show.to is None:
         if show.column or show.force:
@@ -190,6 +189,7 @@ def _check_lists(show: ShowOptions) -> None:
 def _write_table(out: Out, listing: Listing, show: ShowOptions) -> None:
     """Write the list or counts as a table, and print its size."""
     from wdscli.look.table import count_table, listing_table
+    from wdscli.selection.values import split_texts
     from wdscli.shards.tables import encoded
 
     (form, address), counted = show.place, show.counted
@@ -197,9 +197,7 @@ def _write_table(out: Out, listing: Listing, show: ShowOptions) -> None:
         raise UsageError(
             "--json and the table would both go to standard output", hint="give the table a file name"
         )
-    fields = [word.strip() for text in show.column or () for word in text.split(",")]
-    if not all(fields):
-        raise UsageError("--column has an empty name", hint="--column json,txt")
+    fields = list(split_texts(show.column or (), "--column"))
     spools = []
 
     def pieces() -> Iterator[bytes]:
@@ -409,13 +407,13 @@ def _print_counts(out: Out, listing: Listing, fields: Sequence[str]) -> None:
         share = len(header) - 1
         out.table([*header, ""], bars, right=(share - 1, share), droppable=(share + 1, share))
         if (rows_left := counted.distinct + bool(counted.missing) - len(first)) > 0:
-            samples_left = counted.samples - sum(int(line[-2]) for line in first)
+            samples_left = counted.total - sum(int(line[-2]) for line in first)
             out.line(f"and {rows_left:,} more in {plural(samples_left, 'sample')} (a pipe gets all of them)")
 
 
 def _count_line(row: "CountRow", counted: "FieldCounts") -> list[str]:
     """Return the cells for one row of counts."""
-    share = f"{100 * (row.samples or 0) / counted.samples:.1f}%"
+    share = f"{100 * (row.samples or 0) / counted.total:.1f}%"
     return [_value_text(row.value), *[row.name or ""] * counted.has_names, str(row.samples), share]
 
 

@@ -37,7 +37,7 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
         word shrink leaves smaller pictures unchanged. The word nearest=FIELD is for a field of masks: each new pixel is
         one of the old pixels, and the field keeps its format. Example: 256,center_crop,nearest=seg.png.
     --format FORMAT[:N]  Encode pictures in this format: jpg, png, webp. N is the quality of JPEG and WebP, from 1 to
-        100 (default: 95). :N alone keeps the format. Default: pictures keep their format.
+        100 (default: 95). :N alone keeps the format. Default: pictures keep their format. Repeatable.
     --only FIELD,...  Change only the pictures in these fields. Globs are allowed. Default: all pictures. If a sample
         has several pictures, and one may be a mask (not jpg or webp), the option or nearest=FIELD is required.
     --cmd CMD  Run CMD for each sample. CMD runs in a folder that contains the sample's fields as files named
@@ -157,7 +157,7 @@ def _name_of(word: str) -> str | None:
     --on-error  Failed call: fail, skip the sample, or keep it. With keep, the sample is written unchanged. With skip,
         damaged samples are skipped too.
     """)
-class RunOptions(NamedTuple):
+class MapRunOptions(NamedTuple):
     """The options about the new shards: their samples, their sizes, and how they are made."""
 
     cuts: CutOptions
@@ -174,7 +174,7 @@ def map(
     output: OutputOptions,
     values: Values = None,
     what: MapOptions,
-    run: RunOptions,
+    run: MapRunOptions,
     general: GeneralOptions,
 ) -> None:
     """Transform samples with a command or a Python function, or resize pictures.

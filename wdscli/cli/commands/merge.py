@@ -41,7 +41,7 @@ Sets = Annotated[
     +--on-conflict  Field that two sets have: fail, keep the earlier set's field (left), keep the later set's field
         (right), or keep both with a number (txt and 2.txt). Default: error for sets, right for a table.
     """)
-class SetOptions(NamedTuple):
+class MergeOptions(NamedTuple):
     """The options about how several sets become one set."""
 
     weights: Text = None
@@ -66,7 +66,7 @@ class SetOptions(NamedTuple):
             if self.on_conflict is not None:
                 raise UsageError("--on-conflict needs a join", hint="--join inner, left or outer")
             return None
-        from wdscli.create.join_table import Table
+        from wdscli.create.join_table import TableSet
         from wdscli.plan.join import Join
 
         table = None
@@ -76,12 +76,12 @@ class SetOptions(NamedTuple):
                     "--table needs --key-column and --column or --json-rest",
                     hint=f"--table {self.table[0]} --key-column id --column txt=caption",
                 )
-            table = Table(tuple(self.table), self.key, tuple(self.field or ()), self.json_rest, reading)
+            table = TableSet(tuple(self.table), self.key, tuple(self.field or ()), self.json_rest, reading)
         return Join(self.join or "left", self.on_conflict, table)
 
 
 @grouped
-def merge(*, shards: Sets, output: OutputOptions, sets: SetOptions, options: ReorderOptions) -> None:
+def merge(*, shards: Sets, output: OutputOptions, sets: MergeOptions, options: ReorderOptions) -> None:
     """Write several sets as one: one after the other, interleaved, or joined by key.
 
     Each argument is a set. Shards hold at most 1 GB. -o NAME.json writes a view.

@@ -30,18 +30,20 @@ def repair(
         wds repair shards/ -o 'repaired-%06d.tar' --decode
         wds repair shards/ -o 'repaired-%06d.tar' --require jpg,cls -n
     """
+    from wdscli.plan.request import Request
     from wdscli.verify.repair import check_repair, read_once
     from wdscli.verify.repair import repair as save
 
-    out, settings, target = Out.of(general), output.settings(), output.output
-    how = {**checks.parse(), "settings": settings, "trust_addresses": general.trust_addresses}
-    shard_set, names = check_repair(shards, target, settings, trust_addresses=general.trust_addresses)
-    with read_once(shard_set, out.progress()):
+    out, trusts = Out.of(general), general.trust_addresses
+    request = Request(shards, output.output, output.settings(), jobs=checks.jobs, trust_addresses=trusts)
+    how = checks.parse()
+    addresses, names = check_repair(request)
+    with read_once(addresses, out.progress()):
         if names.pattern.count is not None:
             # Check by a dry run whether the output can name enough shards.
-            save(shards, target, **how, dry_run=True)
+            save(request, how, dry_run=True)
         code = check(out, shards, general, checks, hints=False)
-        saved = save(shards, target, **how, dry_run=output.dry_run, progress=out.progress())
+        saved = save(request, how, dry_run=output.dry_run, progress=out.progress())
         _print(out, saved, dry_run=output.dry_run)
     return code
 

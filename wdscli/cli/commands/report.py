@@ -8,7 +8,7 @@ from wdscli.errors import UsageError
 from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions
 from wdscli.ops.report import report as make
 from wdscli.plan.request import Request
-from wdscli.report.facts import Facts
+from wdscli.report.facts import PageFacts
 from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown
 from wdscli.units import human_size, whole_number
@@ -25,7 +25,7 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
 @panel("Page")("""
     --title TEXT  Heading of the page. Default: the names of the folder and of the set.
     --samples N|N:M  Show N samples on the page. Read the payloads of M samples for classes, texts and picture sizes.
-        Default: 48:100000.
+        Default: 48:100000. Repeatable.
     --seed N  Seed for the choice of samples and for --sample.
     --skip images|checks,...  Leave out a part of the page: images (includes audio and video), or checks. Repeatable.
     --decode  Also check that every payload can be decoded.
@@ -110,7 +110,7 @@ def report(
         raise missing_error(missing)
 
 
-def _print_result(out: Out, output: str, page_facts: Facts, size_bytes: int) -> None:
+def _print_result(out: Out, output: str, page_facts: PageFacts, size_bytes: int) -> None:
     """Print the page's totals, in one line or as JSON."""
     summary = page_facts.input.summary
     for remark in summary.report.remarks:
@@ -123,7 +123,7 @@ def _print_result(out: Out, output: str, page_facts: Facts, size_bytes: int) -> 
     out.done(message, summary.size_bytes)
 
 
-def _object(page: Facts) -> dict[str, Any]:
+def _object(page: PageFacts) -> dict[str, Any]:
     """Return the page's totals as an object for JSON."""
     mixed = page.mixed
     return {

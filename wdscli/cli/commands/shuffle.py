@@ -19,7 +19,7 @@ _ORDERS = ("input", "output", "random")
     quality: --measure  Print how well input and output are mixed. This reads the field cls of all samples.
     +--window N  With --measure: count the source shards of N neighbouring samples. Default: 1000.
     """)
-class OrderOptions(NamedTuple):
+class ShuffleOptions(NamedTuple):
     """The options that choose an order, and measure its quality."""
 
     seed: int = 0
@@ -28,7 +28,7 @@ class OrderOptions(NamedTuple):
 
 
 @grouped
-def shuffle(*, shards: Shards, output: OutputOptions, order: OrderOptions, options: ReorderOptions) -> None:
+def shuffle(*, shards: Shards, output: OutputOptions, order: ShuffleOptions, options: ReorderOptions) -> None:
     """Shuffle all samples; the order depends only on the seed.
 
     The same input, options and seed give the same bytes, for any number of processes and on any machine. Shards hold

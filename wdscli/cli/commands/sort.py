@@ -17,7 +17,7 @@ from wdscli.errors import UsageError
     --missing  Position of samples without a value. These include samples whose key is not in @FILE. Default: last,
         but fail if no sample has a value, or if @FILE lacks the key of a sample.
     """)
-class OrderOptions(NamedTuple):
+class SortOptions(NamedTuple):
     """The options that say how samples are sorted."""
 
     by: Texts = None
@@ -26,7 +26,7 @@ class OrderOptions(NamedTuple):
 
 
 @grouped
-def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, options: ReorderOptions) -> None:
+def sort(*, shards: Shards, output: OutputOptions, order: SortOptions, options: ReorderOptions) -> None:
     """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
     Text is compared byte by byte, and numbers in JSON as numbers. Samples with equal values stay in input order, and no
@@ -50,9 +50,6 @@ def sort(*, shards: Shards, output: OutputOptions, order: OrderOptions, options:
         reorder(out, request, listed, dry_run=output.dry_run)
         return
     how = sort_order(
-        order.by or [],
-        reverse=order.reverse,
-        missing=order.missing,
-        lenient=request.on_error == "skip",
+        order.by or [], reverse=order.reverse, missing=order.missing, lenient=request.on_error == "skip"
     )
     reorder(out, request, how, dry_run=output.dry_run)

@@ -1,25 +1,19 @@
 """``wds verify``: parse the options, check the shards, and print the findings."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from wdscli.cli.options import (
-    GeneralOptions,
-    Positive,
-    Shards,
-    Text,
-    Texts,
-    decode_limit,
-    grouped,
-    panel,
-)
+from wdscli.cli.options import GeneralOptions, Positive, Shards, Text, Texts, decode_limit, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
+from wdscli.model import to_bytes
 from wdscli.units import human_size
-from wdscli.verify.findings import MAX_FINDINGS, FindingKind, by_kind, undecoded_text
-from wdscli.verify.keys import PRESENT
+from wdscli.verify.findings import MAX_FINDINGS, WARNINGS, FindingKind, by_kind, undecoded_text
+from wdscli.verify.keys import PRESENT, KeyList
+from wdscli.verify.profiles import PROFILES
 from wdscli.verify.set import VerifyReport
 from wdscli.verify.set import verify as run
+from wdscli.verify.shard import Checks
 
 
 @panel("Checks")("""
@@ -42,23 +36,26 @@ class CheckOptions(NamedTuple):
     decode: bool = False
     checksums: bool = False
     require: Texts = None
-    profile: Texts = None
+    profile: Annotated[Texts, PROFILES] = None
     absent: Text = None
     report: Text = None
-    errors: Texts = None
+    errors: Annotated[Texts, WARNINGS] = None
     strict: bool = False
     max_findings: Annotated[int, 0] = MAX_FINDINGS
     jobs: Positive = None
 
-    def parse(self) -> dict[str, Any]:
+    def parse(self) -> Checks:
         """Return the library's options, which checks and repairs share. Raises UsageError."""
-        return {
-            "require": _split(self.require),
-            "decode": self.decode,
-            "max_decoded": decode_limit(),
-            "max_findings": self.max_findings,
-            "jobs": self.jobs,
-        }
+        limit = decode_limit()
+        return Checks(
+            tuple(map(to_bytes, _split(self.require))),
+            tuple(self.profile or ()),
+            limit if self.decode else None,
+            self.checksums,
+            self.max_findings,
+            frozenset(_split(self.errors)),
+            None if self.absent is None else KeyList.at(self.absent),
+        )
 
 
 def _split(texts: Sequence[str] | None) -> list[str]:
@@ -90,19 +87,11 @@ def check(
         raise UsageError("verify checks the stored shards, not copies of them", hint="leave --cache out")
     if checks.report is not None and checks.absent is None:
         raise UsageError("--report needs --absent", hint="--absent LIST --report PROOF.json")
-    report = run(
-        shards,
-        **checks.parse(),
-        profiles=checks.profile or (),
-        checksums=checks.checksums,
-        absent=checks.absent,
-        errors=_split(checks.errors),
-        trust_addresses=general.trust_addresses,
-        progress=out.progress(),
-    )
+    trusts, progress = general.trust_addresses, out.progress()
+    report = run(shards, checks.parse(), trust_addresses=trusts, jobs=checks.jobs, progress=progress)
     _print_report(out, report, checks, hints=hints)
     if checks.absent is not None and checks.report is not None:
-        _write_proof(report, shards, checks.report, general.trust_addresses)
+        _write_proof(report, shards, checks.report, trusts)
     # A shard that could not be read leaves the check incomplete.
     return 4 if not report.is_complete else 1 if report.errors or (checks.strict and report.warnings) else 0
 

@@ -96,7 +96,7 @@ _GONE = {
         "bytestr cbor_dumps encode_based_on_extension encode_based_on_extension1 mp_dumps numpy_npz_dumps tenbin_dumps"
     ),
     "dict(default_handlers)": "make_handlers",
-    "encode_tensors(arrays) and decode_tensors(data) of wdscli.codecs.tenbin": "tenbin",
+    "encode_tensors(arrays) and decode_tensors(data) of wdscli.codecs.values": "tenbin",
 }
 INSTEAD = {name: what for what, names in _GONE.items() for name in names.split()}
 """Replacements for names of webdataset 1.0.2 that are missing here. No public pipeline in the tests uses these

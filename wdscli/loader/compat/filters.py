@@ -1,8 +1,8 @@
 """This module has webdataset's filters, and runs them as plain generators over any iterable.
 
-Each filter, such as ``shuffle(1000)``, ``decode("pil")`` or ``batched(64)``, returns a :class:`Stage`. A stage has the
-arguments and the help of the dataset's method of the same name. A dataset of shards adds the stage by calling this
-method (:meth:`Stage.added_to`), so the dataset stays exact. If a stage is called with an iterator, it returns a
+Each filter, such as ``shuffle(1000)``, ``decode("pil")`` or ``batched(64)``, returns a :class:`NamedStage`. A stage has
+the arguments and the help of the dataset's method of the same name. A dataset of shards adds the stage by calling this
+method (:meth:`NamedStage.added_to`), so the dataset stays exact. If a stage is called with an iterator, it returns a
 generator over the iterator's items, as in webdataset. ``_map(data, f)`` is ``map(f)(data)``.
 
 :class:`FluidWrapper` gives the methods of datasets to any iterable: each stage is a generator over the items of the
@@ -35,12 +35,12 @@ from typing import (
 from wdscli.errors import UsageError
 from wdscli.loader.checks import Urls
 from wdscli.loader.compat import lacking
-from wdscli.loader.dataset import Iterated, PositionDataset
+from wdscli.loader.dataset import PositionDataset, ProcessDataset
 from wdscli.loader.order.order import DRAWN, Shuffle, key
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker
-from wdscli.loader.read.failures import Counts, reraise_exception, warning_of_losses
+from wdscli.loader.read.failures import SkipCounts, reraise_exception, warning_of_losses
 from wdscli.loader.stages.flow import Item, Pipeline, RawSample
 from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import begins_with_a_shard, begun, shuffled, through
@@ -124,7 +124,7 @@ def redrawn(data: Iterable[Any], n: int | None = None, rng: Random | None = None
         yield rng.choice(items)
 
 
-class Kept:
+class RepeatedItems:
     """Keeps the items of the first iteration in this process, and yields them in later iterations."""
 
     def __init__(self) -> None:
@@ -143,14 +143,14 @@ class Kept:
 
 
 @runtime_checkable
-class Counted(Protocol):
+class CountingStage(Protocol):
     """A stage that counts the samples it skips."""
 
-    def counted_in(self, counts: Counts) -> Callable[[Any], Iterable[Any]]:
+    def counted_in(self, counts: SkipCounts) -> Callable[[Any], Iterable[Any]]:
         """Return the stage as a generator function that adds the skipped samples to ``counts``."""
 
 
-class FluidWrapper(Iterated[Item]):
+class FluidWrapper(ProcessDataset[Item]):
     """Has the stage methods for any iterable, and for a function that returns an iterator. The stages run as
     generators, one after the other. Only a stage can divide the items among ranks and workers. There is no state to
     resume from."""
@@ -160,7 +160,7 @@ class FluidWrapper(Iterated[Item]):
         self._state = IterationState()
         self.pipeline = Pipeline(generators=(iter,))
         self.stages: tuple[Any, ...] = (initial,)
-        self._counts = Counts()
+        self._counts = SkipCounts()
 
     def __iter__(self) -> Iterator[Item]:
         iteration = self._state.begin(self._state.next_start())
@@ -202,7 +202,7 @@ class FluidWrapper(Iterated[Item]):
         ``wds.map(...)``."""
         new = self
         for stage in args:
-            new = new._through(stage.counted_in(self._counts) if isinstance(stage, Counted) else stage)
+            new = new._through(stage.counted_in(self._counts) if isinstance(stage, CountingStage) else stage)
             new.stages = (*new.stages[:-1], stage)
         return new
 
@@ -236,7 +236,7 @@ class FluidWrapper(Iterated[Item]):
 
     def mcached(self: Self) -> Self:
         """Keep the items of the first iteration in memory, and yield them in later iterations."""
-        return self._through(Kept().run)
+        return self._through(RepeatedItems().run)
 
     def state_dict(self) -> NoReturn:
         """Raises UsageError."""
@@ -378,7 +378,7 @@ class _Method:
         return iter(getattr(FluidWrapper(data), self.__name__)(*args, **kw))
 
 
-class Stage(FilterFunction):
+class NamedStage(FilterFunction):
     """A stage such as ``wds.map(f)``, for a pipeline or ``compose``. A stage has the name of a dataset method and its
     arguments. A call with an iterator returns a generator over the iterator's items."""
 
@@ -393,7 +393,7 @@ class Stage(FilterFunction):
         return getattr(dataset, self.method)(*self.args, **self.kw)
 
 
-class _Drawing(Stage):
+class _Drawing(NamedStage):
     """A stage that makes random choices, with a new random state in each epoch."""
 
     def of_epoch(self, epoch: int, is_split: bool) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -411,13 +411,13 @@ class PipelineStage:
 
 
 def _stage(
-    method: Callable[Concatenate[Any, Arguments], Any], kind: type[Stage] = Stage
-) -> Callable[Arguments, Stage]:
+    method: Callable[Concatenate[Any, Arguments], Any], kind: type[NamedStage] = NamedStage
+) -> Callable[Arguments, NamedStage]:
     """Return a function that makes stages from ``method``, and has the method's name, arguments and help."""
     name, shape = method.__name__, signature(method)
-    shape = shape.replace(parameters=[*shape.parameters.values()][1:], return_annotation="Stage")
+    shape = shape.replace(parameters=[*shape.parameters.values()][1:], return_annotation="NamedStage")
 
-    def stage(*args: Arguments.args, **kw: Arguments.kwargs) -> Stage:
+    def stage(*args: Arguments.args, **kw: Arguments.kwargs) -> NamedStage:
         try:
             shape.bind(*args, **kw)
         except TypeError as error:
@@ -446,7 +446,7 @@ def shuffle(
     rng: Random | None = None,
     seed: int | None = None,
     handler: Any = None,
-) -> Stage:
+) -> NamedStage:
     """Shuffle samples. If shards can be read at any offset, the samples are shuffled as with
     ``WebDataset(shuffle="window")``, without a buffer. For an iterator, and with ``rng``, they are shuffled in a buffer
     of ``bufsize`` items, which begins to yield when it has ``initial`` items."""
@@ -477,7 +477,7 @@ class detshuffle(PipelineStage):
         return detshuffle(self.bufsize, self.initial, self.seed, self.epoch + epoch).run
 
 
-class Cached(Kept, PipelineStage):
+class Cached(RepeatedItems, PipelineStage):
     """Keeps the items of the first iteration in memory, and yields them in later iterations."""
 
     def added_to(self, dataset: Any) -> Any:

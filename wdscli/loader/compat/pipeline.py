@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wdscli.errors import UsageError
-from wdscli.loader.compat.filters import FluidWrapper, Stage, detshuffle
+from wdscli.loader.compat.filters import FluidWrapper, NamedStage, detshuffle
 from wdscli.loader.compat.tariterators import (
     Opening,
     ResampledShards,
@@ -126,7 +126,7 @@ def _exact(first: Any, stages: list[Any]) -> Any:
     mixes = [_mixes(stage) for stage in before]
     if not all(isinstance(stage, Splitter) or mix for stage, mix in zip(before, mixes)):
         return None
-    if any(isinstance(stage, Stage) and not stage.is_order for stage in after):
+    if any(isinstance(stage, NamedStage) and not stage.is_order for stage in after):
         return None  # a user's random state cannot be repeated
     is_mixed = any(mixes) or (not resampled and first.seed is not None)
     how = opener.kw if isinstance(opener, Opening) else {}
@@ -147,7 +147,7 @@ def _exact(first: Any, stages: list[Any]) -> Any:
 def _mixes(stage: Any) -> bool:
     """Return whether the stage is a shuffle without a random state from the user."""
     return isinstance(stage, detshuffle) or (
-        isinstance(stage, Stage) and stage.method == "shuffle" and stage.is_order
+        isinstance(stage, NamedStage) and stage.method == "shuffle" and stage.is_order
     )
 
 

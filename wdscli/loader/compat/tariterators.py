@@ -24,23 +24,23 @@ from typing import Any
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.checks import Urls, addresses_of
 from wdscli.loader.compat import add_hints
-from wdscli.loader.compat.filters import FilterFunction, Stage, redrawn
+from wdscli.loader.compat.filters import FilterFunction, NamedStage, redrawn
 from wdscli.loader.compat.gopen import gopen, gopen_schemes
 from wdscli.loader.compat.utils import make_seed, pytorch_worker_seed
 from wdscli.loader.place.ranks import TorchIterable
 from wdscli.loader.read.failures import (
-    Counts,
-    Failed,
+    FailedSample,
     Guard,
     Handler,
     Policy,
+    SkipCounts,
     StopEpoch,
     each,
     reraise_exception,
 )
-from wdscli.loader.read.renamed import Renaming, regrouped
+from wdscli.loader.read.renamed import Renaming, with_new_names
 from wdscli.loader.stages.flow import DROPPED
-from wdscli.loader.stages.per_sample import Files
+from wdscli.loader.stages.per_sample import MemberFilter
 from wdscli.loader.streams import fields_of
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import Grouper, iter_samples, split_name
@@ -414,12 +414,12 @@ def tarfile_samples(
 ) -> Iterator[dict[str, Any]]:
     """Yield the samples of the shards in ``src``, which has a dict ``{"url": ...}`` for each shard. ``handler`` decides
     about a shard that cannot be read to its end; the complete samples before the damage are yielded first."""
-    return _Samples(handler, select_files, rename_files, Counts())(src)
+    return _Samples(handler, select_files, rename_files, SkipCounts())(src)
 
 
 def tarfile_to_samples(
     handler: Handler = reraise_exception, select_files: Choose = None, rename_files: Rename = None
-) -> Stage:
+) -> NamedStage:
     """Return the stage that opens shards and yields their samples. ``handler`` decides about a shard that cannot be
     read to its end. ``select_files`` and ``rename_files`` are functions of a member's name."""
     return Opening(handler=handler, select_files=select_files, rename_files=rename_files)
@@ -428,14 +428,14 @@ def tarfile_to_samples(
 OPENS = "tarfile_to_samples"
 
 
-class Opening(Stage):
+class Opening(NamedStage):
     """The stage that :func:`tarfile_to_samples` returns."""
 
     def __init__(self, **kw: Any) -> None:
         super().__init__(OPENS, **kw)
         self.f = tarfile_samples
 
-    def counted_in(self, counts: Counts) -> Any:
+    def counted_in(self, counts: SkipCounts) -> Any:
         """Return the stage as a function of shards that adds lost samples to ``counts``."""
         return _Samples(**self.kw, counts=counts)
 
@@ -445,14 +445,16 @@ class _Samples:
 
     __name__ = OPENS
 
-    def __init__(self, handler: Handler, select_files: Choose, rename_files: Rename, counts: Counts) -> None:
+    def __init__(
+        self, handler: Handler, select_files: Choose, rename_files: Rename, counts: SkipCounts
+    ) -> None:
         self._policy = Policy("raise", counts, handler)
         how: dict[str, Any] = {"select_files": select_files, "rename_files": rename_files}
         self._by_steps = handler, how
-        self._files: Files | None = None
+        self._files: MemberFilter | None = None
         self._renaming = None if rename_files is None else Renaming(rename_files, select_files, handler)
         if select_files is not None and rename_files is None:
-            self._files = Files(select_files, rename_files)
+            self._files = MemberFilter(select_files, rename_files)
             self._files.guard = Guard("select_files", handler, counts)
 
     def __call__(self, shards: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -471,7 +473,7 @@ class _Samples:
                 try:
                     yield from self._of_shard(shard)
                 except (DataError, StorageError) as error:
-                    self._policy.leave_out(Failed(error, shard["url"]))
+                    self._policy.leave_out(FailedSample(error, shard["url"]))
             except StopEpoch:
                 return
 
@@ -483,8 +485,7 @@ class _Samples:
                 stored = joined_samples(stored, shard["url"])
             samples: Iterator[Any] = ((sample.key, fields_of(sample.fields, spelled)) for sample in stored)
             if self._renaming is not None:
-                members = ((f"{key}.{field}", fields[field]) for key, fields in samples for field in fields)
-                samples = regrouped(members, self._renaming, shard["url"])
+                samples = with_new_names(samples, self._renaming, shard["url"])
             for key, fields in samples:
                 raw: dict[str, Any] = {"__key__": key, "__url__": shard["url"]}
                 if shard.get("local_path") is not None:

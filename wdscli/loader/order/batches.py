@@ -11,7 +11,13 @@ does not know what a value means, nor how samples are read.
   bucket's last group are divided evenly among the group's batches. A bucket with fewer than t samples repeats samples.
 * A budget: samples are sorted by length, longest first. Each batch takes as many samples as fit: the number of samples
   times the longest length is at most the budget.
-* Packs: :mod:`wdscli.loader.order.packs` puts the lengths into packs.
+* Packs: :mod:`wdscli.loader.order.packs` puts the lengths into packs. With ``in_sequence``, a pack has neighbours, and
+  the packs keep the order of the epoch.
+
+With ``together`` = t, batches of a budget and packs come in groups of t batches of about equal work. They are sorted by
+their work, and neighbours make a group. The work of a batch is its longest length, the work of a pack is the sum of its
+squared lengths. If the last group has fewer batches, the samples of the batches with least work are dealt to more
+batches; if they do not fit, batches are halved. Samples are repeated only if every batch has one sample.
 
 :data:`KINDS` has the functions of each kind. A kind groups the values of a window into batches (:class:`Grouping`), and
 says how full the batches are (:class:`Load`). All kinds share the rest: the batches of a window are permuted by
@@ -30,8 +36,10 @@ from wdscli.arrays import F64, I64, Mask, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.order import Permutation, rising
-from wdscli.loader.order.packs import in_packs
+from wdscli.loader.order.packs import in_packs, in_runs, in_sequence
 
+BATCH_SAMPLES = 20
+"""The default number of samples in a batch, as in webdataset."""
 WINDOW = 1 << 16
 """The default number of positions in a window."""
 
@@ -50,7 +58,7 @@ class Rule(NamedTuple):
 
     ``size`` is the budget, or the length of a pack. ``edges`` are the values between the buckets, and ``sizes`` has the
     batch size of each bucket, or 0 for a range of values outside all buckets. ``most`` is the largest number of samples
-    in a batch, or 0 for no limit.
+    in a batch, or 0 for no limit. ``together`` is the number of batches in a group, or -1 for the number of ranks.
     """
 
     kind: Literal["bucket", "budget", "packed"]
@@ -63,6 +71,7 @@ class Rule(NamedTuple):
     partial: bool = True
     too_long: Literal["error", "truncate", "drop"] = "error"
     window: int = WINDOW
+    in_sequence: bool = False
 
     @property
     def name(self) -> str:
@@ -74,17 +83,25 @@ class Rule(NamedTuple):
     def identity(self) -> list[Any]:
         """Return the facts that must be the same in a saved state and here, as plain values."""
         value = self.value if isinstance(self.value, str) else dict(self.value)
-        return [self.kind, value, self.size, list(self.edges), list(self.sizes), *self[5:]]
+        edges_and_sizes = list(self.edges), list(self.sizes)
+        limits = self.most, self.together, self.partial, self.too_long, self.window
+        order = ["in sequence"] if self.in_sequence else []
+        return [self.kind, value, self.size, *edges_and_sizes, *limits, *order]
 
 
 def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_budget: Any) -> Rule:
-    """Return the rule for ``batched(bucket, buckets, same_bucket)`` or ``batched(budget, length, max_samples)``. Raises
-    UsageError for arguments that cannot be combined."""
-    (bucket, buckets, same_bucket), (budget, length, max_samples) = by_bucket, by_budget
-    if bucket is not None and buckets and by_budget == (None, None, None):
+    """Return the rule for ``batched(bucket, buckets, same_bucket)`` or ``batched(budget, length, max_samples,
+    balance)``. Raises UsageError for arguments that cannot be combined."""
+    (bucket, buckets, same_bucket), (budget, length, max_samples, balance) = by_bucket, by_budget
+    if size != BATCH_SAMPLES and (budget is not None or isinstance(buckets, Mapping)):
+        raise UsageError(
+            f"batched({size}) has a batch size, but also a budget or sizes of buckets",
+            hint=f"leave out the batch size {size}",
+        )
+    if bucket is not None and buckets and by_budget == (None, None, None, False):
         want_expression("batched: bucket", bucket)
         edges, sizes = _edges(buckets, size)
-        together = -1 if same_bucket is True else max(1, want_whole("batched: same_bucket", same_bucket, 0))
+        together = _together("batched: same_bucket", same_bucket)
         return Rule("bucket", bucket, 0, edges, sizes, 0, together, partial, window=window)
     if budget is not None and length is not None and by_bucket == (None, (), False):
         if not isinstance(budget, (int, float)) or not budget > 0:
@@ -94,12 +111,44 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
             raise UsageError(
                 "batched(budget=) has no incomplete batches to drop", hint="leave out partial=False"
             )
-        most = 0 if max_samples is None else want_whole("batched: max_samples", max_samples, 1)
-        return Rule("budget", length, budget, most=most, window=window)
+        together = _together("batched: balance", balance)
+        return Rule("budget", length, budget, most=_most(max_samples), together=together, window=window)
     raise UsageError(
         "batched() takes either bucket= with buckets=, or budget= with length=",
         hint='batched(64, bucket="json.width / json.height", buckets=[0.8, 1.25])',
     )
+
+
+def rule_of_packs(rule: Rule, limits: Any, order: Any, balance: Any) -> Rule:
+    """Return the rule for ``packed()``. ``rule`` has the size, the length and the window; ``limits`` are truncate, drop
+    and max_samples. Raises UsageError."""
+    truncate, drop, max_samples = limits
+    if truncate and drop:
+        raise UsageError("packed(truncate=True, drop=True)", hint="give one of them")
+    want_expression("packed: length", rule.value)
+    if order not in ("free", "kept"):
+        raise UsageError(f"packed: order={order!r}", hint='order="free" or order="kept"')
+    together = _together("packed: balance", balance)
+    if order == "kept" and together != 1:
+        raise UsageError('packed(order="kept", balance=True): balanced packs cannot keep the order')
+    return rule._replace(
+        size=want_whole("packed: size", rule.size, 1),
+        window=want_whole("packed: window", rule.window, 1),
+        most=_most(max_samples),
+        together=together,
+        too_long="truncate" if truncate else "drop" if drop else "error",
+        in_sequence=order == "kept",
+    )
+
+
+def _together(name: str, argument: Any) -> int:
+    """Return :attr:`Rule.together` for True, False or a number of ranks."""
+    return -1 if argument is True else max(1, want_whole(name, argument, 0))
+
+
+def _most(max_samples: Any) -> int:
+    """Return :attr:`Rule.most` for ``max_samples``."""
+    return 0 if max_samples is None else want_whole("max_samples", max_samples, 1)
 
 
 def want_expression(name: str, expression: Any) -> None:
@@ -175,10 +224,12 @@ def planned(values: F64, rule: Rule, of_window: int, skips: bool = False) -> Pla
         raise Misfit(row, _misfit(values[row], rule))
     fitting = fits.nonzero()[0]
     lengths = numpy.minimum(values, rule.size) if rule.too_long == "truncate" else values
-    rows, numbers = kind.grouped(lengths[fitting], rule)
-    rows = fitting[rows]
-    count = int(numbers.max()) + 1 if len(numbers) else 0
-    places = _permuted(count, rule.together, of_window)[numbers]
+    grouping = kind.grouped(lengths[fitting], rule)
+    if kind.work is not None and rule.together > 1:
+        grouping = _balanced(grouping, lengths[fitting], rule, kind.work)
+    numbers, count = grouping.numbers, grouping.batches
+    rows = fitting[grouping.rows]
+    places = numbers if rule.in_sequence else _permuted(count, rule.together, of_window)[numbers]
     order = rising(places)
     counts = numpy.bincount(places, minlength=count)
     ends = counts.cumsum()
@@ -227,6 +278,11 @@ class Grouping(NamedTuple):
     rows: I64
     numbers: I64
 
+    @property
+    def batches(self) -> int:
+        """The number of batches."""
+        return int(self.numbers.max()) + 1 if len(self.numbers) else 0
+
 
 class Load(NamedTuple):
     """How full batches are: see :class:`Planned`."""
@@ -237,17 +293,81 @@ class Load(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The three functions of a kind of batches. ``fits(values, rule)`` says which values fit into a batch.
-    ``grouped(values, rule)`` groups values that all fit. ``load(lengths, firsts, counts, rule)`` says how full the
-    batches are. Batch i has the ``counts[i]`` lengths from index ``firsts[i]`` on."""
+    """The functions of a kind of batches. ``fits(values, rule)`` says which values fit into a batch. ``grouped(values,
+    rule)`` groups values that all fit. ``load(lengths, firsts, counts, rule)`` says how full the batches are, and
+    ``work(lengths, firsts)`` how much work they are, in any unit; without it, groups of batches are not balanced. Batch
+    i has the ``counts[i]`` lengths from index ``firsts[i]`` on."""
 
     fits: Callable[[F64, Rule], Mask]
     grouped: Callable[[F64, Rule], Grouping]
     load: Callable[[F64, I64, I64, Rule], Load]
+    work: Callable[[F64, I64], F64] | None = None
+
+
+def _balanced(grouping: Grouping, lengths: F64, rule: Rule, work: Callable[[F64, I64], F64]) -> Grouping:
+    """Return the batches in groups of ``rule.together`` neighbours of about equal work. If the batches are no whole
+    number of groups, the samples of the batches with least work are dealt to the batches of the last groups."""
+    rows, numbers = grouping
+    count, left_over = grouping.batches, grouping.batches % rule.together
+    counts = numpy.bincount(numbers, minlength=count)
+    order = rising(numbers)
+    place_of: I64 = numpy.empty(count, dtype=numpy.int64)
+    place_of[rising(work(lengths[rows[order]], counts.cumsum() - counts))[::-1]] = numpy.arange(count)
+    balanced = place_of[numbers]
+    if left_over:
+        kept = count - left_over
+        dealt = (balanced >= kept).nonzero()[0]
+        places = _dealt(lengths[rows[dealt]], rule)
+        if places is None:
+            return _balanced(_halved(grouping, rule.together), lengths, rule, work)
+        balanced[dealt] = kept + places
+    return Grouping(rows, balanced)
+
+
+def _dealt(lengths: F64, rule: Rule) -> I64 | None:
+    """Deal lengths to the t batches of a group: the longest first, to batches 0, 1, ..., t - 1, t - 1, ..., 1, 0, 0, 1,
+    ... Return the batch of each length, or None if they do not fit, or a batch would be empty."""
+    turns, turn_places = numpy.divmod(numpy.arange(len(lengths)), rule.together)
+    places = numpy.empty_like(turns)
+    places[rising(lengths)[::-1]] = numpy.where(turns % 2, rule.together - 1 - turn_places, turn_places)
+    if len(lengths) < rule.together:
+        return None
+    return None if rule.kind == "packed" and (numpy.bincount(places, lengths) > rule.size).any() else places
+
+
+def _halved(grouping: Grouping, together: int) -> Grouping:
+    """Return the samples in a number of batches that is a multiple of ``together``. The batches with most samples are
+    halved. If every batch has one sample, samples are repeated."""
+    rows, numbers = grouping
+    missing = -grouping.batches % together
+    while missing:
+        counts = numpy.bincount(numbers)
+        halved = rising(counts)[::-1][:missing]
+        halved = halved[counts[halved] > 1]
+        if not len(halved):
+            whole = len(counts) + missing
+            return Grouping(numpy.resize(rows, whole), numpy.arange(whole))
+        second_half = numpy.full(len(counts), -1)
+        second_half[halved] = numpy.arange(len(counts), len(counts) + len(halved))
+        order = rising(numbers)
+        place = numpy.empty_like(numbers)
+        place[order] = numpy.arange(len(numbers)) - (counts.cumsum() - counts)[numbers[order]]
+        is_second = (2 * place >= counts[numbers]) & (second_half[numbers] >= 0)
+        numbers = numpy.where(is_second, second_half[numbers], numbers)
+        missing -= len(halved)
+    return Grouping(rows, numbers)
 
 
 def _sums(lengths: F64, firsts: I64) -> F64:
     return numpy.add.reduceat(lengths, firsts) if len(firsts) else lengths[:0]
+
+
+def _sums_of_squares(lengths: F64, firsts: I64) -> F64:
+    return _sums(lengths * lengths, firsts)
+
+
+def _longest(lengths: F64, firsts: I64) -> F64:
+    return numpy.maximum.reduceat(lengths, firsts) if len(firsts) else lengths[:0]
 
 
 def _fits_bucket(values: F64, rule: Rule) -> Mask:
@@ -309,26 +429,21 @@ def _by_budget(values: F64, rule: Rule) -> Grouping:
     most = min(rule.most or len(values), len(values))
     all_fit = longest * most <= rule.size
     fitting = numpy.where(all_fit, most, rule.size // numpy.where(all_fit, 1, longest))
-    takes: list[int] = fitting.astype(numpy.int64).tolist()
-    firsts, row = [], 0
-    while row < len(takes):
-        firsts.append(row)
-        row += takes[row]
-    begins: I64 = numpy.zeros(len(values), dtype=numpy.int64)
-    begins[firsts] = 1
-    numbers = numpy.empty_like(begins)
-    numbers[order] = begins.cumsum() - 1
+    numbers = numpy.empty_like(order)
+    numbers[order] = in_runs(numpy.arange(len(values)) + fitting.astype(numpy.int64))
     return Grouping(numpy.arange(len(values), dtype=numpy.int64), numbers)
 
 
 def _load_of_budgets(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
-    longest = numpy.maximum.reduceat(lengths, firsts) if len(firsts) else lengths[:0]
-    return Load(_sums(lengths, firsts), counts * longest, numpy.full(len(firsts), float(rule.size)))
+    return Load(
+        _sums(lengths, firsts), counts * _longest(lengths, firsts), numpy.full(len(firsts), float(rule.size))
+    )
 
 
 def _packed(values: F64, rule: Rule) -> Grouping:
     """Group values by their sum."""
-    return Grouping(numpy.arange(len(values), dtype=numpy.int64), in_packs(values, rule.size))
+    pack = in_sequence if rule.in_sequence else in_packs
+    return Grouping(numpy.arange(len(values), dtype=numpy.int64), pack(values, rule.size, rule.most))
 
 
 def _load_of_packs(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
@@ -338,7 +453,7 @@ def _load_of_packs(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
 
 KINDS: Mapping[str, Kind] = {
     "bucket": Kind(_fits_bucket, _by_bucket, _load_of_buckets),
-    "budget": Kind(_fits_size, _by_budget, _load_of_budgets),
-    "packed": Kind(_fits_size, _packed, _load_of_packs),
+    "budget": Kind(_fits_size, _by_budget, _load_of_budgets, _longest),
+    "packed": Kind(_fits_size, _packed, _load_of_packs, _sums_of_squares),
 }
 """The functions of each kind of batches, by :attr:`Rule.kind`."""

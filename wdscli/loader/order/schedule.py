@@ -33,10 +33,12 @@ from typing import Literal, TypeAlias
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
+from wdscli.loader.checks import want_word
 from wdscli.loader.order.order import ENDLESS, MIX, groups, key
 from wdscli.ordering import mix_array
 
 Stop = Literal["first", "all", "repeat"]
+STOPS: tuple[Stop, ...] = ("first", "all", "repeat")
 Weight: TypeAlias = "int | float | str | Fraction"
 LARGEST = 1 << 16
 """The largest number of positions in a block. Weights that would need a larger block are rounded."""
@@ -76,12 +78,6 @@ def shares_of(weights: Sequence[Weight]) -> tuple[int, ...]:
         raise UsageError("all weights of a step are 0", hint="give one set a weight above 0")
     rounded = dict(zip(fractions, _rounded(list(fractions.values()))))
     return tuple(rounded.get(number, 0) for number in range(len(weights)))
-
-
-def check_stop(stop: str) -> None:
-    """Raise UsageError if the value is not a :data:`Stop`."""
-    if stop not in ("first", "all", "repeat"):
-        raise UsageError(f'invalid value for stop=: "{stop}"', hint='"first", "all" or "repeat"')
 
 
 def exact(weight: Weight, what: str = "weight") -> Fraction:
@@ -210,7 +206,7 @@ class Schedule:
     def __init__(
         self, quotas: Sequence[int], lengths: Sequence[int], *, stop: Stop = "first", seed: int | None = 0
     ) -> None:
-        check_stop(stop)
+        want_word("stop", stop, STOPS)
         if stop != "all" and not all(lengths):
             raise UsageError(f"set {list(lengths).index(0)} of the mix has no samples", hint="leave it out")
         self._lengths = lengths

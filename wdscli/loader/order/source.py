@@ -4,12 +4,13 @@ A :class:`PositionSource` has a length for each epoch, and returns the samples a
 process gets the same samples. An :class:`EpochReader` reads one epoch of a source. The base class has defaults for the
 attributes that an engine reads, so a source defines only the values that differ.
 
-A view maps its positions to positions of a source: :class:`Slice`, :class:`Thinned` (``rsample``), :class:`Mixed`
-(``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches). :class:`Viewed` is a source seen
-through a view. :class:`Apart` gives different processes different orders of a source. :class:`Passes` joins epochs of a
-source, for ``with_epoch``, ``repeat``, endless epochs and the sets of a mix. The source's epochs keep their orders, so
-no sample comes twice before all samples have come once. Views are only arithmetic on positions, so no sample is read
-unnecessarily, and a state stays exact. This module does not know ranks, workers, batches or stages."""
+A view maps its positions to positions of a source: :class:`Slice`, :class:`RandomShare` (``rsample``),
+:class:`ShuffledPositions` (``shuffle`` after a slice or rsample), :class:`BatchSlice` (a view of whole batches).
+:class:`SourceView` is a source seen through a view. :class:`OrderOfProcess` gives different processes different orders
+of a source. :class:`Passes` joins epochs of a source, for ``with_epoch``, ``repeat``, endless epochs and the sets of a
+mix. The source's epochs keep their orders, so no sample comes twice before all samples have come once. Views are only
+arithmetic on positions, so no sample is read unnecessarily, and a state stays exact. This module does not know ranks,
+workers, batches or stages."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class Holds(Fact):
         return (shards == shard) & (places == place)
 
 
-class Values(Fact):
+class ValueFact(Fact):
     """The question for the value of ``expression`` of each sample. In a mix, each set may have its own expression. A
     missing value is NaN. The values come from :meth:`Catalog.values <wdscli.loader.read.catalog.Catalog.values>`."""
 
@@ -102,13 +103,13 @@ class Values(Fact):
         if isinstance(self.expression, str):
             catalog.find_values(self.expression)
 
-    def of_set(self, name: str) -> Values:
+    def of_set(self, name: str) -> ValueFact:
         """Return the question for the set ``name``. Raises UsageError if the set has no expression."""
         if isinstance(self.expression, str):
             return self
         if name not in self.expression:
             raise UsageError(f"no expression for the set {name} of the mix", hint=f"{{{name!r}: ...}}")
-        return Values(self.expression[name])
+        return ValueFact(self.expression[name])
 
 
 class EpochReader:
@@ -205,7 +206,7 @@ class PositionSource:
         return None
 
 
-class Derived(PositionSource):
+class DerivedSource(PositionSource):
     """A source that takes its samples from another source, ``source``."""
 
     def __init__(self, source: PositionSource) -> None:
@@ -285,7 +286,7 @@ class Slice(NamedTuple):
         return ["slice", self.start, self.stop, self.step]
 
 
-class Thinned(NamedTuple):
+class RandomShare(NamedTuple):
     """A random choice of ``round(p * length)`` positions, evenly spread and in rising order. Each epoch has a new
     choice, and all positions are equally likely.
 
@@ -329,7 +330,7 @@ class Thinned(NamedTuple):
         return ["rsample", self.p, self.seed]
 
 
-class Mixed(NamedTuple):
+class ShuffledPositions(NamedTuple):
     """All positions, shuffled with ``shuffle="window"`` as if they were the samples of one shard."""
 
     seed: int
@@ -374,19 +375,19 @@ class BatchSlice(NamedTuple):
         return ["batches", *self.chosen.identity(), *(["whole"] if self.whole else [])]
 
 
-View: TypeAlias = "Slice | Thinned | Mixed | BatchSlice"
+View: TypeAlias = "Slice | RandomShare | ShuffledPositions | BatchSlice"
 """``count(length)`` is the number of positions in the view of a source with ``length`` positions. ``placed(length,
 epoch)`` returns a function that converts positions of the view to positions of the source. ``identity()`` returns plain
 values. The positions may depend on the epoch, but their number must not."""
 
 
-class Viewed(Derived):
+class SourceView(DerivedSource):
     """The samples of a source that a view shows."""
 
     def __init__(self, source: PositionSource, view: View) -> None:
         super().__init__(source)
         self.view = view
-        self.has_same_samples = source.has_same_samples and isinstance(view, Mixed)
+        self.has_same_samples = source.has_same_samples and isinstance(view, ShuffledPositions)
 
     def identity(self) -> dict[str, Any]:
         inner = dict(self.source.identity())
@@ -405,7 +406,7 @@ class Viewed(Derived):
 
 def seen_as(view: PositionSource, source: PositionSource) -> PositionSource:
     """Return ``source`` with the same views as the source ``view`` has."""
-    return view.over(seen_as(view.source, source)) if isinstance(view, Derived) else source
+    return view.over(seen_as(view.source, source)) if isinstance(view, DerivedSource) else source
 
 
 class _ViewReader(EpochReader):
@@ -430,7 +431,7 @@ class _ViewReader(EpochReader):
         self._reader.close()
 
 
-class Apart(Derived):
+class OrderOfProcess(DerivedSource):
     """A source in order ``number`` of ``orders`` different orders. The epochs of the source are divided among these
     orders."""
 
@@ -445,14 +446,14 @@ class Apart(Derived):
         return self.source.reader(epoch * self._orders + self._number)
 
 
-class Passes(Derived):
+class Passes(DerivedSource):
     """A source whose epochs join passes; a pass is an epoch of ``source``. An epoch has ``passes`` passes, cut after
     ``positions`` positions. With ``passes`` None, only the cut ends an epoch. With ``positions`` None, there is no cut.
     All passes must have the same length.
 
     With ``passes`` None, an epoch continues where the last epoch was cut. Otherwise an epoch begins with a new pass.
-    With ``is_drawn``, the last pass is not cut: :class:`Thinned` draws its positions. ``shared`` has plain values that
-    must be the same in a saved state and here.
+    With ``is_drawn``, the last pass is not cut: :class:`RandomShare` draws its positions. ``shared`` has plain values
+    that must be the same in a saved state and here.
     """
 
     def __init__(
@@ -496,7 +497,7 @@ class Passes(Derived):
         assert self.positions is not None
         length = self.source.length(0)
         whole = (self.passes - 1) * length
-        last = Thinned(Fraction(self.positions - whole, length), self.base().seed).placed(length, epoch)
+        last = RandomShare(Fraction(self.positions - whole, length), self.base().seed).placed(length, epoch)
         return lambda positions: numpy.where(positions < whole, positions, whole + last(positions - whole))
 
 

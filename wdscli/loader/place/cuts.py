@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from wdscli.loader.order.source import BatchSlice, Passes, PositionSource, Slice, Viewed
+from wdscli.loader.order.source import BatchSlice, Passes, PositionSource, Slice, SourceView
 from wdscli.loader.place.ranks import Batches, EpochBatches, Share, Tail
 
 
@@ -81,12 +81,12 @@ class Epochs(NamedTuple):
 
     def identity(self) -> list[Any]:
         """Return the facts that must be the same in a saved state and here, as plain values."""
-        if self.items is None or self[2:4] == ("rank", False):
+        if self.items is None or (self.of, self.samples) == ("rank", False):
             return [self.passes, self.items]
         return [self.passes, self.items, self.of, *(["samples"] if self.samples else [])]
 
 
-class Part(NamedTuple):
+class EpochSlice(NamedTuple):
     """A slice of an epoch. It counts ``samples`` before the batch stage, ``batches`` after it, or the ``items`` that
     later stages make of batches: each has one sample."""
 
@@ -103,12 +103,12 @@ class Part(NamedTuple):
         """Whether the cut counts the items that stages make from batches, if there are such stages."""
         return self.of == "items"
 
-    def resolved(self, workers: int) -> Part:
+    def resolved(self, workers: int) -> EpochSlice:
         """Return the same slice, because it counts no items of single workers."""
         return self
 
 
-Cut: TypeAlias = "Epochs | Part"
+Cut: TypeAlias = "Epochs | EpochSlice"
 
 
 class EqualSizes(NamedTuple):
@@ -135,9 +135,9 @@ class EqualSizes(NamedTuple):
             if isinstance(cut, Epochs):
                 source = cut.of_source(source, share, self.item_size)
             elif cut.of == "batches":
-                source = Viewed(source, BatchSlice(cut.chosen, self.size * share.world, tail == "drop"))
+                source = SourceView(source, BatchSlice(cut.chosen, self.size * share.world, tail == "drop"))
             else:
-                source = Viewed(source, cut.chosen)
+                source = SourceView(source, cut.chosen)
         return source
 
     def batches(

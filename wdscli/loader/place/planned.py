@@ -31,10 +31,10 @@ from wdscli.loader.order.source import (
     Passes,
     PositionSource,
     Slice,
-    Values,
-    Viewed,
+    SourceView,
+    ValueFact,
 )
-from wdscli.loader.place.cuts import Cut, Epochs, Part
+from wdscli.loader.place.cuts import Cut, Epochs, EpochSlice
 from wdscli.loader.place.ranks import EpochBatches, Fill, Share, Tail
 from wdscli.threads import ForkLock
 
@@ -49,7 +49,7 @@ PLANS = 4
 """The number of epochs whose plans are kept."""
 
 
-class Window(NamedTuple):
+class PlannedWindow(NamedTuple):
     """A planned window. ``digest`` identifies the values of its samples. ``left_out`` counts by shard and
     reason the samples that fit into no batch."""
 
@@ -64,19 +64,14 @@ class Plan:
     into no batch, unless ``skips`` is set. A window is planned with the key ``key(*of_epoch, window)``."""
 
     def __init__(
-        self,
-        rule: Rule,
-        length: int,
-        of_epoch: Sequence[int],
-        reader: EpochReader,
-        skips: bool = False,
+        self, rule: Rule, length: int, of_epoch: Sequence[int], reader: EpochReader, skips: bool = False
     ) -> None:
         self.rule, self._of_epoch, self._reader, self._skips = rule, of_epoch, reader, skips
         self.length = length
         self.windows = -(-length // rule.window)
         self._firsts = {0: 0}
         """The number of the first batch of each counted window."""
-        self._held: OrderedDict[int, Window] = OrderedDict()
+        self._held: OrderedDict[int, PlannedWindow] = OrderedDict()
         self._current = 0
         """The window that had the latest requested batch."""
         self._lock = ForkLock()
@@ -205,10 +200,10 @@ class Plan:
 
     def _values(self, window: int) -> F64:
         return numpy.asarray(
-            self._reader.about(self._positions(window), Values(self.rule.value)), dtype=float
+            self._reader.about(self._positions(window), ValueFact(self.rule.value)), dtype=float
         )
 
-    def _window(self, window: int) -> Window:
+    def _window(self, window: int) -> PlannedWindow:
         if window not in self._held:
             self._held[window] = self._planned(window)
             if len(self._held) > HELD:
@@ -216,7 +211,7 @@ class Plan:
         self._held.move_to_end(window)
         return self._held[window]
 
-    def _planned(self, window: int) -> Window:
+    def _planned(self, window: int) -> PlannedWindow:
         values, positions = self._values(window), self._positions(window)
         try:
             plan = planned(values, self.rule, key(*self._of_epoch, window), self._skips)
@@ -225,10 +220,10 @@ class Plan:
             hint = HINT_OF_PACKS if self.rule.kind == "packed" else HINT
             raise DataError(f"{self.rule.value} {error}", code="misfit", member=sample, hint=hint) from None
         if not len(plan.left_out):
-            return Window(plan, _digest(values), NOTHING)
+            return PlannedWindow(plan, _digest(values), NOTHING)
         shards = self._reader.about(positions[plan.left_out], Addresses())
         reasons = (reason_of_misfit(value, self.rule) for value in values[plan.left_out])
-        return Window(plan, _digest(values), Counter(zip(shards, reasons)))
+        return PlannedWindow(plan, _digest(values), Counter(zip(shards, reasons)))
 
 
 def _digest(values: F64) -> str:
@@ -261,12 +256,7 @@ class PlannedBatches(EpochBatches):
     numbers are ``world`` apart. With ``varies``, the list may have another length in other epochs."""
 
     def __init__(
-        self,
-        plan: Plan,
-        share: Share,
-        tail: Tail = "even",
-        part: ListPart = WHOLE_LIST,
-        varies: bool = False,
+        self, plan: Plan, share: Share, tail: Tail = "even", part: ListPart = WHOLE_LIST, varies: bool = False
     ) -> None:
         self.plan, self.share, self.tail = plan, share, tail
         self.length, self.stride = plan.length, share.world
@@ -401,9 +391,10 @@ class Plans:
         if self.rule.together < 0:
             return self.rule._replace(together=world)
         if self.rule.together > 1 and self.rule.together % world:
+            word = "same_bucket" if self.rule.kind == "bucket" else "balance"
             raise UsageError(
-                f"same_bucket={self.rule.together} is not a multiple of the number of ranks, {world}",
-                hint="same_bucket=True",
+                f"{word}={self.rule.together} is not a multiple of the number of ranks, {world}",
+                hint=f"{word}=True",
             )
         return self.rule
 
@@ -419,9 +410,11 @@ class Plans:
         """Return ``source`` with the cuts that count samples. :meth:`batches` applies the others. Raises UsageError for
         an impossible order of cuts."""
         for number, cut in enumerate(cuts):
-            if isinstance(cut, Part):
-                source = Viewed(source, cut.chosen) if cut.of == "samples" else source
-            elif any(isinstance(earlier, Part) and earlier.of == "batches" for earlier in cuts[:number]):
+            if isinstance(cut, EpochSlice):
+                source = SourceView(source, cut.chosen) if cut.of == "samples" else source
+            elif any(
+                isinstance(earlier, EpochSlice) and earlier.of == "batches" for earlier in cuts[:number]
+            ):
                 raise UsageError(
                     f"with_epoch() and repeat() cannot follow slice() of the batches of {self.rule.name}",
                     hint="call slice() last, after with_epoch() or repeat() without a number",
@@ -442,7 +435,7 @@ class Plans:
         varies = plan.windows > 1 or not source.has_same_samples
         batches = PlannedBatches(plan, share, tail, part, varies)
         for cut in cuts:
-            if isinstance(cut, Part) and cut.of == "batches":
+            if isinstance(cut, EpochSlice) and cut.of == "batches":
                 batches = batches.sliced(cut.chosen)
         return batches
 
@@ -465,7 +458,7 @@ class Plans:
         as the number of their batches, so that a state fits other ranks with as many batches in all."""
         slices = []
         for cut in cuts:
-            if isinstance(cut, Part) and cut.of == "batches":
+            if isinstance(cut, EpochSlice) and cut.of == "batches":
                 start, stop, step = cut.chosen
                 bounds = [None if bound is None else bound * share.world for bound in (start, stop)]
                 slices.append([*bounds, *([step, share.world] if step not in (None, 1) else [])])

@@ -19,6 +19,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -266,7 +267,7 @@ class Batches(EpochBatches):
     def ended(self, number: int) -> bool:
         return number >= self.of_rank
 
-    @property
+    @cached_property
     def of_rank(self) -> int:
         total = self.total
         if not total or self.is_endless:

@@ -6,6 +6,7 @@ tables are dropped. What is proven about the shard (:mod:`wdscli.shards.proof`) 
 
     table.proof         event                                                           then
     no table            samples are read, and the index names a version on S3           NOTHING
+    no table            keys or numbers are needed: a listing or HEAD has this version  PAYLOADS
     no table            otherwise: the shard is opened and compared with its index      HEADERS or PAYLOADS
     NOTHING             bytes of the named version arrive                               PAYLOADS
     NOTHING             keys or numbers are needed, not samples                         no table: compare
@@ -29,8 +30,8 @@ from wdscli.arrays import F64, I64, U16, numpy
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.loader.checks import cache_of
 from wdscli.model import to_bytes, to_text
-from wdscli.samples import Ignored
-from wdscli.samples.reading import Expected
+from wdscli.samples import IgnoredMembers
+from wdscli.samples.reading import ExpectedMember
 from wdscli.selection.values import Numbers
 from wdscli.shards.index import Index, IndexBuilder
 from wdscli.shards.inputs import ShardSet, manifest_of, open_set
@@ -48,7 +49,7 @@ from wdscli.shards.reading import check_joined, without_parts
 from wdscli.shards.view_shards import check_view
 from wdscli.shown import shown
 from wdscli.storage import Source, folder_of, has_folder, is_local, local_path, open_source
-from wdscli.storage.addresses import TRUSTED, Held, is_web
+from wdscli.storage.addresses import TRUSTED, HeldBytes, is_web
 from wdscli.storage.kinds import stored_version
 from wdscli.storage.opening import (
     COMPRESSED_SUFFIX,
@@ -76,7 +77,7 @@ ORDER_BLOCK_BYTES, MEMBER_BYTES = 1 << 22, 1 << 10
 """The approximate bytes of an order block, and the bytes that each member's header and padding add to its payload."""
 
 
-class Packed(NamedTuple):
+class CoreTable(NamedTuple):
     """A table in the form that the compiled core accepts, with memory views as columns."""
 
     address: str
@@ -144,10 +145,10 @@ class ShardTable:
         self.key_ends: I64 = index.key_ends.view(numpy.int64)
 
     @cached_property
-    def packed(self) -> Packed:
+    def packed(self) -> CoreTable:
         """The columns for the compiled core. To read a single number from such a column is three times as fast as from
         an array."""
-        return Packed(
+        return CoreTable(
             self.address,
             self.keys,
             self._raw_fields,
@@ -168,7 +169,7 @@ class ShardTable:
             ]
         return self._wanted[fields]
 
-    def members(self, place: int) -> list[tuple[int, Expected]]:
+    def members(self, place: int) -> list[tuple[int, ExpectedMember]]:
         """Return pairs (number of the field, member) for the members of one sample. The header of a member begins at
         the end of the previous member, or at the start of the sample."""
         _, keys, fields, key_ends, starts, ends, offsets, sizes, ids = self.packed
@@ -177,7 +178,7 @@ class ShardTable:
         members = []
         for number in range(first, ends[place]):
             field, offset, size = ids[number], offsets[number], sizes[number]
-            members.append((field, Expected(head, offset, prefix + fields[field], size)))
+            members.append((field, ExpectedMember(head, offset, prefix + fields[field], size)))
             head = offset + padded(size)
         return members
 
@@ -217,6 +218,10 @@ class Catalog:
     places, the catalog counts the intact samples of a damaged shard without an index, and ``losses`` has the shard's
     error and the number of its other samples."""
 
+    counts: I64 | None = None
+    fingerprint = ""
+    _digests: U16 | None = None
+    """Short digests of the shards' headers, from the manifest. 0 means that the manifest has no digest."""
     _listed_as: str | None = None
     """The fingerprint in the manifest."""
     check_table: Callable[[ShardTable], None] | None = None
@@ -229,7 +234,7 @@ class Catalog:
         *,
         salvage: bool = False,
         spelled: bool = False,
-        held: Sequence[Held] = (),
+        held: Sequence[HeldBytes] = (),
     ) -> None:
         self._view = held
         self._salvages, self.spelled = salvage, spelled
@@ -245,17 +250,15 @@ class Catalog:
             pipes=access.pipes,
         )
         self._trusted = frozenset(TRUSTED)
+        self._folders = frozenset(() if shards.listings is None else shards.listings.names)
+        """The folders that were listed. The listings have the versions of their shards."""
         self.addresses = shards.addresses
         if not self.addresses:
             raise InputError("no shards", hint="name shards, a folder, a glob or a manifest")
         self.manifest: Manifest | None = shards.manifest
         self.is_indexed = all(map(has_folder, self.addresses))
-        self.counts: I64 | None = None
-        self._digests: U16 | None = None
-        """Short digests of the shards' headers, from the manifest. 0 means that the manifest has no digest."""
         self.undecodable: dict[str, int] = {}
         """For each shard, the number of samples that a filter skipped because it could not decode them."""
-        self.fingerprint = ""
         self._read_values: dict[str, list[F64]] = {}
         """The values that were read from payloads or a table, by expression: an array for each shard."""
         self._values_table = access.values
@@ -332,7 +335,7 @@ class Catalog:
                 open_shard=self.open,
                 warn=partial(warn, stacklevel=2) if table is None else lambda text: None,
             ),
-            False,
+            exact=False,
         )
         whole: F64 = numbers_read.as_float().array
         return whole
@@ -388,15 +391,13 @@ class Catalog:
 
         digest = xxh3_128()
         counts: list[int] = []
-        listed = frozenset(() if shards.listings is None else shards.listings.names)
-        for proven in self.each(partial(self._prove, listed=listed)):
+        for proven in self.each(self._prove):
             index = proven.index
             if index is None:
                 self.is_indexed = False
                 return
             if not is_local(self.addresses[len(counts)]):
-                # The table is kept, because loading it again would need requests.
-                self._tables.keep(len(counts), self._table(len(counts), index, proven))
+                self._keep_table(len(counts), index, proven)
             counts.append(index.samples)
             self._seen_fields.update(index.fields)
             digest.update(f"{index.samples} {index.size} {index.digest}\n".encode())
@@ -414,17 +415,14 @@ class Catalog:
         with self.open(self.addresses[is_doubtful.index(True)]) as source:
             return source.seekable
 
-    def _prove(
-        self, number: int, stored: StoredIndex | None = None, listed: frozenset[str] = frozenset()
-    ) -> ProvenIndex:
+    def _prove(self, number: int, stored: StoredIndex | None = None) -> ProvenIndex:
         """Compare the index of one shard with the shard, or make it by a scan. The result has no index if the shard can
-        only be streamed. ``stored`` is the index file, if it was already read. ``listed`` has the folders that were
-        just listed; the listings have the versions of their shards."""
+        only be streamed. ``stored`` is the index file, if it was already read."""
         if number in self._scanned:
             return self._scanned[number]
         address = self.addresses[number]
         try:
-            source, stored = self._listed(address, listed) if stored is None else (None, stored)
+            source, stored = self._by_index(number, stored)
             with source or self.open(address) as source:
                 proven = prove_index(address, source, stored=stored)
                 if proven.index is not None:
@@ -443,17 +441,24 @@ class Catalog:
             self.losses[address] = Loss(error, dropped or 1)
             return self._scanned.setdefault(number, ProvenIndex.of(salvaged, Proof.HEADERS, ""))
 
-    def _listed(self, address: str, folders: frozenset[str]) -> tuple[Source | None, StoredIndex | None]:
-        """If a listing names the version of the shard that the index describes, return the shard and the index, opened
-        without a request. Otherwise return (None, None)."""
+    def _by_index(self, number: int, stored: StoredIndex | None) -> tuple[Source | None, StoredIndex | None]:
+        """Do the work of :func:`~wdscli.shards.proof.open_by_index` for one shard on S3. The source is None for other
+        shards, and after a doubt."""
+        address = self.addresses[number]
         with cached_in(*(self._cache or (None,))):
-            listed = listed_version(address) if folder_of(address) in folders else None
-            return (None, None) if listed is None else open_by_index(address, *listed)
+            if number in self._doubted or not is_pinnable(address):
+                return None, stored
+            listed = listed_version(address) if folder_of(address) in self._folders else None
+            return open_by_index(address, listed, stored)
 
     def index(self, number: int) -> Index:
         """Return the index of shard ``number``. The index is read again in each call, unless it was made by a scan.
         Raises DataError if the number of samples differs from the count."""
-        return self._counted(number, self._prove(number))
+        proven = self._prove(number)
+        index = self._counted(number, proven)
+        if not is_local(self.addresses[number]):
+            self._keep_table(number, index, proven)
+        return index
 
     def _counted(self, number: int, proven: ProvenIndex) -> Index:
         """Return the index. Raises DataError unless it has the counted samples, and the headers in the manifest."""
@@ -508,12 +513,12 @@ class Catalog:
         except DataError:
             # The manifest or the counts belong to another version, or samples are in several parts.
             return self._compared(number)
-        return self._tables.keep(number, self._table(number, index, pinned))
+        return self._keep_table(number, index, pinned)
 
     def _compared(self, number: int, stored: StoredIndex | None = None) -> ShardTable:
         """Make a table that is compared with its shard."""
         proven = self._prove(number, stored)
-        return self._tables.keep(number, self._table(number, self._counted(number, proven), proven))
+        return self._keep_table(number, self._counted(number, proven), proven)
 
     def open_as(self, table: ShardTable, number: int) -> Source | None:
         """Open a shard, in the version that ``table`` describes, without sending a request. Return None if a request is
@@ -528,6 +533,10 @@ class Catalog:
         """From now on, open and compare shard ``number`` before using its index."""
         self._doubted.add(number)
         self.forget(number)
+
+    def _keep_table(self, number: int, index: Index, proven: ProvenIndex) -> ShardTable:
+        """Make the table of a shard, and keep it, because loading it again may need requests."""
+        return self._tables.keep(number, self._table(number, index, proven))
 
     def _table(self, number: int, index: Index, proven: ProvenIndex) -> ShardTable:
         table = ShardTable(self.addresses[number], index, proven.version, proven.proof, spelled=self.spelled)
@@ -609,7 +618,7 @@ def _salvaged(address: str, open_shard: Callable[[str], Source]) -> tuple[Index,
     if the shard cannot be opened."""
     from wdscli.samples.grouping import Salvager
 
-    builder, ignored, dropped, size = IndexBuilder(), Ignored(), dict[str, int](), 0
+    builder, ignored, dropped, size = IndexBuilder(), IgnoredMembers(), dict[str, int](), 0
     try:
         with open_shard(address) as source:
             size = source.size or 0

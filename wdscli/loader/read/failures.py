@@ -1,10 +1,11 @@
 """This module decides about samples that cannot be read and about exceptions of stages, and counts skipped samples.
 
-:class:`Counts` counts skipped samples by shard and reason, for ``stats()``. As in webdataset, a handler is a function
-that gets an exception. A handler raises an error, returns True (skip the sample and continue), or returns False (skip
-the sample and end the epoch). Unlike in webdataset, handlers that warn do not sleep. :class:`Guard` calls the handler
-of one stage. :class:`Failed` is the placeholder of a sample that cannot be read, and :func:`read_each` finds such
-samples. :class:`Policy` decides whether such a sample is raised as an error, skipped, or replaced by another sample.
+:class:`SkipCounts` counts skipped samples by shard and reason, for ``stats()``. As in webdataset, a handler is a
+function that gets an exception. A handler raises an error, returns True (skip the sample and continue), or returns
+False (skip the sample and end the epoch). Unlike in webdataset, handlers that warn do not sleep. :class:`Guard` calls
+the handler of one stage. :class:`FailedSample` is the placeholder of a sample that cannot be read, and
+:func:`read_each` finds such samples. :class:`Policy` decides whether such a sample is raised as an error, skipped, or
+replaced by another sample.
 
 A failed read is repeated shard by shard, and then sample by sample. So as few samples as possible are skipped. Which
 samples are skipped does not depend on which samples are read together. The substitute for position p is the first
@@ -14,6 +15,7 @@ do."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -23,23 +25,28 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias,
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError, printable
+from wdscli.loader.checks import want_word
 from wdscli.loader.order.order import gathered
-from wdscli.samples.reading import iter_salvaged, iter_samples
+from wdscli.model import Sample, to_text
+from wdscli.samples.grouping import Dropped
+from wdscli.samples.reading import iter_samples
 from wdscli.samples.separated import SeparatedSamples, joined_samples, separated
+from wdscli.selection import Selection
+from wdscli.selection.reading import MemberReader
+from wdscli.selection.walk import Salvage, Walk
 from wdscli.shown import shown
 from wdscli.threads import ForkLock
 
 if TYPE_CHECKING:
     from wdscli.loader.read.catalog import Catalog, Loss
     from wdscli.loader.read.fetch import Pool, Raw
-    from wdscli.model import Sample
     from wdscli.storage import Source
 
 
-class Counts:
+class SkipCounts:
     """Counts skipped samples by shard and reason.
 
-    >>> counts = Counts()
+    >>> counts = SkipCounts()
     >>> counts.add("a.tar", "map: ValueError")
     >>> counts.add("a.tar", "map: ValueError", 2)
     >>> counts.by_shard(), counts.rows()
@@ -86,7 +93,7 @@ class Counts:
         self.__dict__.update(state, _lock=ForkLock())
 
 
-def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Counts]) -> Iterator[Any]:
+def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], SkipCounts]) -> Iterator[Any]:
     """Yield ``items``, and at the end warn about samples that were lost by errors. Samples that ``select`` dropped do
     not cause a warning. Workers of a plain DataLoader need this function, because ``stats()`` in the main process does
     not include their counts."""
@@ -106,7 +113,7 @@ def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Co
             )
 
 
-def warning_of_drops(units: Iterator[Any], counts: Callable[[], Counts]) -> Iterator[Any]:
+def warning_of_drops(units: Iterator[Any], counts: Callable[[], SkipCounts]) -> Iterator[Any]:
     """Yield ``units``, or pairs of a sample without units. If there is no item, warn with the name of the stage that
     dropped most samples."""
     before = _by_reason(counts())
@@ -127,14 +134,14 @@ def warning_of_drops(units: Iterator[Any], counts: Callable[[], Counts]) -> Iter
         )
 
 
-def _by_reason(counts: Counts) -> Counter[str]:
+def _by_reason(counts: SkipCounts) -> Counter[str]:
     numbers: Counter[str] = Counter()
     for _, reason, number in counts.rows():
         numbers[reason] += number
     return numbers
 
 
-def _errors(counts: Counts) -> Counter[tuple[str, str]]:
+def _errors(counts: SkipCounts) -> Counter[tuple[str, str]]:
     """Return the counts of samples lost by errors. The reason of an error has a colon."""
     return Counter({(shard, reason): number for shard, reason, number in counts.rows() if ": " in reason})
 
@@ -193,7 +200,7 @@ class StopEpoch(BaseException):
         self.items = list(items)
 
 
-class Replaced(BaseException):
+class ReplaceSample(BaseException):
     """Raised to request a substitute for a sample that cannot be decoded because of ``error``. ``note`` is a function
     that counts the sample. Like :class:`StopEpoch`, this class is not derived from Exception."""
 
@@ -206,7 +213,7 @@ class Guard:
     """Calls the handler of one stage and counts the skipped samples. The name of the stage is part of the reason, such
     as ``map: ValueError``."""
 
-    def __init__(self, stage: str, handler: Handler, counts: Counts) -> None:
+    def __init__(self, stage: str, handler: Handler, counts: SkipCounts) -> None:
         self.stage = stage
         self.handler = handler
         self.counts = counts
@@ -256,7 +263,7 @@ def text_of(sample: Any, field: str) -> str | None:
 OnError = Literal["raise", "skip", "substitute"]
 
 
-class Failed(NamedTuple):
+class FailedSample(NamedTuple):
     """The placeholder of a sample of ``shard`` that cannot be read."""
 
     error: WdsError
@@ -275,7 +282,7 @@ def samples_of_stream(source: Source, address: str, policy: Policy) -> Iterator[
         return
     errors, dropped, search = list[DataError](), dict[str, int](), SeparatedSamples()
     try:
-        for sample in iter_salvaged(source, errors.append, dropped):
+        for sample in _intact_samples(source, errors.append, dropped):
             if search.add(sample.key, [*sample.fields]):
                 errors.append(separated(sample.key, address))
                 dropped["interleaved-key"] = dropped.get("interleaved-key", 0) + 1
@@ -283,22 +290,35 @@ def samples_of_stream(source: Source, address: str, policy: Policy) -> Iterator[
                 yield sample
     finally:
         if errors:
-            policy.leave_out(Failed(errors[0], address), sum(dropped.values()) or 1)
+            policy.leave_out(FailedSample(errors[0], address), sum(dropped.values()) or 1)
 
 
-def read_each(catalog: Catalog, pool: Pool, shards: I64, places: I64) -> list[Raw | Failed]:
+def _intact_samples(
+    source: Source, report: Callable[[DataError], None], dropped: Dropped
+) -> Iterator[Sample]:
+    """Yield the samples that are surely complete. ``report`` and ``dropped`` are those of a :class:`Salvage`."""
+    selection, reader = Selection(), MemberReader(source, keeps_all=True, held_bytes=sys.maxsize)
+    walk = Walk(selection, selection.new_state(), reader, salvage=Salvage(report, dropped))
+    for batch, rows in walk.chosen():
+        for row in rows:
+            members = range(batch.firsts[row], batch.firsts[row + 1])
+            fields = {to_text(batch.fields[member]): reader.payload(member) for member in members}
+            yield Sample(to_text(batch.keys[row]), fields, source.name, batch.index + row)
+
+
+def read_each(catalog: Catalog, pool: Pool, shards: I64, places: I64) -> list[Raw | FailedSample]:
     """Return the samples at ``places`` of ``shards``, in this order. A sample that cannot be read is a Failed."""
     return gathered(shards, lambda shard, rows: _of_shard(catalog, pool, shard, places[rows]))
 
 
-def _of_shard(catalog: Catalog, pool: Pool, shard: int, places: I64) -> Iterator[Raw | Failed]:
+def _of_shard(catalog: Catalog, pool: Pool, shard: int, places: I64) -> Iterator[Raw | FailedSample]:
     try:
         yield from pool.fetch(numpy.full_like(places, shard), places)
         return
     except (DataError, StorageError) as error:
         broken = _whole(catalog, shard)
         if broken is not None or len(places) == 1:
-            yield from [Failed(broken or error, catalog.addresses[shard])] * len(places)
+            yield from [FailedSample(broken or error, catalog.addresses[shard])] * len(places)
             return
     for row in range(len(places)):
         yield from _of_shard(catalog, pool, shard, places[row : row + 1])
@@ -319,11 +339,8 @@ class Policy:
     word raises UsageError. With ``"raise"`` the ``handler`` decides, and the default handler raises the error.
     ``counts`` has the numbers of such samples."""
 
-    def __init__(self, on_error: OnError, counts: Counts, handler: Handler = reraise_exception) -> None:
-        if on_error not in ("raise", "skip", "substitute"):
-            raise UsageError(
-                f'invalid value for on_error=: "{on_error}"', hint='"raise", "skip" or "substitute"'
-            )
+    def __init__(self, on_error: OnError, counts: SkipCounts, handler: Handler = reraise_exception) -> None:
+        want_word("on_error", on_error, ("raise", "skip", "substitute"))
         self.on_error = on_error
         self._handler = handler
         self._counts = counts
@@ -334,11 +351,11 @@ class Policy:
     def kept(self, samples: Sequence[Any]) -> Sequence[Any]:
         """Return the samples that are not Failed. Each Failed goes to :meth:`leave_out`. If that ends the epoch, raises
         StopEpoch with the samples before."""
-        if Failed not in set(map(type, samples)):
+        if FailedSample not in set(map(type, samples)):
             return samples
         left = []
         for sample in samples:
-            if type(sample) is not Failed:
+            if type(sample) is not FailedSample:
                 left.append(sample)
                 continue
             try:
@@ -358,7 +375,7 @@ class Policy:
         if self.on_error == "raise" or not isinstance(error, DataError):
             raise error
         if self.on_error == "substitute":
-            raise Replaced(error, partial(self._note_undecodable, error))
+            raise ReplaceSample(error, partial(self._note_undecodable, error))
         self._warn(error.shard or "", "undecodable", error)
         return True
 
@@ -366,7 +383,7 @@ class Policy:
         self._counts.add(error.shard or "", f"decode: {type(error).__name__}")
         self._warn(error.shard or "", "undecodable", error)
 
-    def leave_out(self, failed: Failed, samples: int = 1) -> None:
+    def leave_out(self, failed: FailedSample, samples: int = 1) -> None:
         """Count ``failed`` as this number of samples, and warn once for its shard and reason. If ``on_error`` is
         ``"raise"``, call the handler. Raises the error that the handler raises, or StopEpoch if the handler returns
         false."""
@@ -382,7 +399,7 @@ class Policy:
         decode. Raises the first error that the handler raises."""
         for address, loss in sorted(losses.items()):
             with suppress(StopEpoch):  # continue with the next shard, as webdataset does
-                self.leave_out(Failed(loss.error, address), loss.samples)
+                self.leave_out(FailedSample(loss.error, address), loss.samples)
         for address, number in undecodable.items():
             self._counts.add(address, "where: undecodable", number)
 
@@ -404,10 +421,10 @@ class Replacing(NamedTuple):
     def made(self, position: int, sample: Any) -> list[Any]:
         """Return the items that the stages make from ``sample``, or from its substitute. Raises errors of the policy
         and the stages, and DataError if there is no substitute."""
-        if type(sample) is not Failed:
+        if type(sample) is not FailedSample:
             try:
                 return self.each(sample)
-            except Replaced as wanted:
+            except ReplaceSample as wanted:
                 wanted.note()
                 error: WdsError = wanted.error
                 shard = wanted.error.shard
@@ -423,8 +440,8 @@ class Replacing(NamedTuple):
         while step < self.length:
             sample = self.instead(position, step, self.length)
             step *= 2
-            if type(sample) is not Failed:
-                with suppress(Replaced):
+            if type(sample) is not FailedSample:
+                with suppress(ReplaceSample):
                     return self.each(sample)
         raise DataError("found no readable sample to replace an unreadable one", shard=shard) from error
 

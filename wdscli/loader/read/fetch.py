@@ -1,9 +1,9 @@
 """This module reads samples by shard and place, in any order, as dictionaries of payloads.
 
 Only one thread may use a :class:`Fetcher`. Any number of threads may use a :class:`Pool`, also after a fork, because it
-gives each call its own fetcher. :class:`Shared` reads remote shards. The samples of one call are sorted by shard and
-place, and the samples of one shard are read together by :mod:`wdscli.loader.read.rows`, which notices a stale index.
-This module does not know orders, ranks or stages."""
+gives each call its own fetcher. :class:`RemoteShards` reads remote shards. The samples of one call are sorted by shard
+and place, and the samples of one shard are read together by :mod:`wdscli.loader.read.rows`, which notices a stale
+index. This module does not know orders, ranks or stages."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.rows import (
     FetchRequests,
+    FieldShard,
     Found,
-    Part,
     SmallParts,
     by_shard,
     changed,
@@ -43,9 +43,9 @@ from wdscli.loader.read.rows import Raw as Raw
 from wdscli.samples.reading import keep_heap
 from wdscli.shards.proof import Proof
 from wdscli.storage import Source, is_local
-from wdscli.storage.ahead import together
 from wdscli.storage.local import is_cold, may_open
 from wdscli.storage.retry import network
+from wdscli.storage.scatter import together
 from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Fetcher:
         [(begin, end), *_] = ranges(part.table, part.names, part.rows)
         return is_cold(part.source.fd, (begin + end) // 2)
 
-    def _parts(self, shard: int, places: list[int]) -> list[Part]:
+    def _parts(self, shard: int, places: list[int]) -> list[FieldShard]:
         table = self._catalog.table(shard)
         return list(parts_of(table, self.source(shard), table.wanted(self._fields), places))
 
@@ -204,7 +204,7 @@ class Fetcher:
         if source is None:
             while self._sources and not may_open(len(self._sources), OPEN_SOURCES):
                 self._forget(*self._sources.popitem(last=False))
-            source = self._sources[shard] = _opened(self._catalog, shard)
+            source = self._sources[shard] = open_shard(self._catalog, shard)
         else:
             self._sources.move_to_end(shard)
         return source
@@ -235,7 +235,7 @@ def _room() -> int:
     return 0
 
 
-def _opened(catalog: Catalog, shard: int) -> Source:
+def open_shard(catalog: Catalog, shard: int) -> Source:
     """Open a shard and compare it with its table. Raises InputError, DataError."""
     source = catalog.open(catalog.addresses[shard])
     try:
@@ -267,9 +267,9 @@ def in_order(rows: I64, samples: Sequence[Any]) -> list[Any]:
 
 class Pool:
     """Reads samples of ``catalog``. Any number of threads may use a pool. Local shards are read in the calling thread,
-    or in ``threads`` threads. :class:`Shared` reads remote shards, with up to ``threads`` threads, by default 16. A
-    pool can be pickled. The owner closes the pool. Without ``reads_gaps``, a pool never reads long gaps between remote
-    samples.
+    or in ``threads`` threads. :class:`RemoteShards` reads remote shards, with up to ``threads`` threads, by default 16.
+    A pool can be pickled. The owner closes the pool. Without ``reads_gaps``, a pool never reads long gaps between
+    remote samples.
 
     A forked process begins with an empty pool, because it cannot share connections with its parent, and can quickly
     open files again."""
@@ -293,7 +293,7 @@ class Pool:
         self._process = os.getpid()
         self._idle: dict[int, list[Fetcher]] = {}
         self._executor: DaemonPool | None = None
-        self._shared: Shared | None = None
+        self._shared: RemoteShards | None = None
 
     def fetch(self, shards: I64, places: I64) -> list[Raw]:
         """Return the samples at ``places`` of ``shards``, in the requested order. Raises InputError, DataError."""
@@ -321,9 +321,9 @@ class Pool:
         return self._remote.read({shard: [place]})[0]
 
     @property
-    def _remote(self) -> Shared:
+    def _remote(self) -> RemoteShards:
         if self._shared is None:
-            self._shared = Shared(self._catalog, self._fields, self._pool(), self._reads_gaps)
+            self._shared = RemoteShards(self._catalog, self._fields, self._pool(), self._reads_gaps)
         return self._shared
 
     def _check_process(self) -> None:
@@ -387,7 +387,7 @@ class Pool:
         self._begin()
 
 
-class Shared:
+class RemoteShards:
     """Reads samples of remote shards, with one source for each shard. Any number of threads may use this object. All
     ranges of a call, and of an announced later call (``soon``), are requested before the call waits for the first
     answer. If reading a gap was cheaper than another request, its bytes are kept for later calls. If two threads read
@@ -463,7 +463,7 @@ class Shared:
                 raise
         sources.pop(shard).close()
         self._catalog.doubt(shard)
-        source = sources[shard] = _opened(self._catalog, shard)
+        source = sources[shard] = open_shard(self._catalog, shard)
         table = self._catalog.table(shard)
         expect_samples(table, source, self._fields, places)
         return read_samples(table, source, self._fields, places)
@@ -510,7 +510,7 @@ class Shared:
 
     def _open(self, shard: int) -> Source:
         table = self._catalog.table_to_read(shard)
-        return self._catalog.open_as(table, shard) or _opened(self._catalog, shard)
+        return self._catalog.open_as(table, shard) or open_shard(self._catalog, shard)
 
     def _open_soon(self, shard: int, places: list[int], requests: FetchRequests) -> None:
         """In another thread, open a shard and start its requests, while this thread reads other shards."""

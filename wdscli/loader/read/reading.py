@@ -6,11 +6,11 @@ fetches the samples of a block together.
 
 :func:`read_blocks` reads the batches of an iteration. All positions of an epoch are known before anything is read. So
 the samples of many small batches are read together, in blocks of about 16 MiB, which are large enough for several
-threads to copy large samples. If reads wait, :class:`Ahead` reads the blocks in a thread. Blocks of remote shards are
-read ahead from the beginning. Blocks of local shards are read ahead after some reads took more time to wait for the
-disc than to work. A budget of bytes limits the samples that wait for the consumer. If the thread gets an exception, the
-consumer gets it when it requests those samples. :class:`Times` reads the clock a few times for each block and each
-batch, never for a single sample. This module does not know ranks, workers or stages.
+threads to copy large samples. If reads wait, :class:`ReadAheadThread` reads the blocks in a thread. Blocks of remote
+shards are read ahead from the beginning. Blocks of local shards are read ahead after some reads took more time to wait
+for the disc than to work. A budget of bytes limits the samples that wait for the consumer. If the thread gets an
+exception, the consumer gets it when it requests those samples. :class:`Times` reads the clock a few times for each
+block and each batch, never for a single sample. This module does not know ranks, workers or stages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wdscli.loader.checks import want_whole, want_word
 from wdscli.loader.order.order import CAP, LANES, ORDERS, EpochOrder, Shuffle, groups
 from wdscli.loader.order.source import EpochReader, Fact, PositionSource
 from wdscli.loader.read.catalog import ORDER_BLOCK_BYTES, Catalog
-from wdscli.loader.read.failures import Failed, read_each
+from wdscli.loader.read.failures import FailedSample, read_each
 from wdscli.loader.read.fetch import METER, Raw
 from wdscli.loader.read.renamed import pool_of
 from wdscli.storage import is_local
@@ -74,7 +74,7 @@ class Read(NamedTuple):
     samples: list[Any]
 
 
-class Block(NamedTuple):
+class BatchBlock(NamedTuple):
     """Some batches that are read together: their ``numbers``, the ``positions`` of all their samples, and the number of
     samples in each batch (``counts``)."""
 
@@ -178,7 +178,7 @@ class Agenda:
         self._at = self._bytes = self._read = 0
         self.samples = FIRST_SAMPLES
 
-    def next(self) -> Block | None:
+    def next(self) -> BatchBlock | None:
         """Return the next block, or None after the last block."""
         if self._at >= len(self._numbers):
             return None
@@ -187,7 +187,7 @@ class Agenda:
         self._at += together
         positions, counts = self._batches.several(numbers)
         # For planned batches, the end of the epoch is unknown until this call.
-        return Block(numbers[: len(counts)], positions, counts) if counts else None
+        return BatchBlock(numbers[: len(counts)], positions, counts) if counts else None
 
     def learn(
         self, samples: int, size_bytes: int, block_bytes: int = BLOCK_BYTES, most: int = BLOCK_SAMPLES
@@ -203,7 +203,7 @@ class Agenda:
 
 def read_blocks(
     reader: EpochReader, agenda: Agenda, times: Times, budget: int
-) -> Generator[tuple[Block, list[Any]], None, None]:
+) -> Generator[tuple[BatchBlock, list[Any]], None, None]:
     """Yield pairs (block, samples) in order. ``budget`` is the number of bytes to read ahead, 0 for none. The caller
     closes this generator before ``reader``."""
     slow = SLOW_BLOCKS if reader.waits else 0
@@ -220,11 +220,11 @@ def read_blocks(
         slow = slow + 1 if watch.has_waited else 0
         yield block, samples
         del samples
-    with Ahead(reader, agenda, budget, times) as ahead:
+    with ReadAheadThread(reader, agenda, budget, times) as ahead:
         yield from ahead
 
 
-class Ahead:
+class ReadAheadThread:
     """A thread reads the blocks of ``agenda`` with ``reader``, at most about ``budget`` bytes ahead of the consumer.
     The end of the ``with`` block stops the thread and waits for its end, so that the thread does not read from closed
     files. If the shards are remote, the block waits only some seconds, because readers of remote shards can be closed
@@ -233,7 +233,7 @@ class Ahead:
     def __init__(self, reader: EpochReader, agenda: Agenda, budget: int, times: Times) -> None:
         self._reader, self._agenda = reader, agenda
         self._budget, self._times = budget, times
-        self._ready: deque[tuple[Block | None, Any, int, int]] = deque()
+        self._ready: deque[tuple[BatchBlock | None, Any, int, int]] = deque()
         """Blocks, each with its samples, their size, and the bytes that were read for it, including bytes for later
         blocks. The last item has no block; it may have an exception in place of samples."""
         self._held = 0
@@ -244,7 +244,7 @@ class Ahead:
         self._process = os.getpid()
         self._thread = Thread(target=self._run, name="wdscli-ahead", daemon=True)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> ReadAheadThread:
         self._thread.start()
         return self
 
@@ -258,7 +258,7 @@ class Ahead:
             self._changed.notify_all()
         end([self._thread], PATIENCE_SECONDS if self._reader.waits else inf)
 
-    def __iter__(self) -> Iterator[tuple[Block, list[Any]]]:
+    def __iter__(self) -> Iterator[tuple[BatchBlock, list[Any]]]:
         """Yield pairs (block, samples). Raises the reader's errors, and UsageError in a forked process."""
         while True:
             if self._process != os.getpid():
@@ -308,7 +308,7 @@ class Ahead:
                 self._agenda.learn(len(samples), moved, block_bytes, most)
             self._put(block, samples, int(each * len(samples)) or moved, moved)
 
-    def _noted(self, count: int) -> Iterator[Block]:
+    def _noted(self, count: int) -> Iterator[BatchBlock]:
         """Announce the next block to the reader and yield the block. Announce and yield further blocks while the reader
         wants more. ``count`` is the number of positions that were announced before and not yet read."""
         while block := self._agenda.next():
@@ -318,7 +318,7 @@ class Ahead:
             if count >= MOST_NOTED or not self._reader.wants_more:
                 return
 
-    def _put(self, block: Block | None, samples: Any, size_bytes: int = 0, moved: int = 0) -> None:
+    def _put(self, block: BatchBlock | None, samples: Any, size_bytes: int = 0, moved: int = 0) -> None:
         with self._changed:
             self._ready.append((block, samples, size_bytes, moved))
             self._held += size_bytes
@@ -333,7 +333,7 @@ class Ahead:
             return not self._stopped
 
 
-def by_batch(blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[Read]:
+def by_batch(blocks: Iterable[tuple[BatchBlock, list[Any]]]) -> Iterator[Read]:
     """Divide blocks into batches, and yield the samples of each batch."""
     for block, samples in blocks:
         if len(block.numbers) == 1:
@@ -410,11 +410,11 @@ class _EpochReader(EpochReader):
         self._pool = pool_of(self._catalog, source.fields, reads_gaps=not in_blocks, reads_all=True)
         self._is_closed = False
 
-    def read(self, positions: I64) -> list[Raw | Failed]:
+    def read(self, positions: I64) -> list[Raw | FailedSample]:
         shards, samples = self._order.locate(positions)
         return self._fetched(shards, self._catalog.places(shards, samples))
 
-    def _fetched(self, shards: I64, places: I64) -> list[Raw | Failed]:
+    def _fetched(self, shards: I64, places: I64) -> list[Raw | FailedSample]:
         try:
             return list(self._pool.fetch(shards, places))
         except (DataError, StorageError):
@@ -460,8 +460,8 @@ class _BlocksReader(_EpochReader):
         block_bytes = max(1, self.sample_bytes * self._block_samples)
         self._ahead = max(1, int(network().read_ahead_bytes / 2 / block_bytes))
         """The blocks of a remote set that are requested while one is read."""
-        self._coming: dict[int, list[Noted]] = {}
-        self._held: dict[int, Raw | Failed] = {}
+        self._coming: dict[int, list[NotedPositions]] = {}
+        self._held: dict[int, Raw | FailedSample] = {}
         """The fetched samples by position."""
         self._unread = self._most = 0
         """The number of noted positions that were not yet read, and the largest number of noted positions in one
@@ -473,14 +473,14 @@ class _BlocksReader(_EpochReader):
 
     def expect(self, positions: I64) -> None:
         blocks, shards, samples = self._order.locate_in_blocks(positions)
-        noted = Noted(positions, shards, self._catalog.places(shards, samples))
+        noted = NotedPositions(positions, shards, self._catalog.places(shards, samples))
         self._unread += len(positions)
         for block, rows in groups(blocks):
             of_block = self._coming.setdefault(block, [])
-            of_block.append(Noted(*(column[rows] for column in noted)))
+            of_block.append(NotedPositions(*(column[rows] for column in noted)))
             self._most = max(self._most, _count(of_block))
 
-    def read(self, positions: I64) -> list[Raw | Failed]:
+    def read(self, positions: I64) -> list[Raw | FailedSample]:
         self._unread = max(0, self._unread - len(positions))
         wanted = positions.tolist()
         missing = positions[[position not in self._held for position in wanted]]
@@ -512,7 +512,7 @@ class _BlocksReader(_EpochReader):
             self._held.update(zip(noted.positions.tolist(), self._fetched(noted.shards, noted.places)))
 
 
-class Noted(NamedTuple):
+class NotedPositions(NamedTuple):
     """Positions of an epoch, with the shards of their samples and their places in the shards."""
 
     positions: I64
@@ -520,9 +520,9 @@ class Noted(NamedTuple):
     places: I64
 
 
-def _count(noted: Iterable[Noted]) -> int:
+def _count(noted: Iterable[NotedPositions]) -> int:
     return sum(len(part.positions) for part in noted)
 
 
-def _joined(noted: Iterable[Iterable[Noted]]) -> Noted:
-    return Noted(*map(numpy.concatenate, zip(*chain.from_iterable(noted))))
+def _joined(noted: Iterable[Iterable[NotedPositions]]) -> NotedPositions:
+    return NotedPositions(*map(numpy.concatenate, zip(*chain.from_iterable(noted))))

@@ -75,6 +75,14 @@ def regrouped(
         yield key, fields
 
 
+def with_new_names(
+    samples: Iterable[tuple[str, dict[str, Payload]]], renaming: Renaming, shard: str
+) -> Iterator[tuple[str, dict[str, Payload]]]:
+    """Yield the new samples that the members of stored samples make (:func:`regrouped`)."""
+    members = ((f"{key}.{field}", fields[field]) for key, fields in samples for field in fields)
+    return regrouped(members, renaming, shard)
+
+
 class RenamedTable:
     """The new samples of one shard. ``members`` has the numbers of the members, sample after sample, and ``fields`` has
     their new names. ``ends`` has the end of each sample in both."""

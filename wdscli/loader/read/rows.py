@@ -4,7 +4,7 @@
 The compiled core (``core.py`` of tar) reads and compares many samples in one call. The core reads small members
 together with their neighbours, and large payloads directly into their own bytes objects. :func:`_exact` reads unusual
 samples one by one, or all samples if there is no compiled core. Only :func:`_exact` raises errors. The core cannot read
-remote shards. So the bytes of remote samples are first read in a few long ranges (:class:`Held`), which
+remote shards. So the bytes of remote samples are first read in a few long ranges (:class:`RangesInMemory`), which
 :func:`expect_samples` announces to the source.
 
 :class:`FetchRequests` are the requests of one call and of the next call, for an order that jumps from shard to shard.
@@ -17,7 +17,6 @@ get memory first. This module knows neither why samples are wanted nor how reque
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
@@ -27,11 +26,12 @@ from wdscli.arrays import I64, numpy, runs
 from wdscli.errors import DataError
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog, ShardTable
-from wdscli.samples.reading import Expected
+from wdscli.samples.reading import ExpectedMember
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.view_shards import changed_shard
 from wdscli.shown import shown
 from wdscli.storage import Source
+from wdscli.storage.ends import RangesInMemory
 from wdscli.tar import core
 
 Raw = dict[str, Any]
@@ -63,7 +63,7 @@ class Found(NamedTuple):
     size_bytes: int
 
 
-class Part(NamedTuple):
+class FieldShard(NamedTuple):
     """A shard that has some of the wanted fields. ``names`` has the names of the fields by number, and None for
     unwanted fields. ``rows`` has the places of the samples in this shard. ``wanted_rows`` has the rows of these samples
     among the wanted samples; None means all wanted samples."""
@@ -86,7 +86,7 @@ class SmallParts:
         self._scattered: Counter[ShardTable] = Counter()
         self._payloads: dict[ShardTable, list[Any]] = {}
 
-    def payloads(self, part: Part) -> list[Any] | None:
+    def payloads(self, part: FieldShard) -> list[Any] | None:
         """Return the payloads of all members of a part's shard, None for unknown ones. Return None if they are not
         kept."""
         table, source, names, rows, _ = part
@@ -118,19 +118,21 @@ def read_samples(
     InputError, and DataError if a sample differs from the index."""
     names = table.wanted(fields)
     parts = [_ready(part) for part in parts_of(table, source, names, places)]
-    if any(part.source.fd is None and not isinstance(part.source, Held) for part in parts):
+    if any(part.source.fd is None and not isinstance(part.source, RangesInMemory) for part in parts):
         # To open a base, the view has closed another one, because the process may not have more open files.
         parts = [_ready(part, stays_open=False) for part in parts_of(table, source, names, places)]
     answer = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places), small)
     return _completed(table, names, parts, places, answer)
 
 
-def parts_of(table: ShardTable, source: Source, names: list[str | None], places: list[int]) -> Iterator[Part]:
+def parts_of(
+    table: ShardTable, source: Source, names: list[str | None], places: list[int]
+) -> Iterator[FieldShard]:
     """Yield the shards to read: ``source`` itself, or, if it is a shard of a view, the base shards that have wanted
-    fields. A base may be closed when the next one is opened (:meth:`ViewSource.base`)."""
+    fields. A base may be closed when the next one is opened (:class:`~wdscli.storage.scatter.Sources`)."""
     is_view = isinstance(source, ViewSource) and source.fd is None and source.layout.is_plain
     if not isinstance(source, ViewSource) or not is_view or table.are_members:
-        yield Part(table, source, names, places)
+        yield FieldShard(table, source, names, places)
         return
     layout = source.layout
     for number, layer in enumerate(layout.layers):
@@ -144,17 +146,17 @@ def parts_of(table: ShardTable, source: Source, names: list[str | None], places:
             rows = [all_rows[places[row]] for row in wanted_rows]
         if rows:
             layer.table = layer.table or ShardTable(table.address, layer.index)
-            yield Part(layer.table, source.base(layer.base), wanted, rows, wanted_rows)
+            yield FieldShard(layer.table, source.bases[layer.base], wanted, rows, wanted_rows)
 
 
-def _ready(part: Part, *, stays_open: bool = True) -> Part:
+def _ready(part: FieldShard, *, stays_open: bool = True) -> FieldShard:
     """Return the part with its bytes read into memory, unless the core can read them from a file that stays open."""
     if core.CORE is not None and stays_open and part.source.fd is not None:
         return part
-    return part._replace(source=Held(part.source, ranges(part.table, part.names, part.rows)))
+    return part._replace(source=RangesInMemory(part.source, ranges(part.table, part.names, part.rows)))
 
 
-def _by_core(parts: list[Part], count: int, small: SmallParts | None) -> Found:
+def _by_core(parts: list[FieldShard], count: int, small: SmallParts | None) -> Found:
     """Read samples with the compiled core. Each part adds its fields to the samples."""
     assert core.CORE is not None
     samples: list[Any] = [0] * count
@@ -163,7 +165,7 @@ def _by_core(parts: list[Part], count: int, small: SmallParts | None) -> Found:
         table, source, names, rows, wanted_rows = part
         begun = samples if wanted_rows is None else [samples[row] for row in wanted_rows]
         where: Any = (source.fd, table.size, [], [])
-        if isinstance(source, Held):
+        if isinstance(source, RangesInMemory):
             where = (-1, table.size, source.buffers, source.starts)
         kept_payloads = None if small is None else small.payloads(part)
         read, read_bytes = core.CORE.read(table.packed, names, rows, *where, begun, kept_payloads)
@@ -198,7 +200,7 @@ def expect_samples(
 
 
 def _completed(
-    table: ShardTable, names: list[str | None], parts: list[Part], places: list[int], answer: Found
+    table: ShardTable, names: list[str | None], parts: list[FieldShard], places: list[int], answer: Found
 ) -> Found:
     """Return ``answer`` after :func:`_exact` has read the samples that are None."""
     samples, size_bytes = answer
@@ -209,7 +211,7 @@ def _completed(
     return Found(samples, size_bytes)
 
 
-def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place: int, row: int) -> Raw:
+def _exact(table: ShardTable, names: list[str | None], parts: list[FieldShard], place: int, row: int) -> Raw:
     """Return sample number ``row`` of the wanted samples, which is at ``place`` of the shard."""
     raw: Raw = {"__key__": table.key(place), "__url__": table.address}
     ids = [number for number, _ in table.members(place) if names[number] is not None]
@@ -218,7 +220,7 @@ def _exact(table: ShardTable, names: list[str | None], parts: list[Part], place:
     return raw
 
 
-def _payloads(part: Part, row: int) -> Iterator[bytes]:
+def _payloads(part: FieldShard, row: int) -> Iterator[bytes]:
     """Yield the wanted payloads that a part has of sample number ``row``."""
     table, source, names, rows, wanted_rows = part
     if wanted_rows is not None:
@@ -228,18 +230,10 @@ def _payloads(part: Part, row: int) -> Iterator[bytes]:
     for number, member in table.members(rows[row]):
         if names[number] is None:
             continue
-        end = member.offset + member.size
-        data = source.read_at(member.first, end - member.first)
-        if len(data) < end - member.first:
-            raise DataError(
-                "archive ends inside a sample",
-                code="truncated",
-                shard=source.name,
-                offset=int(table.starts[rows[row]]),
-            )
-        if not member.is_confirmed(source, data):
-            raise changed(table, rows[row])
-        yield data[member.offset - member.first :]
+        try:
+            yield member.payload(source)
+        except DataError as error:
+            raise changed(table, rows[row]) if error.code == "stale-index" else error from None
 
 
 def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:
@@ -270,32 +264,13 @@ def _spans(table: ShardTable, names: list[str | None], places: list[int]) -> tup
             # The samples of a shuffled view are in any order in its bases.
             order = begins.argsort()
             return begins[order], ends[order]
-    wanted: list[Expected] = [
+    wanted: list[ExpectedMember] = [
         member for place in places for number, member in table.members(place) if names[number] is not None
     ]
     wanted.sort(key=lambda member: member.offset)
     pairs = [(member.first, member.offset + member.size) for member in wanted]
     spans: I64 = numpy.array(pairs, dtype=numpy.int64).reshape(-1, 2)
     return spans[:, 0], spans[:, 1]
-
-
-class Held(Source):
-    """A source that has some of its ranges in memory."""
-
-    def __init__(self, source: Source, ranges: list[tuple[int, int]]) -> None:
-        super().__init__(source.name, size=source.size, seekable=source.seekable)
-        self._source = source
-        self.starts = [begin for begin, _ in ranges]
-        self.buffers = [source.read_at(begin, end - begin) for begin, end in ranges]
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        number = bisect_right(self.starts, offset) - 1
-        if number >= 0:
-            inside = offset - self.starts[number]
-            data = self.buffers[number][inside : inside + length]
-            if len(data) == length:
-                return data
-        return self._source.read_at(offset, length)
 
 
 def changed(table: ShardTable, sample: int) -> DataError:

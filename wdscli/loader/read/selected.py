@@ -15,10 +15,9 @@ to a shard when they reach the shard. This module does not know in which order s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from warnings import warn
 
 from wdscli.arrays import I64, Mask, numpy
@@ -26,15 +25,14 @@ from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.loader.checks import Urls, addresses_of, argument, in_code, texts, want_word
 from wdscli.loader.order.order import groups
 from wdscli.loader.read.catalog import Access, Catalog, Loss
-from wdscli.loader.read.fetch import Fetcher, Raw
-from wdscli.model import to_text
-from wdscli.selection import Selection, SelectionState
+from wdscli.loader.read.fetch import open_shard
+from wdscli.loader.read.rows import SPARSE_GAP_BYTES
+from wdscli.selection import Selection, SelectionState, Walk
+from wdscli.selection.reading import MemberReader
 from wdscli.shards.reading import index_batches
-from wdscli.storage.addresses import Held, check_pipe
+from wdscli.storage import Source
+from wdscli.storage.addresses import HeldBytes, check_pipe
 from wdscli.threads import Recent
-
-if TYPE_CHECKING:
-    from wdscli.samples import SampleBatch
 
 OnUndecodable = Literal["raise", "skip"]
 Share = str | int | float
@@ -44,13 +42,9 @@ SENT_BYTES = 1 << 20
 """The largest size of the bits that workers receive. If the bits are larger, workers apply the filter again."""
 UNPACKED_PLACES = 1 << 23
 """The largest number of kept places in memory. A place has eight bytes."""
-READ_SAMPLES = 256
-"""The largest number of samples that are read together for an expression."""
-DECODED_BYTES = 1 << 26
-"""The largest payload that is decoded for an expression."""
 
 
-class Kept(NamedTuple):
+class FilteredPlaces(NamedTuple):
     """The result of a filter for one shard: the places of the kept samples in rising order, and the counts in
     ``state``. If the shard cannot be read, there are no places, and ``error`` is set."""
 
@@ -59,7 +53,7 @@ class Kept(NamedTuple):
     error: WdsError | None = None
 
 
-class Wanted(NamedTuple):
+class Criteria(NamedTuple):
     """The arguments that select samples. ``sample`` has the form of the option ``--sample``, or is a pair of such a
     value and a seed."""
 
@@ -71,7 +65,7 @@ class Wanted(NamedTuple):
     @property
     def is_all(self) -> bool:
         """Whether the arguments keep all samples."""
-        return self == Wanted()
+        return self == Criteria()
 
 
 class Filter(NamedTuple):
@@ -82,7 +76,7 @@ class Filter(NamedTuple):
     on_error: OnUndecodable = "raise"
 
     @classmethod
-    def parse(cls, wanted: Wanted, on_error: str = "raise") -> Filter | None:
+    def parse(cls, wanted: Criteria, on_error: str = "raise") -> Filter | None:
         """Return the filter for these arguments, or None if they keep all samples. Raises UsageError for an invalid
         expression, and InputError if ``keys_from`` cannot be read."""
         if wanted.is_all:
@@ -128,7 +122,7 @@ class Filter(NamedTuple):
                 lowest.add(index.key(place) for place in places.tolist())
         return self._replace(selection=self.selection._replace(draw=draw.settled(lowest)))
 
-    def kept(self, catalog: Catalog, shard: int) -> Kept:
+    def kept(self, catalog: Catalog, shard: int) -> FilteredPlaces:
         """Return the kept samples of a shard. Raises DataError and InputError. With ``on_error="skip"``, no samples of
         an unreadable shard are kept."""
         # An expression stores its current sample, so each call needs a copy.
@@ -138,63 +132,25 @@ class Filter(NamedTuple):
         try:
             index = catalog.index(shard)
             selection = selection.using(frozenset(index.exact))
-            with in_code(), closing(_Payloads(catalog, shard, selection.payload_fields)) as payloads:
-                for batch in index_batches(index):
-                    payloads.batch = batch
-                    chosen = selection.apply(batch, catalog.addresses[shard], state, payloads.of)
+            fields = selection.payload_fields
+            with in_code(), _opened(catalog, shard, is_read=bool(fields)) as source:
+                walk = Walk(
+                    selection, state, MemberReader(source, fields, by_index=True, gap_bytes=SPARSE_GAP_BYTES)
+                )
+                for batch, chosen in walk.chosen(index_batches(index)):
                     places += [batch.index + row for row in chosen]
         except (DataError, StorageError) as error:
             if self.on_error == "raise":
                 raise
-            return Kept(numpy.empty(0, dtype=numpy.int64), selection.new_state("skip"), error)
-        return Kept(numpy.array(places, dtype=numpy.int64), state)
+            return FilteredPlaces(numpy.empty(0, dtype=numpy.int64), selection.new_state("skip"), error)
+        return FilteredPlaces(numpy.array(places, dtype=numpy.int64), state)
 
 
-class _Payloads:
-    """Reads the payloads of one shard that an expression uses, for several samples together."""
-
-    def __init__(self, catalog: Catalog, shard: int, fields: frozenset[bytes]) -> None:
-        self.batch: SampleBatch | None = None
-        self._shard = shard
-        self._address = catalog.addresses[shard]
-        self._fields = fields
-        self._fetcher = Fetcher(catalog, frozenset(to_text(field).lower() for field in fields))
-        self._known: dict[int, Raw] = {}
-
-    def of(self, row: int, field: bytes) -> bytes:
-        batch = self.batch
-        assert batch is not None
-        member = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
-        if batch.sizes[member] > DECODED_BYTES:
-            raise DataError(
-                f"a payload of {batch.sizes[member]} bytes is not decoded: the limit is {DECODED_BYTES} bytes",
-                code="undecodable",
-                shard=self._address,
-                offset=batch.starts[member],
-                member=to_text(batch.keys[row] + b"." + field),
-            )
-        place = batch.index + row
-        if place not in self._known:
-            places: I64 = numpy.arange(place, self._end(row), dtype=numpy.int64)
-            samples = self._fetcher.fetch(numpy.full_like(places, self._shard), places)
-            self._known = dict(zip(places.tolist(), samples))
-        payload: bytes = self._known[place][to_text(field)]
-        return payload
-
-    def _end(self, row: int) -> int:
-        """Return the end of the samples to read together, at most READ_SAMPLES samples or DECODED_BYTES bytes."""
-        batch = self.batch
-        assert batch is not None
-        total = 0
-        for end in range(row, min(row + READ_SAMPLES, len(batch.keys))):
-            members = range(batch.firsts[end], batch.firsts[end + 1])
-            total += sum(batch.sizes[member] for member in members if batch.fields[member] in self._fields)
-            if end > row and total > DECODED_BYTES:
-                return batch.index + end
-        return batch.index + min(row + READ_SAMPLES, len(batch.keys))
-
-    def close(self) -> None:
-        self._fetcher.close()
+def _opened(catalog: Catalog, shard: int, *, is_read: bool) -> Source:
+    """Open a shard if it is read, and else only name it."""
+    if is_read:
+        return open_shard(catalog, shard)
+    return Source(catalog.addresses[shard], size=None, seekable=True)
 
 
 class FilteredCatalog(Catalog):
@@ -291,14 +247,14 @@ class FilteredCatalog(Catalog):
 
 
 def filtered(catalog: Catalog, on_error: str = "raise", **wanted: Any) -> Catalog:
-    """Return a catalog of the samples that the arguments of :class:`Wanted` keep. If the arguments keep all samples,
+    """Return a catalog of the samples that the arguments of :class:`Criteria` keep. If the arguments keep all samples,
     return ``catalog`` itself."""
-    chosen = Filter.parse(Wanted(**wanted), on_error)
+    chosen = Filter.parse(Criteria(**wanted), on_error)
     return catalog if chosen is None else FilteredCatalog(catalog, chosen)
 
 
 def open_catalog(
-    urls: Urls, wanted: Wanted, access: Access, *, on_error: str, salvage: bool, spelled: bool = False
+    urls: Urls, wanted: Criteria, access: Access, *, on_error: str, salvage: bool, spelled: bool = False
 ) -> Catalog:
     """Open a set for a dataset, with its cache and with only the wanted samples. Raises UsageError, InputError,
     DataError."""
@@ -312,7 +268,7 @@ def open_catalog(
     return filtered(catalog, on_error, **wanted._asdict())
 
 
-def _joined(addresses: Sequence[str], access: Access) -> list[Held]:
+def _joined(addresses: Sequence[str], access: Access) -> list[HeldBytes]:
     """Return a view in memory that joins the sets at ``addresses``. Raises UsageError, InputError, DataError."""
     from wdscli.views.writing import hold_join
 

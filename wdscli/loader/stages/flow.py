@@ -1,6 +1,6 @@
 """This module has the pipeline of a dataset, and passes samples through its stages.
 
-A :class:`Pipeline` is an immutable list of stages. A :class:`Maker` applies the stages to samples, in one thread or
+A :class:`Pipeline` is an immutable list of stages. A :class:`UnitMaker` applies the stages to samples, in one thread or
 several, and measures the time. A stage before the batches is a plain function, which returns a sample or drops it. At
 most one stage makes batches. Stages after the batch stage take batches, or make several items from one batch
 (:class:`Spread`). A :class:`Unit` has the items that come from the samples of one batch. A unit depends on no other
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 from wdscli.loader.order.source import Spare
 from wdscli.loader.place.ranks import EpochBatches
-from wdscli.loader.read.failures import Failed, Guard, Policy, Replacing, StopEpoch
-from wdscli.loader.read.reading import Block, Read, Times
+from wdscli.loader.read.failures import FailedSample, Guard, Policy, Replacing, StopEpoch
+from wdscli.loader.read.reading import BatchBlock, Read, Times
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -194,11 +194,14 @@ class Pipeline(NamedTuple):
             return 0
         return sum(sample is not DROPPED for sample in samples)
 
-    def unit(self, samples: Iterable[Any], given: int = 0, stops: bool = False) -> list[Any]:
+    def unit(self, samples: Sequence[Any], given: int = 0, stops: bool = False) -> list[Any]:
         """Return the items that the stages make from the samples of one batch. ``given`` is the number of samples in
         the batch (see :meth:`given`). If a handler ends the epoch, or with ``stops``, raises StopEpoch with the items
         made before."""
-        return self.joined((_through(self.before, samples),), given, stops)
+        kept: Iterable[Any] = samples
+        if self.before or _Dropped in set(map(type, samples)):
+            kept = _through(self.before, samples)
+        return self.joined((kept,), given, stops)
 
     def joined(self, parts: Iterable[Iterable[Any]], given: int, stops: bool = False) -> list[Any]:
         """Return the items that the batch stage and later stages make from one batch of ``given`` samples. ``parts``
@@ -335,7 +338,7 @@ def _results(futures: Iterable[Future[Any]]) -> Iterator[list[Any]]:
             raise error
 
 
-class Maker:
+class UnitMaker:
     """Makes units from the samples of an epoch of ``length`` positions. With ``replaces``, failed samples are replaced
     by substitutes, which ``spare`` reads."""
 
@@ -375,7 +378,7 @@ class Maker:
                 try:
                     unit = Unit(number, make())
                 except StopEpoch as stop:
-                    unit = Unit(number, stop.items, True)
+                    unit = Unit(number, stop.items, stops=True)
                 end = clock()
                 times.working += end - begin
                 yield unit
@@ -419,13 +422,12 @@ class Maker:
             read.number, len(each), partial(self._pipeline.joined, results, sample_count, stops), stops
         )
 
-    def samples(self, blocks: Iterable[tuple[Block, list[Any]]]) -> Iterator[tuple[int, Any]]:
+    def samples(self, blocks: Iterable[tuple[BatchBlock, list[Any]]]) -> Iterator[tuple[int, Any]]:
         """Yield pairs (number, item) for a pipeline without a batch stage, until a handler ends the epoch. To be fast,
         the method makes no units."""
         times, clock = self._times, time.perf_counter
         for block, samples in blocks:
-            kinds = set(map(type, samples))
-            if not self._pipeline.before and Failed not in kinds and kinds <= {dict}:
+            if not self._pipeline.before and {FailedSample, _Dropped}.isdisjoint(map(type, samples)):
                 begin = clock()
                 yield from zip(block.numbers, samples)
                 times.waiting += clock() - begin

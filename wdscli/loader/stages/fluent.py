@@ -12,14 +12,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import chain, islice
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, cast
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import UsageError, nearest
 from wdscli.loader.checks import want_whole
-from wdscli.loader.order.batches import WINDOW, Rule, rule_of_batches, want_expression
-from wdscli.loader.order.source import Derived, Mixed, PositionSource, Slice, Thinned, Values, Viewed
-from wdscli.loader.place.cuts import Cut, Epochs, Part
+from wdscli.loader.order.batches import BATCH_SAMPLES, WINDOW, Rule, rule_of_batches, rule_of_packs
+from wdscli.loader.order.source import (
+    DerivedSource,
+    PositionSource,
+    RandomShare,
+    ShuffledPositions,
+    Slice,
+    SourceView,
+    ValueFact,
+)
+from wdscli.loader.place.cuts import Cut, Epochs, EpochSlice
 from wdscli.loader.place.planned import Plans
 from wdscli.loader.place.ranks import Share, Splitter
 from wdscli.loader.read.failures import Guard, Handler, reraise_exception
@@ -32,7 +40,7 @@ from wdscli.loader.stages.generators import (
     OfEpoch,
     OwnMethod,
     Regroup,
-    Runs,
+    StageWithRun,
     Thin,
     UserShuffle,
 )
@@ -40,7 +48,7 @@ from wdscli.loader.stages.per_batch import concatenated, default_collation, unba
 from wdscli.loader.stages.per_sample import XDECODERS, alternatives, want_callable
 
 if TYPE_CHECKING:
-    from wdscli.loader.read.failures import Counts, Policy
+    from wdscli.loader.read.failures import Policy, SkipCounts
 
 Function = Callable[[Any], Any]
 
@@ -64,16 +72,12 @@ Self = TypeVar("Self", bound="PerSample")
 Whole = TypeVar("Whole", bound="Fluent")
 
 
-BATCH_SAMPLES = 20
-"""The default number of samples in a batch, as in webdataset."""
-
-
 class PerSample(Generic[Item]):
     """The stage methods for functions of a sample. Each method returns a new dataset; the old dataset does not
     change."""
 
     pipeline = Pipeline()
-    _counts: Counts
+    _counts: SkipCounts
     _policy: Policy | None = None
 
     def stats(self) -> dict[str, Any]:
@@ -323,7 +327,7 @@ class Fluent(PerSample[Item]):
             raise UsageError(
                 "mcached() keeps samples, not batches", hint="call mcached() before batched() and compose()"
             )
-        kept = per_sample.Remembered(self.pipeline.before)
+        kept = per_sample.MapOnce(self.pipeline.before)
         return self._with(pipeline=self.pipeline._replace(before=(kept,)))
 
     def lmdb_cached(self, *args: Any, **kw: Any) -> Any:
@@ -342,6 +346,7 @@ class Fluent(PerSample[Item]):
         budget: float | None = None,
         length: str | Mapping[str, str] | None = None,
         max_samples: int | None = None,
+        balance: bool | int = False,
         window: int = WINDOW,
     ) -> Whole:
         """Make batches of ``batchsize`` samples for each rank. ``collation_fn`` makes a batch from a list of samples;
@@ -352,16 +357,11 @@ class Fluent(PerSample[Item]):
         ``buckets={(0, 256): 128, (256, 512): 64}`` also sets the batch size of each bucket. With ``same_bucket=True``
         all ranks have the same bucket in each step. With ``same_bucket=8``, the batches are the same for 1, 2, 4 and 8
         ranks, and all ranks have the same bucket in each step. With ``budget=16384, length="json.tokens",
-        max_samples=256`` the number of samples times the largest length is at most the budget. ``window`` is the number
-        of samples that are planned together."""
+        max_samples=256`` the number of samples times the largest length is at most the budget; ``balance=True`` gives
+        the ranks about equal lengths in each step. ``window`` is the number of samples that are planned together."""
         batchsize = want_whole("batched: batchsize", batchsize, 1)
-        groups = (bucket, buckets, same_bucket), (budget, length, max_samples)
-        if groups != ((None, (), False), (None, None, None)) or window != WINDOW:
-            if batchsize != BATCH_SAMPLES and (budget is not None or isinstance(buckets, Mapping)):
-                raise UsageError(
-                    f"batched({batchsize}) has a batch size, but also a budget or sizes of buckets",
-                    hint=f"leave out the batch size {batchsize}",
-                )
+        groups = (bucket, buckets, same_bucket), (budget, length, max_samples, balance)
+        if groups != ((None, (), False), (None, None, None, False)) or window != WINDOW:
             rule = rule_of_batches(batchsize, partial, want_whole("batched: window", window, 1), *groups)
             return self._planned(rule, collation_fn or list)
         if self.pipeline.generators or self.pipeline.spreads:
@@ -382,20 +382,19 @@ class Fluent(PerSample[Item]):
         *,
         truncate: bool = False,
         drop: bool = False,
+        max_samples: int | None = None,
+        order: Literal["free", "kept"] = "free",
+        balance: bool | int = False,
         window: int = WINDOW,
     ) -> Whole:
         """Make packs of samples. ``length`` is an expression for a sample's length, such as ``"json.tokens"``. The
         lengths of the samples in a pack add up to at most ``size``. A pack has the joined arrays of its samples,
         ``position_ids``, and ``cu_seqlens``, an array of 0 and the end of each sample. ``collation_fn`` can make
         another value from the list of samples. A sample longer than ``size`` is an error, unless ``truncate`` shortens
-        it or ``drop`` leaves it out."""
-        if truncate and drop:
-            raise UsageError("packed(truncate=True, drop=True)", hint="give one of them")
-        size = want_whole("packed: size", size, 1)
-        want_expression("packed: length", length)
-        too_long: Any = "truncate" if truncate else "drop" if drop else "error"
-        window = want_whole("packed: window", window, 1)
-        rule = Rule("packed", length, size, too_long=too_long, window=window)
+        it or ``drop`` leaves it out. With ``order="kept"``, packs have neighbours, in the order of the epoch. With
+        ``balance=True``, the sums of the squared lengths are about equal for the ranks in each step."""
+        rule = Rule("packed", length, size, window=window)
+        rule = rule_of_packs(rule, (truncate, drop, max_samples), order, balance)
         return self._planned(rule, collation_fn or partial(concatenated, size, truncate))
 
     def _planned(self: Whole, rule: Rule, collate: Function) -> Whole:
@@ -410,12 +409,12 @@ class Fluent(PerSample[Item]):
                 hint='use on_error="skip"; the batch then becomes smaller',
             )
         made = self._with(
-            pipeline=self.pipeline._replace(batch=BatchStage(1, collate, True, Plans(rule, self._skips)))
+            pipeline=self.pipeline._replace(batch=BatchStage(1, collate, plans=Plans(rule, self._skips)))
         )
-        made._prepare(Values(rule.value))
+        made._prepare(ValueFact(rule.value))
         return made
 
-    def _prepare(self, values: Values) -> None:
+    def _prepare(self, values: ValueFact) -> None:
         """Find the values of all samples before workers start, so that each worker need not find them. Raises
         UsageError, DataError."""
         raise UsageError(
@@ -482,7 +481,7 @@ class Fluent(PerSample[Item]):
         if self.pipeline.generators or self.is_stream:
             return self._through(self._thinning(p))
         self._refuse_after_slice("rsample")
-        return self if p == 1 else self._with(source=Viewed(self.source, Thinned(p, self._seed)))
+        return self if p == 1 else self._with(source=SourceView(self.source, RandomShare(p, self._seed)))
 
     def _thinning(self, p: float) -> Any:
         """Return the generator stage that keeps each item with probability ``p``."""
@@ -494,7 +493,7 @@ class Fluent(PerSample[Item]):
         return self.source.is_stream
 
     def _refuse_after_slice(self, stage: str) -> None:
-        if any(isinstance(cut, Part) for cut in self._cuts):
+        if any(isinstance(cut, EpochSlice) for cut in self._cuts):
             raise UsageError(
                 f"{stage}() cannot follow a slice() of batches", hint=f"put {stage}() before batched()"
             )
@@ -524,7 +523,9 @@ class Fluent(PerSample[Item]):
             return self._through(Islice(chosen))
         if self.pipeline.batch is None:
             return self._sliced(chosen)
-        return self._with(_cuts=(*self._cuts, Part(chosen, "items" if self.pipeline.spreads else "batches")))
+        return self._with(
+            _cuts=(*self._cuts, EpochSlice(chosen, "items" if self.pipeline.spreads else "batches"))
+        )
 
     def _sliced(self: Whole, chosen: Slice) -> Whole:
         """Return a slice of the samples of a dataset without a batch stage. If it is a view of the source, later
@@ -532,9 +533,9 @@ class Fluent(PerSample[Item]):
         span = self._span
         if not self._cuts or (len(self._cuts) == 1 and span is not None and span.items is None):
             source = self.source if span is None else span.of_source(self.source, Share(), 1)
-            return self._with(source=Viewed(source, chosen), _cuts=())
+            return self._with(source=SourceView(source, chosen), _cuts=())
         cuts = [cut._replace(samples=True) if isinstance(cut, Epochs) else cut for cut in self._cuts]
-        return self._with(_cuts=(*cuts, Part(chosen, "samples")))
+        return self._with(_cuts=(*cuts, EpochSlice(chosen, "samples")))
 
     @in_place
     def with_epoch(
@@ -610,7 +611,7 @@ class Fluent(PerSample[Item]):
         self.__dict__.update(new.__dict__)
 
     def _through(self: Whole, stage: Any) -> Whole:
-        if isinstance(stage, Runs) and not isinstance(stage, OfEpoch):
+        if isinstance(stage, StageWithRun) and not isinstance(stage, OfEpoch):
             stage = stage.run
         if not callable(stage) and not isinstance(stage, OfEpoch):
             raise UsageError(f"{stage!r} is no stage", hint="a function of an iterator")
@@ -624,12 +625,12 @@ def _by_iterator(self: Any) -> Iterator[Any]:
 def _shuffled(source: PositionSource, seed: int) -> PositionSource:
     """Return ``source`` in a shuffled order. If ``source`` is already shuffled, return it unchanged."""
     inner = source
-    while isinstance(inner, Derived):
-        if isinstance(inner, Viewed) and isinstance(inner.view, Mixed):
+    while isinstance(inner, DerivedSource):
+        if isinstance(inner, SourceView) and isinstance(inner.view, ShuffledPositions):
             return source
         inner = inner.source
     if inner.is_shuffled:
         return source
     if source is inner and isinstance(inner, IndexedSource):
         return inner.shuffled(seed)
-    return Viewed(source, Mixed(seed))
+    return SourceView(source, ShuffledPositions(seed))

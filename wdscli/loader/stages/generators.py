@@ -37,7 +37,7 @@ class OfEpoch(Protocol):
 
 
 @runtime_checkable
-class Runs(Protocol):
+class StageWithRun(Protocol):
     """A user's stage, like webdataset's ``PipelineStage``. In the first stage of a pipeline, ``run`` takes no
     argument."""
 
@@ -113,7 +113,7 @@ def begun(first: Any) -> Iterator[Any]:
     iterable."""
     if isinstance(first, Iterable):
         return iter(first)
-    return iter(first.run() if isinstance(first, Runs) else first())
+    return iter(first.run() if isinstance(first, StageWithRun) else first())
 
 
 def begins_with_a_shard(data: Iterable[Any]) -> tuple[bool, Iterator[Any]]:

@@ -220,16 +220,23 @@ def concatenated(size: int, truncate: bool, samples: Sequence[Any]) -> Any:
         tensor = type(values[0]).__module__.partition(".")[0] == "torch"
         columns[name] = sys.modules["torch"].cat(values) if tensor else numpy.concatenate(values)
     if not lengths or sum(lengths) > size:
-        said = f"a pack of {sum(lengths)} values, more than {size}" if lengths else "a pack without an array"
-        hint = "the expression of packed() must give the length of the arrays"
-        if not lengths and any(isinstance(value, bytes) for values in columns.values() for value in values):
-            hint = "the fields are bytes: call decode() before packed()"
-        raise _misfit(samples[0], said, hint)
+        is_of_bytes = any(isinstance(value, bytes) for values in columns.values() for value in values)
+        raise _no_pack(samples[0], sum(lengths), size, is_of_bytes)
     ends = numpy.cumsum([0, *lengths], dtype=numpy.int32)
     position_ids = numpy.concatenate([numpy.arange(length) for length in lengths])
     if isinstance(rows[0], dict):
         return {**columns, "position_ids": position_ids, "cu_seqlens": ends}
     return (*columns.values(), position_ids, ends)
+
+
+def _no_pack(sample: Any, total: int, size: int, is_of_bytes: bool) -> DataError:
+    """Return the error of a pack with ``total`` values: more than ``size``, or 0 if it has no arrays."""
+    hint = "the expression of packed() must give the length of the arrays"
+    if total:
+        return _misfit(sample, f"a pack of {total} values, more than {size}", hint)
+    if is_of_bytes:
+        hint = "the fields are bytes: call decode() before packed()"
+    return _misfit(sample, "a pack without an array", hint)
 
 
 def _is_numbers(value: Any) -> bool:

@@ -25,23 +25,15 @@ from io import BytesIO
 from operator import methodcaller
 from typing import Any, TypeAlias
 
-from wdscli.codecs.handlers import (
-    MAX_DECODED_BYTES,
-    ByExtension,
-    Continue,
-    Decode,
-    Handler,
-    inflate,
-)
+from wdscli.codecs.handlers import MAX_DECODED_BYTES, ByExtension, Continue, Decode, Handler, inflate
 from wdscli.codecs.images import SPECS, Images, Size
 from wdscli.codecs.media import MEDIA
 from wdscli.codecs.values import basichandlers, pickles
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.place.ranks import find_rank, find_worker
-from wdscli.loader.read.failures import text_of
+from wdscli.loader.read.failures import reraise_exception, text_of
+from wdscli.loader.read.renamed import Renaming
 from wdscli.loader.stages.flow import DROPPED, Function, Stage
-from wdscli.model import to_bytes, to_text
-from wdscli.samples import split_name
 
 
 class FieldError(DataError, ValueError, KeyError):
@@ -241,7 +233,7 @@ class Info:
         return "\n".join([f"--- {self._name}", *(f"{k} {v!r:.{self._width}}" for k, v in sample.items())])
 
 
-class Remembered:
+class MapOnce:
     """Applies functions to each sample once, and keeps the results by shard and key. A pickle does not include the
     results."""
 
@@ -329,35 +321,31 @@ def xdecode(pairs: Sequence[tuple[str, Any]], must_decode: bool, sample: Any) ->
     return decoded
 
 
-class Files(Stage):
+class MemberFilter(Stage):
     """Chooses and renames members with functions of their names. The functions get the names as they are spelled in the
     shard. Afterwards, field names are converted to lower case."""
 
     def __init__(self, select: Callable[[str], bool] | None, rename: Callable[[str], str] | None) -> None:
-        self._select, self._rename = select, rename
+        # The guard of this stage decides about exceptions of the functions.
+        self._renaming = Renaming(rename or str, select, reraise_exception)
 
     def apply(self, sample: Any) -> Any:
         key, files = None, {"__key__": sample["__key__"], "__url__": sample["__url__"]}
         for field, payload in sample.items():
-            if field.startswith("__"):
+            parts = None if field.startswith("__") else self._renaming.parts(f"{sample['__key__']}.{field}")
+            if parts is None:
                 continue
-            name = f"{sample['__key__']}.{field}"
-            name = name if self._rename is None else self._rename(name)
-            split = split_name(to_bytes(name))
-            if split is None or (self._select is not None and not self._select(name)):
-                continue
-            new_key, renamed = to_text(split[0]), to_text(split[1]).lower()
-            if key not in (None, new_key):
+            if key not in (None, parts[0]):
                 raise DataError(
-                    f'rename_files gives {named(sample)} two keys, "{key}" and "{new_key}"',
+                    f'rename_files gives {named(sample)} two keys, "{key}" and "{parts[0]}"',
                     code="interleaved",
                     shard=text_of(sample, "__url__"),
                     hint="rewrite the shards with `wds create` or `wds cat --rename`",
                 )
-            key = files["__key__"] = new_key
+            key, renamed = parts
             if renamed in files:
                 raise several(sample, renamed)
-            files[renamed] = payload
+            files["__key__"], files[renamed] = key, payload
         if key is None:
             self.guard.drop(sample)
             return DROPPED

@@ -14,9 +14,9 @@ valid. A column that was collated in a segment (:func:`shared_array`) is sent wi
 files, or too many segments are in use, a batch is pickled as usual. :func:`crossing` marks the columns to send; all
 other values are pickled as usual. This module does not know the meaning of a batch.
 
-Measured with 4 workers and batches of 64 pictures of 300 KB (medians of 5 paired epochs, 2 busy cores): an epoch is 1.4
-times as fast as without this module for pictures as bytes, and 1.3 times for arrays. It takes 1.3 and 1.4 times less
-processor time."""
+Measured with 4 workers and batches of 64 pictures of 300 KB, beside torch's own transport (medians of 9 paired epochs
+after the start of the workers, 2 busy cores): pictures as bytes arrive 2.3 times as fast, and arrays 1.9 times. Both
+take 1.7 times less processor time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Segment:
             at += size
 
 
-class Sent(NamedTuple):
+class SegmentMessage(NamedTuple):
     """A message about ``size_bytes`` bytes in segment ``number`` of a worker. The first message about a segment has its
     ``file``."""
 
@@ -135,7 +135,7 @@ class Lender:
         self._lent[array.ctypes.data] = segment
         return array
 
-    def lent(self, array: U8) -> Sent | None:
+    def lent(self, array: U8) -> SegmentMessage | None:
         """Return the message for an array. An array outside of segments is first copied to a segment. Return None
         if no segment is free."""
         with self._lock:
@@ -145,7 +145,7 @@ class Lender:
                 return self._sent(segment, len(array))
         return self.written([memoryview(array)], len(array))
 
-    def written(self, parts: Sequence[Any], size_bytes: int) -> Sent | None:
+    def written(self, parts: Sequence[Any], size_bytes: int) -> SegmentMessage | None:
         """Write the parts one after the other to a segment, and return the message. Return None if no segment is
         free."""
         with self._lock:
@@ -174,13 +174,13 @@ class Lender:
         self._segments.append(segment)
         return segment
 
-    def _sent(self, segment: Segment, size_bytes: int) -> Sent:
+    def _sent(self, segment: Segment, size_bytes: int) -> SegmentMessage:
         from multiprocessing.reduction import DupFd
 
         segment.memory[0] = 1
         file = None if segment.is_known else DupFd(segment.file)
         segment.is_known = True
-        return Sent(self.process, self._token, segment.number, size_bytes, file)
+        return SegmentMessage(self.process, self._token, segment.number, size_bytes, file)
 
 
 _lenders: list[Lender] = []
@@ -201,7 +201,7 @@ _received: dict[tuple[int, bytes], dict[int, mmap.mmap]] = {}
 number of the segment."""
 
 
-def received(sent: Sent) -> U8:
+def received(sent: SegmentMessage) -> U8:
     """Return the sent bytes as a writable array. When nothing refers to the array any more, the worker may reuse its
     memory."""
     segments = _received.setdefault((sent.process, sent.token), {})
@@ -240,7 +240,7 @@ def shared_array(shape: tuple[int, ...], dtype: Any) -> Any:
     return None if array is None else array.view(dtype).reshape(shape)
 
 
-def sent_bytes(parts: Sequence[Any], size_bytes: int) -> Sent | None:
+def sent_bytes(parts: Sequence[Any], size_bytes: int) -> SegmentMessage | None:
     """Write the parts one after the other to a segment, and return the message. Return None outside of workers, for few
     bytes, and if no segment is free."""
     mine = lender() if size_bytes >= SHARED_FROM_BYTES else None
@@ -364,7 +364,7 @@ class Packed:
 def _unpacked(data: Any, offsets: bytes) -> Packed:
     column: Packed = Packed(())
     column._parts = None
-    column._buffer = received(data) if isinstance(data, Sent) else data
+    column._buffer = received(data) if isinstance(data, SegmentMessage) else data
     column.offsets = numpy.frombuffer(offsets, numpy.int64).tolist()
     return column
 
@@ -413,7 +413,7 @@ def _is_plain(tensor: Any) -> bool:
     return bool(tensor.untyped_storage().nbytes() == tensor.nbytes and not tensor.is_shared())
 
 
-def _restored(sent: Sent, dtype: Any, shape: Any) -> Any:
+def _restored(sent: SegmentMessage, dtype: Any, shape: Any) -> Any:
     """Return the array or tensor that was sent."""
     array = received(sent)
     if isinstance(dtype, numpy.dtype):

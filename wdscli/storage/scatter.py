@@ -1,9 +1,15 @@
-"""This module reads ahead in one remote object. All range requests are scheduled here.
+"""This module reads many ranges of many files. It knows files and bytes, not samples, and how they share requests.
 
-A reader announces the ranges that it wants (:meth:`Ahead.expect`). :class:`Ahead` joins ranges with a short gap between
-them into one request, and cuts long ranges into requests of some MiB. The number of bytes in flight or in memory is
-always limited. The answers are kept as blocks, and reads take their bytes from these blocks. The least recently used
-block is dropped first. So one request can serve headers and payloads that are read alternately.
+:class:`Ranges` has a file, a range in it and a place in the buffer for each read. :class:`Sources` has the open files.
+:func:`announce` announces ranges of local files to the kernel, and :meth:`Sources.expect` those of remote files.
+:func:`read` fills the buffer: one call of the compiled core reads all plain local files. Other sources read their own
+ranges (:meth:`~wdscli.storage.ends.Source.scatter`): stores, compressed files, and views, which name ranges of their
+bases.
+
+All range requests to a remote object are scheduled here too, by :class:`Ahead`. It joins announced ranges with a short
+gap between them into one request, and cuts long ranges into requests of some MiB. The number of bytes in flight or in
+memory is always limited. The answers are kept as blocks, and reads take their bytes from these blocks. The least
+recently used block is dropped first. So one request can serve headers and payloads that are read alternately.
 
 A gap is read if that is faster than another request. Another request costs as much time as reading latency times
 bandwidth in bytes. Both are measured (:class:`Line`).
@@ -16,14 +22,18 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from itertools import accumulate, islice, pairwise
+from typing import NamedTuple, TypeVar
 from weakref import WeakSet
 
-from wdscli.storage.ends import LARGE_BYTES, ReceivedBytes, Source
+from wdscli.arrays import I64, U64, edges, numpy, runs
+from wdscli.storage.ends import LARGE_BYTES, EndsEarly, ReceivedBytes, Source
+from wdscli.storage.local import HeldSource, is_cold, may_open, will_need
+from wdscli.tar import core
 from wdscli.threads import holding
 
 REQUEST_BYTES = LARGE_BYTES
@@ -33,6 +43,11 @@ READ_AHEAD_BYTES = 64 << 20
 FILL_BYTES = 8 * LARGE_BYTES
 """The size limit of a request by :func:`fill_all`."""
 FILLS_AT_ONCE = 8
+MOST_LOCAL = 64
+"""The most local files that are open at once, because each needs a descriptor."""
+MOST_REMOTE = 1 << 12
+LONG_RANGE_BYTES = REQUEST_BYTES
+"""A remote range of at least this many bytes is read into memory directly, and not ahead."""
 LEAST_SHARE_BYTES = 1 << 20
 """The smallest share of the read-ahead limit for one object."""
 FIRST_GAP_BYTES = 1 << 20
@@ -60,6 +75,7 @@ Range = tuple[int, int]
 """A range: its first byte, and the byte after its last byte."""
 Block = bytes | ReceivedBytes
 """The received bytes of one request."""
+Opened = TypeVar("Opened", bound="Sources")
 
 
 def copy(data: Block, begin: int, view: memoryview) -> None:
@@ -349,3 +365,171 @@ class Ahead:
         self._held.clear()
         self._blocks, self._begins, self._held_bytes = [], [], 0
         self._kept = set()
+
+
+class Ranges(NamedTuple):
+    """Ranges of files, and their places in a buffer. A range has ``lengths`` bytes from byte ``begins``. The columns
+    are contiguous in memory."""
+
+    files: I64
+    begins: I64
+    lengths: I64
+    places: I64
+
+    @classmethod
+    def in_turn(cls, files: I64, begins: I64 | U64, lengths: I64 | U64) -> Ranges:
+        """Return ranges that follow each other in the buffer."""
+        numbers, starts, sizes = (column.astype(numpy.int64) for column in (files, begins, lengths))
+        return cls(numbers, starts, sizes, numpy.cumsum(sizes) - sizes)
+
+    def take(self, rows: I64 | slice) -> Ranges:
+        """Return some of the ranges."""
+        return Ranges(*(column[rows] for column in self))
+
+    def joined(self) -> Ranges:
+        """Join neighbours that are adjacent in their file and in the buffer."""
+        files, begins, lengths, places = self
+        stops = begins[:-1] + lengths[:-1], places[:-1] + lengths[:-1]
+        firsts = edges(
+            (files[1:] != files[:-1]) | (begins[1:] != stops[0]) | (places[1:] != stops[1]), len(files)
+        )[:-1]
+        sizes: I64 = numpy.add.reduceat(lengths, firsts) if len(firsts) else lengths
+        return Ranges(files[firsts], begins[firsts], sizes, places[firsts])
+
+    def by_file(self) -> Iterator[tuple[int, I64]]:
+        """Yield each file and the rows of its ranges, in the order of their first bytes."""
+        order = numpy.lexsort((self.begins, self.files))
+        for first, end in runs(self.files[order]):
+            yield int(self.files[order[first]]), order[first:end]
+
+
+class Sources:
+    """Open files by number. ``open_file`` opens a file. ``remote`` has the numbers of the files on stores. If too many
+    are open, those opened first are closed after :meth:`confirm_file`."""
+
+    def __init__(self, open_file: Callable[[int], Source], remote: Container[int] = ()) -> None:
+        self._open_file = open_file
+        self._remote = remote
+        self.opened: dict[int, Source] = {}
+        self.descriptors: dict[int, int | memoryview | bytes] = {}
+        """The descriptors of open files that are plain local files, and the bytes of those in memory."""
+
+    def __getitem__(self, number: int) -> Source:
+        """Return a file, open. Raises InputError, DataError."""
+        source = self.opened.get(number)
+        if source is None:
+            self._make_room(is_remote=number in self._remote)
+            source = self.put(number, self._open_file(number))
+        return source
+
+    def put(self, number: int, source: Source) -> Source:
+        """Take an open file."""
+        self.opened[number] = source
+        if isinstance(source, HeldSource):
+            self.descriptors[number] = source.data
+        elif source.fd is not None:
+            self.descriptors[number] = source.fd
+        return source
+
+    def is_remote(self, number: int) -> bool:
+        """Return whether a file's bytes come from another machine."""
+        return number in self._remote and number not in self.descriptors
+
+    def expect(
+        self, ranges: Ranges, gap_bytes: int | None = None, *, keep: bool = False, by_bytes: bool = False
+    ) -> None:
+        """Announce to remote files the ranges that will be read next (:meth:`Source.expect`). Other files forget
+        earlier ranges. With ``by_bytes``, files share the memory by the bytes of their ranges."""
+        wanted = {number: rows for number, rows in ranges.by_file() if number in self._remote}
+        for number, source in self.opened.items():
+            if number not in wanted and self.is_remote(number):
+                source.expect((), keep=keep)
+        sizes = (int(ranges.lengths[rows].sum()) for rows in wanted.values())
+        with together(sum(sizes)) if by_bytes else nullcontext():
+            for number, rows in wanted.items():
+                source, begins = self[number], ranges.begins[rows]
+                ends = begins + ranges.lengths[rows]
+                if source.fd is None:
+                    source.expect(zip(begins.tolist(), ends.tolist()), gap_bytes=gap_bytes, keep=keep)
+
+    def _make_room(self, is_remote: bool) -> None:
+        alike = [
+            number
+            for number, source in self.opened.items()
+            if self.is_remote(number) == is_remote and not isinstance(source, HeldSource)
+        ]
+        while alike and not (len(alike) < MOST_REMOTE if is_remote else may_open(len(alike), MOST_LOCAL)):
+            number = alike.pop(0)
+            self.descriptors.pop(number, None)
+            with self.opened.pop(number) as source:
+                self.confirm_file(number, source)
+
+    def confirm_file(self, number: int, source: Source) -> None:
+        """Raise InputError if a file was changed during the reads."""
+        source.confirm()
+
+    def confirm(self) -> None:
+        """Raise InputError for a file that was changed during the reads. Call it after the last read."""
+        for number, source in self.opened.items():
+            self.confirm_file(number, source)
+
+    def __enter__(self: Opened) -> Opened:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        for source in self.opened.values():
+            source.close()
+        self.opened.clear()
+        self.descriptors.clear()
+
+
+def announce(sources: Sources, ranges: Ranges) -> bool:
+    """Let the kernel read ranges of local files in advance, if they are not in memory. Return whether it does."""
+    # Some of the ranges may be in memory, because their neighbours were read, and some first bytes may be, because a
+    # small field was read.
+    for row in {0, len(ranges.files) // 2, len(ranges.files) - 1} if len(ranges.files) else ():
+        source = sources[int(ranges.files[row])]
+        if source.fd is not None and is_cold(source.fd, int(ranges.begins[row] + ranges.lengths[row] // 2)):
+            will_need(descriptors_of(sources, ranges))
+            return True
+    return False
+
+
+def descriptors_of(sources: Sources, ranges: Ranges) -> Iterator[tuple[int | None, int, int]]:
+    """Yield (descriptor, first byte, length) of ranges, adjacent ones together."""
+    joined = ranges.joined()
+    for file, begin, length in zip(*(column.tolist() for column in joined[:3])):
+        yield sources[file].fd, begin, length
+
+
+def read(sources: Sources, ranges: Ranges, buffer: memoryview) -> None:
+    """Read all ranges into the buffer. Raises InputError, DataError, and EndsEarly with the row of a range that its
+    file does not have as a whole."""
+    files = sources.descriptors
+    if core.CORE is not None and files and core.CORE.scatter(buffer, ranges, files):
+        return
+    # A file is not open yet, is no plain local file, or has changed.
+    for file, rows in ranges.by_file():
+        try:
+            part = ranges.take(rows)
+            sources[file].scatter(part.begins, part.lengths, part.places, buffer)
+        except EndsEarly as error:
+            error.row = int(rows[error.row])
+            raise
+
+
+def load(sources: Sources, ranges: Ranges, buffer: memoryview, direct_bytes: int | None = None) -> None:
+    """Do the work of :func:`read` for ranges that were not announced. Remote ranges of at least ``direct_bytes`` (None:
+    :data:`LONG_RANGE_BYTES`) are read directly into the buffer, several at a time."""
+    direct_bytes = LONG_RANGE_BYTES if direct_bytes is None else direct_bytes
+    pairs = zip(ranges.files.tolist(), ranges.lengths.tolist())
+    direct = numpy.array([size >= direct_bytes and sources[file].fd is None for file, size in pairs], bool)
+    others = ranges.take(numpy.flatnonzero(~direct))
+    sources.expect(others, by_bytes=True)
+    long_ranges = zip(*(column.tolist() for column in ranges.take(numpy.flatnonzero(direct))))
+    fill_all((sources[file], begin, buffer[place : place + size]) for file, begin, size, place in long_ranges)
+    read(sources, others, buffer)

@@ -1,4 +1,5 @@
-"""Ranges that were expected are fetched together and ahead, within bounds, and are the bytes that they should be."""
+"""Many ranges of many files are read at once. Ranges that were expected are fetched together and ahead, within bounds.
+All are the bytes that they should be."""
 
 from __future__ import annotations
 
@@ -20,14 +21,17 @@ from hypothesis import strategies as st
 from shard_cases import numbered, write_shards
 from storage_servers import S3, Web, web_server
 
+from wdscli.arrays import numpy
 from wdscli.errors import InputError
 from wdscli.plan.inputs import Input
 from wdscli.plan.survey import REMOTE_SHARD_BYTES, SurveyTask, bytes_of
 from wdscli.selection import Selection
-from wdscli.storage import Source, ahead, expand, open_source, opening
-from wdscli.storage.ahead import Ahead, Line, fill_all, joined, together
+from wdscli.storage import Source, expand, open_source, opening, scatter
+from wdscli.storage.ends import EndsEarly
+from wdscli.storage.local import HeldSource
 from wdscli.storage.ranges import RemoteSource
-from wdscli.tar import CANONICAL
+from wdscli.storage.scatter import Ahead, Line, Ranges, Sources, fill_all, joined, load, read, together
+from wdscli.tar import CANONICAL, core
 
 COMMAND: list[str] = []
 DATA = random.Random(0).randbytes(300_000)
@@ -52,6 +56,129 @@ class Store:
         return DATA[begin:end]
 
 
+class Files(Sources):
+    """Local files, one of them in blocks of its own, and an object of a store, all with parts of :data:`DATA`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.contents = [DATA[:100_000], DATA[100_000:150_000], DATA[150_000:], DATA[1000:2000]]
+        for number, content in enumerate(self.contents[:2]):
+            if not (folder / f"{number}").exists():
+                (folder / f"{number}").write_bytes(content)
+        MemoryFileSystem().pipe_file("/scattered/2", self.contents[2])
+        self.addresses = [f"{folder}/0", f"{folder}/1", "memory://scattered/2", "held"]
+        super().__init__(self.open_file, {2})
+
+    def open_file(self, number: int) -> Source:
+        data = self.contents[number]
+        return HeldSource("held", data) if number == 3 else open_source(self.addresses[number])
+
+
+@st.composite
+def ranges_of_files(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    sizes = [100_000, 50_000, 150_000, 1000]
+    ranges = []
+    for _ in range(draw(st.integers(0, 40))):
+        file = draw(st.integers(0, 3))
+        begin = draw(st.integers(0, sizes[file]))
+        ranges.append((file, begin, draw(st.integers(0, min(3000, sizes[file] - begin)))))
+        if draw(st.booleans()):
+            # A neighbour, which may be read together with it.
+            begin += ranges[-1][2]
+            ranges.append((file, begin, min(50, sizes[file] - begin)))
+    return ranges
+
+
+def laid_out(ranges: list[tuple[int, int, int]]) -> Ranges:
+    return Ranges.in_turn(*numpy.array(ranges, dtype=numpy.int64).reshape(-1, 3).T)
+
+
+@pytest.mark.parametrize("how", ["read", "load", "joined"])
+@pytest.mark.parametrize("has_core", [True, False])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(ranges=ranges_of_files(), swap=st.booleans())
+def test_ranges_come_to_their_places(
+    how: str,
+    has_core: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+    ranges: list[tuple[int, int, int]],
+    swap: bool,
+) -> None:
+    columns = laid_out(ranges)
+    if swap:
+        # Their places in the buffer have another order than their bytes in the files.
+        backward = laid_out(ranges[::-1])
+        columns = columns._replace(places=backward.places[::-1].copy())
+    buffer = memoryview(bytearray(int(columns.lengths.sum())))
+    with pytest.MonkeyPatch.context() as patch, Files(tmp_path_factory.getbasetemp() / "scattered") as files:
+        if not has_core:
+            patch.setattr("wdscli.tar.core.CORE", None)
+        patch.setattr(scatter, "LONG_RANGE_BYTES", 2000)
+        (load if how == "load" else read)(files, columns.joined() if how == "joined" else columns, buffer)
+        for file, begin, length, place in zip(*(column.tolist() for column in columns)):
+            assert buffer[place : place + length] == files.contents[file][begin : begin + length]
+
+
+@pytest.mark.parametrize("has_core", [True, False])
+@pytest.mark.parametrize("file", range(4))
+def test_a_file_that_ends_early(
+    file: int, has_core: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_core:
+        monkeypatch.setattr("wdscli.tar.core.CORE", None)
+    with Files(tmp_path) as files:
+        size = len(files.contents[file])
+        for wanted in (
+            [(0, 0, 10), (file, size - 10, 11), (1, 5, 5)],
+            [(0, 0, 10), (file, size - 10, 5), (file, size - 5, 6)],
+            [(0, 5, 5), (file, size + 10, 1)],
+        ):
+            with pytest.raises(EndsEarly) as caught:
+                read(files, laid_out(wanted), memoryview(bytearray(100)))
+            first = next(row for row, (_, begin, length) in enumerate(wanted) if begin + length > size)
+            assert (caught.value.row, caught.value.name) == (first, files.addresses[file])
+            assert caught.value.offset == max(size, wanted[first][1])
+
+
+def test_neighbours_are_joined_if_they_are_in_the_file_and_in_the_buffer() -> None:
+    ranges = laid_out([(0, 0, 10), (0, 10, 5), (1, 15, 5), (1, 20, 0), (1, 21, 4), (1, 25, 5)])
+    assert [column.tolist() for column in ranges.joined()] == [
+        [0, 1, 1],
+        [0, 15, 21],
+        [15, 5, 9],
+        [0, 15, 20],
+    ]
+    apart = ranges._replace(places=ranges.places[::-1].copy())
+    assert len(apart.joined().files) == 6
+    assert len(laid_out([]).joined().files) == 0
+
+
+def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that was opened first is closed, after it was compared with its name; a store needs no descriptor."""
+    monkeypatch.setattr(scatter, "MOST_LOCAL", 1)
+    confirmed = []
+    with Files(tmp_path) as files:
+        monkeypatch.setattr(files, "confirm_file", lambda number, source: confirmed.append(number))
+        buffer = memoryview(bytearray(40))
+        for _ in range(2):
+            read(files, laid_out([(0, 0, 10), (2, 0, 10), (1, 0, 10), (0, 50, 10)]), buffer)
+            assert bytes(buffer) == DATA[:10] + DATA[150_000:150_010] + DATA[100_000:100_010] + DATA[50:60]
+            assert files.opened.keys() == {1, 2}
+            assert files.descriptors.keys() == {1}
+        assert confirmed == [0, 1, 0]
+    assert files.opened == files.descriptors == {}
+
+
+@pytest.mark.skipif(core.CORE is None, reason="plain Python slices its buffers")
+@pytest.mark.parametrize(("place", "length"), [(-1, 5), (0, 11), (11, 0), (8, 3), (0, -1), (1 << 62, 1)])
+def test_a_range_that_is_longer_than_its_place(place: int, length: int, tmp_path: Path) -> None:
+    ranges = Ranges(*(numpy.array([number]) for number in (0, 0, length, place)))
+    with Files(tmp_path) as files:
+        assert files[0].fd is not None, "it is open, so that the core reads it"
+        with pytest.raises(ValueError, match="does not fit in the buffer"):
+            read(files, ranges, memoryview(bytearray(10)))
+
+
 class Slow(Source):
     """Fills a buffer when it is waited for, and counts the fills in flight."""
 
@@ -69,14 +196,14 @@ class Slow(Source):
 
 
 def test_buffers_are_filled_by_a_few_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "FILL_BYTES", 1000)
+    monkeypatch.setattr(scatter, "FILL_BYTES", 1000)
     flying = [0]
     views = [memoryview(bytearray(size)) for size in (25_000, 10, 0, 999)]
     fill_all((Slow(flying), 100 * number, view) for number, view in enumerate(views))
     assert [bytes(view) for view in views] == [
         DATA[100 * at : 100 * at + len(view)] for at, view in enumerate(views)
     ]
-    assert (max(flying), flying[-1], len(flying)) == (ahead.FILLS_AT_ONCE, 0, 1 + 2 * 27)
+    assert (max(flying), flying[-1], len(flying)) == (scatter.FILLS_AT_ONCE, 0, 1 + 2 * 27)
     with pytest.raises(InputError, match="cannot read slow, from byte 299500: it was replaced"):
         fill_all([(Slow(flying), len(DATA) - 1500, memoryview(bytearray(5000)))])
 
@@ -110,8 +237,8 @@ def test_what_is_read_is_what_is_there(
 ) -> None:
     """Also when something else was expected before, some of which is held."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ahead, "REQUEST_BYTES", draw.draw(st.integers(1, 500)))
-        patch.setattr(ahead, "READ_AHEAD_BYTES", draw.draw(st.integers(1, 1500)))
+        patch.setattr(scatter, "REQUEST_BYTES", draw.draw(st.integers(1, 500)))
+        patch.setattr(scatter, "READ_AHEAD_BYTES", draw.draw(st.integers(1, 1500)))
         store = Store()
         blocks = Ahead(store.fetch, store.result, Line())
         blocks.expect(draw.draw(ranges))
@@ -127,8 +254,8 @@ def test_what_is_read_is_what_is_there(
 
 
 def test_a_whole_object_is_read_once_by_large_requests_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 10_000)
-    monkeypatch.setattr(ahead, "READ_AHEAD_BYTES", 60_000)
+    monkeypatch.setattr(scatter, "REQUEST_BYTES", 10_000)
+    monkeypatch.setattr(scatter, "READ_AHEAD_BYTES", 60_000)
     store = Store()
     blocks = Ahead(store.fetch, store.result, Line())
     blocks.expect([(0, len(DATA))])
@@ -142,7 +269,7 @@ def test_a_whole_object_is_read_once_by_large_requests_within_bounds(monkeypatch
 
 
 def test_who_reads_on_has_all_but_one_request_of_the_room_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 10_000)
+    monkeypatch.setattr(scatter, "REQUEST_BYTES", 10_000)
     store = Store()
     blocks = Ahead(store.fetch, store.result, Line(), 60_000)
     blocks.will_be_used(60_000)
@@ -191,8 +318,8 @@ def test_what_is_kept_goes_when_others_need_the_room() -> None:
 
 
 def test_what_is_kept_stays_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 2)
-    monkeypatch.setattr(ahead, "READ_AHEAD_BYTES", 3)
+    monkeypatch.setattr(scatter, "REQUEST_BYTES", 2)
+    monkeypatch.setattr(scatter, "READ_AHEAD_BYTES", 3)
     store = Store()
     blocks = Ahead(store.fetch, store.result, Line())
     blocks.expect([(0, 3)])
@@ -203,7 +330,7 @@ def test_what_is_kept_stays_while_it_is_read(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_line_tells_how_long_a_gap_pays() -> None:
     line = Line()
-    assert line.gap_bytes == ahead.FIRST_GAP_BYTES
+    assert line.gap_bytes == scatter.FIRST_GAP_BYTES
     for _ in range(50):
         line.note(1000, 0.020)
         line.note(8 << 20, 0.020 + (8 << 20) / 100e6)
@@ -211,7 +338,7 @@ def test_a_line_tells_how_long_a_gap_pays() -> None:
     for _ in range(50):
         line.note(1000, 0.000_01)
         line.note(8 << 20, 1.0)
-    assert line.gap_bytes == ahead.LEAST_GAP_BYTES
+    assert line.gap_bytes == scatter.LEAST_GAP_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -306,8 +433,8 @@ def test_what_is_spilled_to_a_store_is_read_once(s3: S3, run: Command, tmp_path:
 
 
 def test_objects_share_what_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "LEAST_GAP_BYTES", 1000)
-    monkeypatch.setattr(ahead, "LEAST_SHARE_BYTES", 4000)
+    monkeypatch.setattr(scatter, "LEAST_GAP_BYTES", 1000)
+    monkeypatch.setattr(scatter, "LEAST_SHARE_BYTES", 4000)
     store = Store()
     several = [Ahead(store.fetch, store.result, Line(), 40_000) for _ in range(4)]
     for blocks in several:
@@ -322,7 +449,7 @@ def test_objects_share_what_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_announced_together_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where most of the bytes are of one object, and the first object is announced before the others."""
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 10_000)
+    monkeypatch.setattr(scatter, "REQUEST_BYTES", 10_000)
     stores = [Store() for _ in range(4)]
     objects = [Ahead(store.fetch, store.result, Line(), 60_000) for store in stores]
     chance = random.Random(0)
@@ -409,7 +536,7 @@ def test_the_next_shard_is_opened_while_one_is_read(monkeypatch: pytest.MonkeyPa
 
 def test_a_whole_object_of_known_size_is_requested_at_once(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """By several ranges, before the first has come."""
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 100_000)
+    monkeypatch.setattr(scatter, "REQUEST_BYTES", 100_000)
     place = s3.bucket("at-once")
     s3.client.put_object(Bucket=place, Key="a.tar", Body=DATA)
     requests: list[tuple[int, int]] = []
@@ -430,7 +557,7 @@ def test_a_whole_object_of_known_size_is_requested_at_once(s3: S3, monkeypatch: 
 
 def test_clients_that_wait_read_several_ranges_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a store whose client knows no asyncio, as Hugging Face's."""
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 100_000)
+    monkeypatch.setattr(scatter, "REQUEST_BYTES", 100_000)
     together = Barrier(3)
 
     class Waiting(MemoryFileSystem):
