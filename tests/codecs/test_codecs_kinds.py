@@ -18,7 +18,7 @@ from wdscli.codecs.values import DEFAULTS, ENCODERS
 
 HOUSE = Path(wdscli.__file__).parent
 NO_TABLES_OF_FIELDS = {
-    "selection/language.py": "the names that --where offers in its expressions",
+    "selection/places.py": "the names that --where offers in its expressions",
     "selection/where.py": "the values of these names",
     "storage/patterns.py": "files next to shards that are no shards",
 }

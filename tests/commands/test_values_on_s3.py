@@ -6,8 +6,11 @@ import json
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
+from botocore.config import Config
 from shard_cases import wds
 from storage_servers import S3, forget_listings
 
@@ -52,19 +55,32 @@ def test_values_on_s3_are_those_of_the_object(s3: S3, tmp_path: Path) -> None:
     assert stored(shard)["json.tokens"][5] == 99
 
 
-def test_values_of_an_object_of_unknown_version_are_not_believed(s3: S3, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_values_of_an_object_of_unknown_version_need_its_checksum(
+    s3: S3, tmp_path: Path, has_checksums: bool
+) -> None:
     bucket = s3.bucket("uploaded")
     assert (
         wds("create", files(tmp_path / "files"), "-o", tmp_path / "a.tar", "--values", "json.tokens").code
         == 0
     )
+    client = s3.client if has_checksums else client_without_checksums(s3)
     for path in ("a.tar", ".wds/a.tar.wdx"):
-        s3.client.put_object(Bucket=bucket, Key=f"set/{path}", Body=(tmp_path / path).read_bytes())
-    shard = f"s3://{bucket}/set/a.tar"
-    assert stored(shard) == {}
+        client.put_object(Bucket=bucket, Key=f"set/{path}", Body=(tmp_path / path).read_bytes())
+    forget_listings()
+    shard, values = f"s3://{bucket}/set/a.tar", {"json.tokens": [*range(0, 120, 10)]}
+    assert stored(shard) == (values if has_checksums else {})
     assert wds("index", shard, "--values", "json.tokens", "--no-manifest").code == 0
     forget_listings()
-    assert stored(shard) == {"json.tokens": [*range(0, 120, 10)]}
+    assert stored(shard) == values
+
+
+def client_without_checksums(s3: S3) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=s3.client.meta.endpoint_url,
+        config=Config(request_checksum_calculation="when_required"),
+    )
 
 
 def by_gnu_tar(folder: Path, shard: Path) -> None:

@@ -278,9 +278,11 @@ class TestTravel:
 
 class TestRefused:
     def test_what_cannot_mean_anything(self, shards: list[str], tmp_path: Path) -> None:
-        for how in ({"where": "jsn.width > 3"}, {"where": ""}, {"keys": ""}, {"keys": []}):
+        for how in ({"where": "len > 3"}, {"where": ""}, {"keys": ""}, {"keys": []}):
             with pytest.raises(UsageError):
                 WebDataset(shards, **how)  # type: ignore[arg-type]
+        with pytest.warns(UserWarning, match="did you mean json"):
+            assert WebDataset(shards, where="jsn.width > 3", empty_check=False).nsamples == 0
         with pytest.raises(InputError):
             WebDataset(shards, keys_from=str(tmp_path / "none"))
 

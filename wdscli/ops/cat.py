@@ -445,7 +445,14 @@ class _Copier:
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write rows of a page under their keys. Adjacent usual samples are copied together, until the buffer is full.
         Other samples, and all samples of a stream, are written member by member."""
-        can_pack = core.CORE is not None and page.source.seekable and not self._selection.changes_members
+        samples = len(page.batch.keys)
+        # Without samples that fit in the buffer, numpy is not loaded.
+        can_pack = (
+            core.CORE is not None
+            and page.source.seekable
+            and not self._selection.changes_members
+            and page.batch.end(samples - 1) - page.batch.start(0) <= samples * len(self._buffer)
+        )
         stretches = self._stretches(page.batch, chosen) if can_pack else [(0, len(chosen), False)]
         for first, end, is_usual in stretches:
             row = chosen[first][0] if is_usual else 0

@@ -441,7 +441,7 @@ def parse_ratio(text: str) -> tuple[PartShare, ...]:
     """Parse shares. They are fractions that sum to 1, or whole numbers as weights. Raises UsageError.
 
     >>> parse_ratio("train=8,val=2")
-    (Share(part='train', share=Fraction(4, 5)), Share(part='val', share=Fraction(1, 5)))
+    (PartShare(part='train', share=Fraction(4, 5)), PartShare(part='val', share=Fraction(1, 5)))
     """
     shares: dict[str, Fraction] = {}
     for word in text.split(","):

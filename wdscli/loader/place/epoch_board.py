@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fcntl import LOCK_EX, LOCK_UN, lockf
 from typing import Any, NamedTuple
@@ -181,7 +181,7 @@ class EpochBoard:
 
 
 def _unnamed_file() -> int:
-    if hasattr(os, "memfd_create"):
+    with suppress(AttributeError, OSError):  # not every system has such files
         return os.memfd_create("wdscli")
     from tempfile import TemporaryFile
 
