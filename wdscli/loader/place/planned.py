@@ -21,7 +21,7 @@ from json import dumps
 from typing import Any, NamedTuple
 
 from wdscli.arrays import F64, I64, numpy
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.order.batches import Misfit, Planned, Rule, planned, reason_of_misfit
 from wdscli.loader.order.order import ENDLESS, PLANNED, key
 from wdscli.loader.order.source import (
@@ -44,6 +44,9 @@ HINT = 'leave out such samples with where= or on_error="skip"'
 HINT_OF_PACKS = (
     "leave out such samples with where= or packed(drop=True), or shorten them with packed(truncate=True)"
 )
+HINT_OF_NO_BATCH = "partial=True yields batches that are not full; a larger window= has more full batches"
+MAX_EMPTY_WINDOWS = 1000
+"""In an endless list, the search for a batch ends after so many windows without one."""
 NOTHING: Mapping[tuple[str, str], int] = {}
 PLANS = 4
 """The number of epochs whose plans are kept."""
@@ -61,7 +64,8 @@ class PlannedWindow(NamedTuple):
 class Plan:
     """The list of batches of an epoch of ``length`` positions. Several threads may use the list. ``reader`` finds the
     values. The call that first plans a window raises the errors of ``reader``, and DataError for a sample that fits
-    into no batch, unless ``skips`` is set. A window is planned with the key ``key(*of_epoch, window)``."""
+    into no batch, unless ``skips`` is set. A window is planned with the key ``key(*of_epoch, window)``. Raises
+    InputError if many windows of an endless list have no batch."""
 
     def __init__(
         self, rule: Rule, length: int, of_epoch: Sequence[int], reader: EpochReader, skips: bool = False
@@ -176,8 +180,13 @@ class Plan:
                 while self._first(after - 1) > number:
                     after -= 1
                 self._current = after - 1
+        without_batch = 0
         while self._current < self.windows and number >= self._first(self._current + 1):
             self._current += 1
+            is_empty = self._firsts[self._current] == self._firsts[self._current - 1]
+            without_batch = without_batch + 1 if is_empty else 0
+            if self.length >= ENDLESS and without_batch == MAX_EMPTY_WINDOWS:
+                raise InputError(f"{without_batch} windows have no batch", hint=HINT_OF_NO_BATCH)
         has_batch = self._current < self.windows
         self._current = min(self._current, self.windows - 1)
         return has_batch
