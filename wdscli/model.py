@@ -74,6 +74,10 @@ class FieldTotals:
     size_bytes: int
 
 
+UNKNOWN = -1
+"""A count or size that a manifest lacks."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """The facts of one whole shard, as in the manifest.
@@ -81,8 +85,8 @@ class ShardInfo:
     ``name`` is the file's name without its folder. ``checksum`` is ``algorithm:hex`` or None. ``headers`` is the
     hexadecimal XXH3-64 over all header blocks (see the index format). ``index`` is true if a ``.wdx`` was written with
     the shard. The other fields are not in manifests: ``version`` identifies the written file
-    (:mod:`~wdscli.storage.opening`), ``tar_bytes`` is the size of the uncompressed archive (-1 if unknown), and
-    ``is_copy`` is true if the store has copied the shard.
+    (:mod:`~wdscli.storage.opening`), ``tar_bytes`` is the size of the uncompressed archive, and ``is_copy`` is true if
+    the store has copied the shard. Missing facts are :data:`UNKNOWN`, empty or None.
     """
 
     name: str
@@ -94,7 +98,7 @@ class ShardInfo:
     fields: Mapping[str, FieldTotals]
     index: bool
     version: str = field(default="", compare=False)
-    tar_bytes: int = field(default=-1, compare=False)
+    tar_bytes: int = field(default=UNKNOWN, compare=False)
     is_copy: bool = field(default=False, compare=False)
 
 
@@ -107,7 +111,7 @@ class Facts(NamedTuple):
     fields: Mapping[str, FieldTotals]
 
     def of_shard(
-        self, name: str, size_bytes: int, *, checksum: str | None, index: bool, tar_bytes: int = -1
+        self, name: str, size_bytes: int, *, checksum: str | None, index: bool, tar_bytes: int = UNKNOWN
     ) -> ShardInfo:
         """Return all facts of the shard."""
         return ShardInfo(
@@ -121,6 +125,20 @@ class Facts(NamedTuple):
             index,
             tar_bytes=tar_bytes,
         )
+
+
+def contradictions(listed: ShardInfo, shard: ShardInfo | Facts) -> Iterator[str]:
+    """Yield each fact of a manifest's entry that differs from the shard. A fact that one of them lacks does not
+    differ."""
+    for unit in ("samples", "members"):
+        listed_count, count = getattr(listed, unit), getattr(shard, unit)
+        if UNKNOWN not in (listed_count, count) and listed_count != count:
+            yield f"says {listed_count} {unit}, the shard has {count}"
+    if listed.headers and shard.headers:
+        if listed.headers != shard.headers:
+            yield "is for other names, places or sizes than the shard has"
+        if listed.fields != shard.fields:
+            yield "has other fields or bytes than the shard"
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,6 +285,18 @@ def test_ranges_with_full_batches_only(same: bool | int) -> None:
         assert len(batch) == {0: 7, 1: 3, 2: 2}[sum(value_of(batch[0], LONGEST) >= edge for edge in [20, 33])]
 
 
+def test_windows_that_never_have_a_full_batch(tmp_path: Path) -> None:
+    with ShardWriter(f"{tmp_path}/a.tar") as writer:
+        for number in range(5):
+            writer.write(f"{number}", {"bin": bytes(number)})
+    batches = wds.WebDataset(f"{tmp_path}/a.tar").batched(
+        9, bucket="size.bin", buckets=[250], partial=False, window=4
+    )
+    assert list(batches) == []
+    with pytest.raises(InputError, match="windows have no batch"):
+        next(iter(batches.with_epoch(batches=2)))
+
+
 def first_fit_decreasing(lengths: list[int], size: int, most: int = 1 << 30) -> int:
     """The packs of the textbook's method; first fit by a tree of the rooms would give as many."""
     rooms: list[int] = []

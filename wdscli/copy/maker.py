@@ -24,7 +24,7 @@ from wdscli.copy.copier import GatherTask, gather
 from wdscli.copy.spill import SpillLayout, spill
 from wdscli.errors import DataError, EngineError, WdsError
 from wdscli.executors import copying_worth, make_executor, useful_jobs
-from wdscli.model import PendingCommit, ShardInfo
+from wdscli.model import UNKNOWN, PendingCommit, ShardInfo
 from wdscli.plan.cut import PlannedShard
 from wdscli.plan.inputs import Input, is_of_this_process
 from wdscli.plan.plan import ReorderPlan
@@ -157,7 +157,7 @@ class Maker:
         shard, size = self.contents.shards[number], info.size_bytes
         if kind_of_name(shard.address):
             # For a compressed shard, a receipt does not have the size of the tar.
-            size = shard.size_bytes if info.tar_bytes < 0 else info.tar_bytes
+            size = shard.size_bytes if info.tar_bytes == UNKNOWN else info.tar_bytes
         written = (info.samples, info.members, size)
         wanted = (shard.samples, shard.members, shard.size_bytes)
         if written != wanted:

@@ -24,7 +24,7 @@ from wdscli.executors import (
     tick_of_task,
     useful_shard_jobs,
 )
-from wdscli.model import Facts, ShardInfo
+from wdscli.model import UNKNOWN, Facts, ShardInfo, contradictions
 from wdscli.ops.adopt import index_to_adopt, refuse_other_bytes
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.grouping import SampleAt
@@ -619,12 +619,10 @@ def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manif
 
 def _difference(listed: ShardInfo, shard: ShardInfo) -> str | None:
     """Return how a manifest's entry contradicts a shard, or None if they agree. A missing fact is no contradiction."""
-    if listed.size_bytes not in (-1, shard.size_bytes):
+    if listed.size_bytes not in (UNKNOWN, shard.size_bytes):
         return f"it says {listed.size_bytes} bytes, the shard has {shard.size_bytes}"
-    if listed.samples != shard.samples:
-        return f"it says {listed.samples} samples, the shard has {shard.samples}"
-    if listed.headers not in ("", shard.headers):
-        return "the shard's headers have changed"
+    for contradiction in contradictions(listed, shard):
+        return f"it {contradiction}"
     old_sum, new_sum = listed.checksum or "", shard.checksum or ""
     if old_sum and new_sum and old_sum.partition(":")[0] == new_sum.partition(":")[0] and old_sum != new_sum:
         return "the shard's bytes have changed"

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.model import FieldTotals, ShardInfo
+from wdscli.model import UNKNOWN, FieldTotals, ShardInfo
 from wdscli.schema import PackedObject, Records, check, packed, unpacked
 from wdscli.shards.locks import FOLDER
 from wdscli.shards.rows import SECTION
@@ -269,9 +269,9 @@ def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
     summed."""
     shards = manifest.shards
     sums = {"shards": len(shards), "samples": manifest.samples}
-    if all(shard.members >= 0 for shard in shards):
+    if all(shard.members != UNKNOWN for shard in shards):
         sums["members"] = manifest.members
-    if all(shard.size_bytes >= 0 for shard in shards):
+    if all(shard.size_bytes != UNKNOWN for shard in shards):
         sums["bytes"] = manifest.size_bytes
     totals = {name: ours.get(name, count) for name, count in sums.items()}
     fields = ours.get("fields") or {}
@@ -288,8 +288,7 @@ def _contradiction(ours: Mapping[str, Any], manifest: Manifest) -> str | None:
 
 
 def parse_shard(entry: Any, has_index: bool) -> ShardInfo:
-    """Parse one shard of a manifest. Facts that a plain wids document lacks are -1, empty or None. Raises
-    ValueError."""
+    """Parse one shard of a manifest. Facts that a plain wids document lacks are unknown. Raises ValueError."""
     check(entry, _SHARD)
     return _shard(entry, has_index=has_index)
 
@@ -298,14 +297,14 @@ def _shard(entry: Mapping[str, Any], *, has_index: bool) -> ShardInfo:
     name = entry["url"]
     if not name or "\0" in name:
         raise ValueError("the name of a shard has a zero byte" if name else "a shard has no name")
-    size, members = entry.get("filesize", -1), max(entry["nsamples"], entry.get("members", -1))
+    size, members = entry.get("filesize", UNKNOWN), max(entry["nsamples"], entry.get("members", UNKNOWN))
     if 0 <= size < members * BLOCK and COMPRESSED_SUFFIX.search(name) is None:
         raise ValueError(f"{name} has {members} members in {size} bytes")
     return ShardInfo(
         name=name,
         samples=entry["nsamples"],
-        members=entry.get("members", -1),
-        size_bytes=entry.get("filesize", -1),
+        members=entry.get("members", UNKNOWN),
+        size_bytes=entry.get("filesize", UNKNOWN),
         headers=entry.get("headers", ""),
         checksum=entry.get("checksum"),
         fields={name: FieldTotals(total["count"], total["bytes"]) for name, total in entry["fields"].items()}

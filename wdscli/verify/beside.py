@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.executors import tick_of_task
-from wdscli.model import ShardInfo, to_bytes
+from wdscli.model import UNKNOWN, Facts, ShardInfo, contradictions, to_bytes
 from wdscli.shards.index import Index, IndexBuilder, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest
@@ -161,21 +161,9 @@ def check_size(address: str, listing: ManifestEntry, size: int, ledger: Ledger) 
 
 def check_listed(listing: ManifestEntry, samples: int, builder: IndexBuilder | None, ledger: Ledger) -> None:
     """Compare an undamaged shard with its entry in the manifest."""
-    where, listed = listing.manifest, listing.shard
-    counts = [("samples", listed.samples, samples)]
-    if builder is not None and listed.members >= 0:
-        counts.append(("members", listed.members, builder.members))
-    for unit, listed_count, shard_count in counts:
-        if listed_count != shard_count:
-            ledger.add(
-                "manifest-mismatch", f"{where} says {listed_count} {unit}, the shard has {shard_count}"
-            )
-    if builder is None or not listed.headers:
-        return
-    if listed.headers != builder.digest():
-        ledger.add("manifest-mismatch", f"{where} is for other names, places or sizes than the shard has")
-    if listed.fields != builder.totals():
-        ledger.add("manifest-mismatch", f"{where} has other fields or bytes than the shard")
+    shard = Facts(samples, UNKNOWN, "", {}) if builder is None else builder.facts()
+    for contradiction in contradictions(listing.shard, shard):
+        ledger.add("manifest-mismatch", f"{listing.manifest} {contradiction}")
 
 
 def checksum_digest(listing: ManifestEntry | None) -> Digest | None:
