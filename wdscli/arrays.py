@@ -152,6 +152,13 @@ def edges(apart: Mask, total: int) -> I64:
     return firsts[: total + 1]
 
 
+def distinct(numbers: NDArray[Any]) -> Any:
+    """Return the different numbers, in rising order. numpy.unique would load numpy.ma, which takes as long as a small
+    command."""
+    ordered = numpy.sort(numbers)
+    return ordered[edges(ordered[1:] != ordered[:-1], len(ordered))[:-1]]
+
+
 def runs(numbers: NDArray[Any]) -> Iterator[tuple[int, int]]:
     """Yield the first row and the end of each run of equal numbers."""
     bounds = [0, *((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist(), len(numbers)]

@@ -143,6 +143,7 @@ def test_it_finds_and_makes_what_the_exact_path_does(samples: list[Sample], ways
 
 
 @given(sample_lists, st.data())
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_was_changed_is_never_taken_for_something_else(
     samples: list[Sample], draw: st.DataObject
 ) -> None:

@@ -47,6 +47,12 @@ def test_other_local_listings_load_nothing_heavy(shard: Path, row: str) -> None:
     assert not loaded(RUN, "ls", "--by", row, str(shard)) & {"fsspec", "s3fs", "numpy", "pydantic", "rich"}
 
 
+def test_a_shuffle_of_local_shards_loads_no_client_of_stores(shard: Path) -> None:
+    names = loaded(RUN, "shuffle", str(shard), "-o", str(shard.parent / "out.tar"), "-q", "-j1")
+    assert "numpy" in names
+    assert not names & {"asyncio", "ssl", "fsspec", "s3fs", "obstore", "numpy.ma", "rich", "pydantic"}
+
+
 def test_reading_and_writing_shards_loads_neither_the_command_nor_torch() -> None:
     names = loaded("from wdscli.shards import ShardReader, ShardWriter")
     assert not names & {"typer", "rich", "torch", "fsspec", "s3fs"}

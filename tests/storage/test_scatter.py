@@ -169,6 +169,34 @@ def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert files.opened == files.descriptors == {}
 
 
+@pytest.mark.skipif(core.CORE is None, reason="plain Python reads file by file")
+def test_the_core_reads_local_files_also_if_they_are_many_or_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = [(number % 5, number, 3) for number in range(20)]
+    for number in range(5):
+        (tmp_path / f"{number}").write_bytes(DATA[number * 1000 :][:1000])
+    monkeypatch.setattr(scatter, "MOST_LOCAL", 2)
+    monkeypatch.setattr(Source, "scatter", None)
+    with Sources(lambda number: open_source(f"{tmp_path}/{number}")) as files:
+        buffer = memoryview(bytearray(60))
+        read(files, laid_out(ranges), buffer)
+        assert bytes(buffer) == b"".join(DATA[file * 1000 + begin :][:3] for file, begin, _ in ranges)
+        assert len(files.opened) <= 2
+
+
+@pytest.mark.parametrize("has_core", [True, False])
+def test_a_short_file_among_many_is_named_by_its_row(
+    has_core: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_core:
+        monkeypatch.setattr("wdscli.tar.core.CORE", None)
+    monkeypatch.setattr(scatter, "MOST_LOCAL", 1)
+    with Files(tmp_path) as files, pytest.raises(EndsEarly) as caught:
+        read(files, laid_out([(1, 0, 10), (0, 0, 10), (1, 49_995, 10)]), memoryview(bytearray(30)))
+    assert caught.value.row == 2
+
+
 @pytest.mark.skipif(core.CORE is None, reason="plain Python slices its buffers")
 @pytest.mark.parametrize(("place", "length"), [(-1, 5), (0, 11), (11, 0), (8, 3), (0, -1), (1 << 62, 1)])
 def test_a_range_that_is_longer_than_its_place(place: int, length: int, tmp_path: Path) -> None:

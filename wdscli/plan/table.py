@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, numpy, spread
+from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, distinct, numpy, spread
 from wdscli.errors import DataError, failing
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
@@ -188,13 +188,14 @@ class PlanTable:
 
     def take(self, rows: I64 | list[int]) -> PlanTable:
         """Return a copy in memory of some rows, in the given order."""
-        return PlanTable(self.rows[rows])
+        # Indexing an array of records copies field by field, which takes 20 times as long.
+        return PlanTable(self.rows.take(rows))
 
     def apart(self, rows: I64) -> PlanTable:
         """Return a copy of some rows as a separate table. Many rows go to a file."""
         kept = GrowingTable()
         for part in blocks_of(len(rows)):
-            kept.append(self.rows[rows[part]])
+            kept.append(self.rows.take(rows[part]))
         return kept.table()
 
     def part(self, first: int, end: int) -> PlanTable:
@@ -212,7 +213,7 @@ class PlanTable:
         hashes."""
         # Usually no hash is repeated, and a sorted copy of the hashes is enough to show it.
         ordered = numpy.sort(self.keys)
-        again = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+        again = distinct(ordered[1:][ordered[1:] == ordered[:-1]])
         del ordered
         if not len(again):
             return numpy.empty(0, dtype=numpy.int64), again
@@ -286,7 +287,7 @@ class OrderedSamples:
         """The input shards of the samples, in rising order."""
         numbers: set[int] = set()
         for part in blocks_of(self.total):
-            numbers.update(numpy.unique(self.column("shard", part.start, part.stop)).tolist())
+            numbers.update(distinct(self.column("shard", part.start, part.stop)).tolist())
         return sorted(numbers)
 
 

@@ -37,7 +37,6 @@ from wdscli.storage.addresses import base_name
 from wdscli.storage.ends import PIECE_BYTES, Source, replaced
 from wdscli.storage.kinds import kind_of
 from wdscli.storage.local import NO_LOCKS, LocalSource, is_same_file, reason, remove_if_abandoned, write_all
-from wdscli.storage.ranges import open_remote, version_at
 from wdscli.storage.scatter import REQUEST_BYTES
 
 if TYPE_CHECKING:
@@ -68,6 +67,9 @@ def open_cached(address: str, chosen: Network, version: tuple[int, str] | None =
 
     Raises UsageError for an impossible cache folder, and the errors of reading the original.
     """
+    # Commands load this module for local sets too, and clients of stores load slowly.
+    from wdscli.storage.ranges import version_at
+
     folder = _Folder.of(chosen.cache_dir)
     wanted = version or version_at(address)
     if wanted is None or not wanted[1]:
@@ -85,6 +87,8 @@ def open_cached(address: str, chosen: Network, version: tuple[int, str] | None =
 
 def _original(address: str, version: Version) -> Source:
     """Open the object to copy. Raises InputError if its version has changed."""
+    from wdscli.storage.ranges import open_remote
+
     source = open_remote(address, REQUEST_BYTES, version if kind_of(address).is_s3 else None)
     if (source.size, source.version) != version:
         source.close()

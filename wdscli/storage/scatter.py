@@ -22,15 +22,16 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple, TypeVar
 from weakref import WeakSet
 
-from wdscli.arrays import I64, U64, edges, numpy, runs
+from wdscli.arrays import I64, U64, distinct, edges, numpy, runs
+from wdscli.errors import WdsError
 from wdscli.storage.ends import LARGE_BYTES, EndsEarly, ReceivedBytes, Source
 from wdscli.storage.local import HeldSource, is_cold, may_open, will_need
 from wdscli.tar import core
@@ -407,7 +408,7 @@ class Sources:
     """Open files by number. ``open_file`` opens a file. ``remote`` has the numbers of the files on stores. If too many
     are open, those opened first are closed after :meth:`confirm_file`."""
 
-    def __init__(self, open_file: Callable[[int], Source], remote: Container[int] = ()) -> None:
+    def __init__(self, open_file: Callable[[int], Source], remote: Collection[int] = ()) -> None:
         self._open_file = open_file
         self._remote = remote
         self.opened: dict[int, Source] = {}
@@ -431,6 +432,13 @@ class Sources:
             self.descriptors[number] = source.fd
         return source
 
+    def open_local(self, numbers: Iterable[int]) -> None:
+        """Open local files, so that one call can read them. A file that cannot be opened stays closed."""
+        with suppress(WdsError):
+            for number in map(int, numbers):
+                if number not in self._remote:
+                    self[number]
+
     def is_remote(self, number: int) -> bool:
         """Return whether a file's bytes come from another machine."""
         return number in self._remote and number not in self.descriptors
@@ -440,6 +448,8 @@ class Sources:
     ) -> None:
         """Announce to remote files the ranges that will be read next (:meth:`Source.expect`). Other files forget
         earlier ranges. With ``by_bytes``, files share the memory by the bytes of their ranges."""
+        if not self._remote:
+            return
         wanted = {number: rows for number, rows in ranges.by_file() if number in self._remote}
         for number, source in self.opened.items():
             if number not in wanted and self.is_remote(number):
@@ -509,10 +519,30 @@ def descriptors_of(sources: Sources, ranges: Ranges) -> Iterator[tuple[int | Non
 def read(sources: Sources, ranges: Ranges, buffer: memoryview) -> None:
     """Read all ranges into the buffer. Raises InputError, DataError, and EndsEarly with the row of a range that its
     file does not have as a whole."""
-    files = sources.descriptors
-    if core.CORE is not None and files and core.CORE.scatter(buffer, ranges, files):
+    numbers = distinct(ranges.files) if core.CORE is not None else ()
+    if len(numbers) <= MOST_LOCAL:
+        _read_together(sources, ranges, numbers, buffer)
         return
-    # A file is not open yet, is no plain local file, or has changed.
+    for first in range(0, len(numbers), MOST_LOCAL):
+        group = numbers[first : first + MOST_LOCAL]
+        rows = numpy.flatnonzero((ranges.files >= group[0]) & (ranges.files <= group[-1]))
+        try:
+            _read_together(sources, ranges.take(rows), group, buffer)
+        except EndsEarly as error:
+            error.row = int(rows[error.row])
+            raise
+
+
+def _read_together(
+    sources: Sources, ranges: Ranges, numbers: Sequence[int] | I64, buffer: memoryview
+) -> None:
+    """Do the work of :func:`read` for ranges of the files ``numbers``, which may be open together. Without the core,
+    ``numbers`` may be empty."""
+    if core.CORE is not None:
+        sources.open_local(numbers)
+        if sources.descriptors and core.CORE.scatter(buffer, ranges, sources.descriptors):
+            return
+    # A file is no plain local file, or has changed.
     for file, rows in ranges.by_file():
         try:
             part = ranges.take(rows)
