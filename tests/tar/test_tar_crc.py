@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from wdscli.tar import crc
-from wdscli.tar.crc import StoreDigest, agrees
+from wdscli.tar.crc import StoreDigest, agrees, crc32_of
 
 pytestmark = pytest.mark.skipif(crc.CRC is None, reason="this processor computes no CRCs quickly")
 LENGTHS = [1, 15, 16, 127, 128, 129, 255, 256, 257, 1000, 16383, 16384, 16385, 40_000]
@@ -81,3 +81,12 @@ def test_agreement() -> None:
     assert agrees(own, {"crc32": own["crc32"], "crc64nvme": "0" * 16}) is False
     assert agrees(own, {"sha256": "0" * 64}) is None
     assert agrees({}, {"crc32": own["crc32"]}) is None
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_crc32_of_pieces(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(crc, "CRC", None)
+    data = random.Random(5).randbytes(40_000)
+    assert crc32_of([]) == 0
+    assert crc32_of([data[:7], memoryview(data)[7:20_000], b"", data[20_000:]]) == zlib.crc32(data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import accumulate, pairwise
 
 from wdscli.arrays import I64, edges
@@ -23,6 +23,8 @@ PIECE_BYTES = 1 << 20
 """The size of one piece if a whole file is read."""
 LARGE_BYTES = 1 << 23
 """The largest size of one read, one request and one part of an upload."""
+SEND_BYTES = 1 << 18
+"""The most bytes that are given to a connection together."""
 
 Data = bytes | bytearray | memoryview
 
@@ -423,3 +425,45 @@ class ReceivedBytes:
             start = stop - len(piece)
             yield piece[begin - start : end - start]
             begin, number = stop, number + 1
+
+
+class RequestBody:
+    """The body of a request, in pieces that are not copied. botocore and aiohttp would copy a body in one piece before
+    they send it."""
+
+    def __init__(self, pieces: list[memoryview]) -> None:
+        self.pieces = pieces
+        self._size = sum(map(len, pieces))
+        self._next = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, _: int = -1) -> memoryview:
+        """Return the next piece. It is empty at the end. botocore computes a signature from all pieces."""
+        self._next += 1
+        return self.pieces[self._next - 1] if self._next <= len(self.pieces) else memoryview(b"")
+
+    def tell(self) -> int:
+        """Return 0, because botocore reads the whole body, and then goes back."""
+        return 0
+
+    def seek(self, _: int) -> None:
+        """Go back to the beginning."""
+        self._next = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes | memoryview]:
+        small: list[memoryview] = []
+        held = 0
+        for piece in self.pieces:
+            for first in range(0, len(piece), SEND_BYTES):
+                chunk = piece[first : first + SEND_BYTES]
+                if small and held + len(chunk) > SEND_BYTES:
+                    yield b"".join(small)
+                    small, held = [], 0
+                if not small and len(chunk) > SMALL_BYTES:
+                    yield chunk
+                else:
+                    small.append(chunk)
+                    held += len(chunk)
+        yield b"".join(small)

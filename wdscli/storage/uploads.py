@@ -22,14 +22,14 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from typing import Any
 
 from wdscli.errors import OutputError, OutputIsFolderError
 from wdscli.shown import cause_of
-from wdscli.storage.ends import LARGE_BYTES, Data, NotCopied, Sink, taken
+from wdscli.storage.ends import LARGE_BYTES, Data, NotCopied, RequestBody, Sink, taken
 from wdscli.storage.kinds import NOTE, Store, container_of, etag_of, kind_of, stored_version
 from wdscli.storage.remote import (
     NO_CONTAINER_HINT,
@@ -53,6 +53,7 @@ from wdscli.storage.retry import (
     retried,
 )
 from wdscli.storage.s3_obstore import S3Store
+from wdscli.tar.crc import crc32_of
 
 PART_BYTES = 2 * LARGE_BYTES
 """The size of the first parts of an upload. A part is kept in memory. Later parts are larger, because AWS charges 0.30
@@ -65,8 +66,6 @@ _USUAL_PARTS = 5_000
 _LARGE_PART_BYTES = 72 << 20
 _LENT_AT_ONCE = 4
 """The most parts in flight that take no memory of their own. They have the larger size."""
-SEND_BYTES = 1 << 18
-"""The most bytes that are given to a connection together."""
 COPY_BYTES = 256 << 20
 """The size limit of a copy by one request."""
 COPIES_AT_ONCE = 8
@@ -78,6 +77,8 @@ _NOT_WHAT_WAS_SENT = frozenset(
     ["BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"]
 )
 Begin = Callable[[Callable[[], None]], Future[None]]
+_with_md5_etags: set[tuple[Any, str, str]] = set()
+"""Client, bucket and method, if an ETag in an answer was the MD5 of the body."""
 _CORRUPTED = "the bytes that arrived are not those that were sent"
 
 
@@ -151,7 +152,7 @@ class S3Sink(Sink):
         self._upload: Future[Any] | None = None
         self._parts: list[Future[Any]] = []
         self._under_way: list[Future[Any]] = []
-        self._first_md5 = ""
+        self._is_md5: Callable[[str], bool] | None = None
         self._original: dict[str, Any] = {}
 
     @property
@@ -210,9 +211,10 @@ class S3Sink(Sink):
             self._upload = self._object.begin("create_multipart_upload", **self._object.algorithm)
         upload = self._upload.result()["UploadId"]
         self._make_room()
-        body, self._pieces, self._held = _Body(self._pieces), [], 0
+        body, self._pieces, self._held = RequestBody(self._pieces), [], 0
         # Lent buffers are scratch data, so their version is not needed.
-        self._first_md5 = self._first_md5 or ("lent" if self._lends else _md5_of(body))
+        if not (self._parts or self._lends):
+            self._is_md5 = self._object.etag_check("upload_part", body)
         part = self._object.send("upload_part", body, UploadId=upload, PartNumber=len(self._parts) + 1)
         self._parts.append(part)
         self._under_way.append(part)
@@ -237,13 +239,7 @@ class S3Sink(Sink):
             computed = etag.strip('"')
         else:
             with explained(self.name, OutputError, "write"):
-                if self._upload is None:
-                    body = _Body(self._pieces)
-                    computed = _md5_of(body)
-                    noted = {"Metadata": {NOTE: self.note}} if self.note else {}
-                    etag = self._finished(partial(self._object.send, "put_object", body, **noted), computed)
-                else:
-                    etag, computed = self._complete()
+                etag, computed = self._put_whole() if self._upload is None else self._complete()
         self.version = etag_version(etag)
         if computed and etag.strip('"') == computed:
             self.stored_version = stored_version(self.name, f'"{computed}"')
@@ -256,7 +252,7 @@ class S3Sink(Sink):
             # Copy no metadata and tags: objects written here have none, and reading them may be forbidden.
             how = {"MetadataDirective": "REPLACE", "TaggingDirective": "REPLACE", **self._object.algorithm}
             whole = partial(begin, "copy_object", **original, **how)
-            return self._finished(whole, original["CopySourceIfMatch"].strip('"'))
+            return self._finished(whole, partial(str.strip, original["CopySourceIfMatch"], '"'))
         self._upload = begin("create_multipart_upload")
         upload = self._upload.result()["UploadId"]
         for first in range(0, self.written, COPY_BYTES):
@@ -281,7 +277,15 @@ class S3Sink(Sink):
         finish = partial(
             self._object.begin, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts}
         )
-        return self._finished(finish, _etag_of([answer["ETag"] for answer in answers]))
+        return self._finished(finish, partial(_etag_of, [answer["ETag"] for answer in answers]))
+
+    def _put_whole(self) -> tuple[str, str]:
+        """Send the object by one request. Return the ETags of :meth:`_complete`."""
+        body = RequestBody(self._pieces)
+        is_md5 = self._object.etag_check("put_object", body)
+        noted = {"Metadata": {NOTE: self.note}} if self.note else {}
+        etag = self._finished(partial(self._object.send, "put_object", body, **noted), partial(_md5_of, body))
+        return etag, etag.strip('"') if is_md5(etag) else ""
 
     def _complete(self) -> tuple[str, str]:
         """Complete the object. Return its ETag, and the ETag computed from its bytes. The computed ETag is empty if the
@@ -293,26 +297,28 @@ class S3Sink(Sink):
             {name: answer[name] for name in names if answer.get(name)}
             for answer in (part.result() for part in self._parts)
         ]
-        is_md5 = answers[0]["ETag"].strip('"') == self._first_md5
+        is_md5 = self._is_md5 is not None and self._is_md5(answers[0]["ETag"])
         return self._joined(answers), _etag_of([answer["ETag"] for answer in answers]) if is_md5 else ""
 
-    def _finished(self, finish: Callable[..., Future[Any]], etag: str) -> str:
-        """Return the ETag of the complete object. ``etag`` is the expected ETag, if the store makes ETags from MD5. An
-        answer without an ETag may come from a proxy, so the object is then looked at."""
+    def _finished(self, finish: Callable[..., Future[Any]], expected_etag: Callable[[], str]) -> str:
+        """Return the ETag of the complete object. ``expected_etag()`` computes it, for a store that makes ETags from
+        MD5. An answer without an ETag may come from a proxy, so the object is then looked at."""
         attempts = Attempts(network(), self.name)
         while True:
-            answer = self._finish_answer(finish, etag)
+            answer = self._finish_answer(finish, expected_etag)
             reported = str(answer.get("ETag") or answer.get("CopyObjectResult", {}).get("ETag") or "")
             if reported:
                 return reported
             stored_etag, stored_bytes = self._object.look()
             # With the condition, no older object can have this name. ETags of some stores are no MD5.
-            if stored_bytes == self.written and (stored_etag == etag or self._condition):
+            if stored_bytes == self.written and (self._condition or stored_etag == expected_etag()):
                 return stored_etag
             time.sleep(attempts.pause_after(Transient("the store did not confirm the upload")))
             self._object.repeated.append("finish")
 
-    def _finish_answer(self, finish: Callable[..., Future[Any]], etag: str) -> dict[str, Any]:
+    def _finish_answer(
+        self, finish: Callable[..., Future[Any]], expected_etag: Callable[[], str]
+    ) -> dict[str, Any]:
         """Return the answer to the last request of an upload."""
         try:
             answer: dict[str, Any] = finish(**self._condition).result()
@@ -322,10 +328,12 @@ class S3Sink(Sink):
             if code == "NotImplemented" and self._condition:
                 # The store does not support If-None-Match, so only the check at the start protects existing objects.
                 self._condition = {}
-                return self._finish_answer(finish, etag)
+                return self._finish_answer(finish, expected_etag)
             # The first attempt may have succeeded although its answer was lost.
-            if code in (*_TAKEN, "NoSuchUpload") and self._object.repeated and self._object.etag() == etag:
-                return {"ETag": etag}
+            if code in (*_TAKEN, "NoSuchUpload") and self._object.repeated:
+                etag = self._object.etag()
+                if etag == expected_etag():
+                    return {"ETag": etag}
             # s3fs has several errors for an existing name.
             if isinstance(error, FileExistsError) or code in _TAKEN:
                 raise taken(self.name) from cause_of(error)
@@ -338,42 +346,6 @@ class S3Sink(Sink):
             for part in self._under_way:
                 part.cancel()
             self._object.abort(self._upload)
-
-
-class _Body:
-    """The body of a request, in pieces. botocore and aiohttp would copy a body in one piece before they send it."""
-
-    def __init__(self, pieces: list[memoryview]) -> None:
-        self.pieces = pieces
-        self._size = sum(map(len, pieces))
-        self._next = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def read(self, _: int = -1) -> bytes:
-        """Return the next piece. It is empty at the end. botocore computes a signature from all pieces."""
-        self._next += 1
-        return b"".join(self.pieces[self._next - 1 : self._next])
-
-    def tell(self) -> int:
-        """Return 0, because botocore reads the whole body, and then goes back."""
-        return 0
-
-    def seek(self, _: int) -> None:
-        """Go back to the beginning."""
-        self._next = 0
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        small, held = [], 0
-        for piece in self.pieces:
-            for first in range(0, len(piece), SEND_BYTES):
-                small.append(piece[first : first + SEND_BYTES])
-                held += len(small[-1])
-                if held >= SEND_BYTES:
-                    yield b"".join(small)
-                    small, held = [], 0
-        yield b"".join(small)
 
 
 class _S3Object:
@@ -395,7 +367,9 @@ class _S3Object:
     def algorithm(self) -> dict[str, str]:
         """The option that names the checksum of requests with a body."""
         self.fs.connect()
-        setting = getattr(self.fs._s3.meta.config, "request_checksum_calculation", None)
+        client = self.fs._s3.meta
+        client.events.register("before-sign.s3", _say_checksum, unique_id="wdscli")
+        setting = getattr(client.config, "request_checksum_calculation", None)
         # AWS_REQUEST_CHECKSUM_CALCULATION=when_required is for stores that do not support checksums.
         return {} if setting == "when_required" else {"ChecksumAlgorithm": "CRC32"}
 
@@ -404,15 +378,28 @@ class _S3Object:
         of = {**self.place, **options}
         return _begun(self.fs, _answered(self.fs, self._patience, self.repeated, method, of))
 
-    def send(self, method: str, body: _Body, **options: Any) -> Future[Any]:
+    def send(self, method: str, body: RequestBody, **options: Any) -> Future[Any]:
         """Start a request with a body."""
         from base64 import b64encode
-        from zlib import crc32
 
         if self.algorithm:
-            checksum = reduce(lambda crc, piece: crc32(piece, crc), body.pieces, 0)
-            options["ChecksumCRC32"] = b64encode(checksum.to_bytes(4, "big")).decode()
+            options["ChecksumCRC32"] = b64encode(crc32_of(body.pieces).to_bytes(4, "big")).decode()
         return self.begin(method, Body=body, **options)
+
+    def etag_check(self, method: str, body: RequestBody) -> Callable[[str], bool]:
+        """Return a function that says whether the ETag in the answer is an MD5. An MD5 takes longer than sending the
+        body, so one body with this ETag answers for all later ones that this process sends to the bucket."""
+        bucket = self.fs, self.place["Bucket"], method
+        if bucket in _with_md5_etags:
+            return bool
+        md5 = _md5_of(body)
+
+        def is_md5(etag: str) -> bool:
+            if etag.strip('"') == md5:
+                _with_md5_etags.add(bucket)
+            return bucket in _with_md5_etags
+
+        return is_md5
 
     def look(self) -> tuple[str, int]:
         """Return the current ETag and size of the object. The ETag is empty if there is no object."""
@@ -495,7 +482,15 @@ async def _aborted(fs: Any, patience: Network, of: dict[str, str], upload: Futur
     await _answered(fs, patience, [], "abort_multipart_upload", {**of, "UploadId": answer["UploadId"]})
 
 
-def _md5_of(body: _Body) -> str:
+def _say_checksum(request: Any, **_: Any) -> None:
+    """Name the checksum to botocore, which did not compute it. Over TLS, botocore then does not hash the body for the
+    signature."""
+    header = "x-amz-checksum-crc32"
+    if header in request.headers:
+        request.context["checksum"] = {"request_algorithm": {"in": "header", "name": header}}
+
+
+def _md5_of(body: RequestBody) -> str:
     from hashlib import md5
 
     return md5(b"".join(body.pieces), usedforsecurity=False).hexdigest()

@@ -10,7 +10,8 @@ does not know stores, or what a checksum proves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import reduce
 
 from wdscli.tar.core import CRC
 
@@ -56,6 +57,18 @@ class StoreDigest:
             checksums[name] = f"{CRC.split(whole)[place]:08x}"
             checksums[f"{name}-parts"] = f"{composite:08x}-{len(pairs)}"
         return checksums
+
+
+def crc32_of(pieces: Iterable[bytes | memoryview]) -> int:
+    """Return the CRC-32 of all bytes in the pieces."""
+    if CRC is None:
+        from zlib import crc32
+
+        return reduce(lambda crc, piece: crc32(piece, crc), pieces, 0)
+    crc64 = pair = 0
+    for piece in pieces:
+        crc64, pair = CRC.update(piece, crc64, pair)
+    return int(CRC.split(pair)[1])
 
 
 def agrees(checksums: Mapping[str, str], kept: Mapping[str, str]) -> bool | None:
