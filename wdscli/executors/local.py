@@ -13,6 +13,7 @@ This module also finds out how many processors and how much memory are available
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -511,6 +512,8 @@ def _work(pipe: Connection, counters: Any) -> None:
     with suppress(EOFError, OSError):
         while True:
             pipe.send_bytes(_outcome(pipe.recv_bytes()))
+    # As at the end of the main process: no last garbage collection.
+    gc.freeze()
 
 
 def _outcome(data: bytes) -> bytes:
