@@ -172,7 +172,7 @@ class TestMaking:
         self, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run("set")
-        monkeypatch.setattr("wdscli.ops.index._counted", lambda *_: lambda data: pytest.fail("it was read"))
+        monkeypatch.setattr("wdscli.ops.index._Digests.update", lambda *_: pytest.fail("it was read"))
         assert ": 0 files made, 3 kept in " in run("set").err
 
 

@@ -11,14 +11,22 @@ import pytest
 from PIL import Image
 from report_sets import picture, tone
 
-from wdscli.report.looking import MAX_CARD_CHARACTERS, MAX_PARTS, CardPart, make_card, picture_size
+from wdscli.report.looking import (
+    MAX_CARD_CHARACTERS,
+    MAX_PARTS,
+    CardPart,
+    DrawnSample,
+    make_card,
+    picture_size,
+)
 
 ROOM = 50_000
+DRAWN = DrawnSample(0, "a.tar", 0, b"k", ())
 
 
 def part(field: str, data: bytes | None, room: int = ROOM) -> CardPart:
     size = 0 if data is None else len(data)
-    (only,) = make_card(b"k", 0, [(field, size, data)], [], [], room, "a.tar").parts
+    (only,) = make_card(DRAWN, [(field, size, data)], [], [], room, "a.tar").parts
     return only
 
 
@@ -106,7 +114,7 @@ def test_compressed_fields_are_shown_as_what_they_hold() -> None:
 
 def test_a_card_has_its_bounds() -> None:
     payloads: list[tuple[str, int, bytes | None]] = [(f"f{at}.txt", 3000, b"x" * 3000) for at in range(99)]
-    card = make_card(b"k", 0, payloads, [("cls", "1")], [("txt", "y" * 999)], ROOM, "a.tar")
+    card = make_card(DRAWN, payloads, [("cls", "1")], [("txt", "y" * 999)], ROOM, "a.tar")
     assert len(card.parts) == MAX_PARTS + 1
     assert card.parts[-1].field == "and 59 more"
     assert sum(len(one.text) for one in card.parts) <= MAX_CARD_CHARACTERS + MAX_PARTS

@@ -17,6 +17,7 @@ from wdscli.samples import (
     IgnoredMembers,
     SampleBatch,
     check_name,
+    grouping,
     is_dunder,
     iter_batches,
     iter_samples,
@@ -229,12 +230,13 @@ def test_a_field_that_comes_twice(fields: list[bytes]) -> None:
     assert [sample[2] for sample in samples] == [[b"jpg"], fields, [b"jpg"]]
 
 
-def test_the_samples_before_a_field_that_comes_twice_are_given() -> None:
+def test_the_samples_before_a_field_that_comes_twice_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     data = shard(b"a.jpg", b"b.jpg", b"b.cls", b"c.jpg", b"c.jpg", b"d.jpg", b"d.jpg")
     for chunk in (512, 2048, 1 << 20):
         keys = []
+        monkeypatch.setattr(grouping, "CHUNK_BYTES", chunk)
         with pytest.raises(DataError) as caught:
-            for batch in iter_batches(FileSource(data), chunk=chunk):
+            for batch in iter_batches(FileSource(data)):
                 keys += batch.keys
         assert (keys, caught.value.offset) == ([b"a", b"b"], 4096)
 
@@ -252,8 +254,10 @@ def test_grouping_does_not_show_where_buffers_end(names: list[bytes], chunk: int
 
     def groups(source: FileSource | StreamSource, size: int) -> tuple[object, dict[str, int]]:
         ignored = IgnoredMembers()
-        found = flat(list(iter_batches(source, lenient=True, ignored=ignored, chunk=size)))
-        return found, ignored.counts
+        with pytest.MonkeyPatch.context() as patched_size:
+            patched_size.setattr(grouping, "CHUNK_BYTES", size)
+            samples = flat(list(iter_batches(source, lenient=True, ignored=ignored)))
+        return samples, ignored.counts
 
     expected = groups(FileSource(data), 1 << 20)
     assert groups(FileSource(data), chunk) == expected

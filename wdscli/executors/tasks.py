@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, wait
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wdscli.errors import MORE_FILES, EngineError, WdsError, ran_out_of_files, ran_out_of_memory
@@ -103,13 +103,11 @@ def run_tasks(
     BrokenPipeError are raised unchanged, other exceptions as EngineError.
     """
     if together > 1 and not getattr(executor, "runs_here", False):
-        remaining, function_of_batch = iter(tasks), partial(_run_some, function)
+        remaining = iter(tasks)
         batches = iter(lambda: list(islice(remaining, together)), [])
         total: Any = None if amount is None else lambda results: sum(map(amount, results))
-        for results in run_tasks(
-            executor, function_of_batch, batches, window=window, advance=advance, amount=total
-        ):
-            yield from results
+        how: Any = {"window": window, "advance": advance, "amount": total}
+        yield from chain.from_iterable(run_tasks(executor, partial(_run_some, function), batches, **how))
         return
     flying: deque[Future[Result]] = deque()
     meter = _Meter(executor, advance, amount)
@@ -122,10 +120,15 @@ def run_tasks(
         while flying:
             yield meter.take(_result(executor, flying.popleft(), meter))
     finally:
-        # A broken pool fails on cancelled futures. The pools of wdscli end with their block anyway.
-        if not getattr(executor, "ends_its_workers", False):
-            for future in flying:
-                future.cancel()
+        _cancel(executor, flying)
+
+
+def _cancel(executor: Executor, flying: Iterable[Future[Any]]) -> None:
+    """Cancel the tasks in flight. A broken pool fails on cancelled futures, and the pools of wdscli end with their
+    block anyway."""
+    if not getattr(executor, "ends_its_workers", False):
+        for future in flying:
+            future.cancel()
 
 
 def _run_some(function: Callable[[Task], Result | PendingCommit[Result]], tasks: list[Task]) -> list[Result]:

@@ -137,18 +137,13 @@ def diff(
         named = _compare_names(views, each, ignore_order)
         if named is not None:
             return named
-    request_options: dict[str, Any] = {"jobs": jobs, "trust_addresses": trust_addresses, "allow_empty": True}
-    with Scratch() as scratch_a, Scratch() as scratch_b:
-        plans = []
-        for name, text, where in (("A", a, scratch_a), ("B", b, scratch_b)):
-            request = Request([text], "-", selection=selection, **request_options)
-            plans.append(_planned(name, request, where, brings=not keys_only, progress=progress))
-        how = {"keys_only": keys_only, "ignore_order": ignore_order}
-        return _compared(plans, views, each, **how, progress=progress)
+    how: dict[str, Any] = {"jobs": jobs, "trust_addresses": trust_addresses, "allow_empty": True}
+    requests = [Request([text], "-", selection=selection, **how) for text in (a, b)]
+    return _compared(requests, views, each, keys_only=keys_only, ignore_order=ignore_order, progress=progress)
 
 
 def _compared(
-    plans: Sequence[ReorderPlan],
+    requests: Sequence[Request],
     views: tuple[_ViewPlaces, _ViewPlaces] | None,
     each: Callable[[Difference], None],
     *,
@@ -156,20 +151,23 @@ def _compared(
     ignore_order: bool,
     progress: Progress,
 ) -> DiffReport:
-    """Compare two planned sets. If both are views, ``views`` has the places that they name."""
-    match = _match(*(plan.contents.ordered.column("key", 0, plan.samples) for plan in plans))
-    doubtful, changed = match if views is None else _at_other_places(plans, match, views), 0
-    for key in _keys(plans[0], match.only_a):
-        each(Difference(ONLY_A, key))
-    for difference in () if keys_only else _changes(plans, doubtful, progress):
-        each(difference)
-        changed += 1
-    for key in _keys(plans[1], match.only_b):
-        each(Difference(ONLY_B, key))
-    only_a, only_b = len(match.only_a), len(match.only_b)
-    order = "" if ignore_order else _order(match, [partial(_key_of, plan) for plan in plans])
-    shards = "" if ignore_order or only_a or only_b else _boundaries(*map(_counts, plans))
-    samples_a, samples_b = (plan.samples for plan in plans)
+    """Plan two sets, and compare them. If both are views, ``views`` has the places that they name."""
+    with Scratch() as scratch_a, Scratch() as scratch_b:
+        pairs = zip("AB", requests, (scratch_a, scratch_b))
+        plans = [_planned(*pair, brings=not keys_only, progress=progress) for pair in pairs]
+        match = _match(*(plan.contents.ordered.column("key", 0, plan.samples) for plan in plans))
+        doubtful, changed = match if views is None else _at_other_places(plans, match, views), 0
+        for key in _keys(plans[0], match.only_a):
+            each(Difference(ONLY_A, key))
+        for difference in () if keys_only else _changes(plans, doubtful, progress):
+            each(difference)
+            changed += 1
+        for key in _keys(plans[1], match.only_b):
+            each(Difference(ONLY_B, key))
+        only_a, only_b = len(match.only_a), len(match.only_b)
+        order = "" if ignore_order else _order(match, [partial(_key_of, plan) for plan in plans])
+        shards = "" if ignore_order or only_a or only_b else _boundaries(*map(_counts, plans))
+        samples_a, samples_b = (plan.samples for plan in plans)
     return DiffReport(samples_a, samples_b, len(match.rows_a), only_a, only_b, changed, order, shards)
 
 

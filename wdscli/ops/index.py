@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -45,7 +45,7 @@ from wdscli.shards.inputs import (
 from wdscli.shards.locks import OutputLock, remove_receipts
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_folder, name_from, set_prefix
 from wdscli.shards.proof import ProvenIndex, prove_index, scan_index
-from wdscli.shards.reading import Digest, index_batches, new_digest, written
+from wdscli.shards.reading import index_batches, new_digest, written
 from wdscli.storage import (
     Source,
     base_name,
@@ -278,55 +278,79 @@ def index_shard(task: IndexTask) -> IndexedShard:
     """Keep or make one shard's index, and collect the shard's facts. This is the task that processes run."""
     if task.adopt == "sizes":
         return _adopted_by_sizes(task)
-    digest, crcs = new_digest(task.checksum), StoreDigest()
-    update = None if digest is None else _counted(digest, crcs)
+    digests = _Digests(task.checksum)
     reads_all = task.checksum != "none" or bool(task.values)
-    with open_source(task.address, whole=reads_all, digest=update if _reads_once(task) else None) as source:
+    digest = digests.update if digests.of_manifest is not None and _reads_once(task) else None
+    with open_source(task.address, whole=reads_all, digest=digest) as source:
         _refuse_compressed(source, task.address)
-        place = index_address(task.address)
-        proven, names = ProvenIndex(), set(task.values)
         adopted = index_to_adopt(task.address) if task.adopt else None
-        form = CANONICAL if adopted is None else adopted.form
-        names |= set() if adopted is None else adopted.numbers.keys()
+        names = {*task.values, *(() if adopted is None else adopted.numbers)}
+        proven = ProvenIndex()
         if task.has_index and not task.force:
             proven = prove_index(task.address, source, check=Check.ALL)
             names |= proven.stored_values
         old = proven.index
-        if old is not None and names <= old.numbers.keys():
-            if task.write:
-                _note_version(old, task.address, source)
-            side, info = (
-                Side(place, "kept", shard=task.address),
-                _facts(task, old.facts(), source, digest, update),
-            )
-            return IndexedShard(side, info, None, _without(old.numbers))
-        sample_numbers = SampleNumbers(sorted(names), lenient=True)
-        builder, ignored = scan_index(source, form, sample_numbers)
-        source.confirm()
-        builder.values = sample_numbers.numbers()
-        info = replace(_facts(task, builder.facts(), source, digest, update), index=False)
-        checksums: Mapping[str, str] = crcs.checksums() if source.stored is source else {}
-        if old is not None and not checksums:
-            checksums = old.checksums  # only if the payloads are proven
-        data = builder.to_bytes(
-            shard=base_name(task.address),
-            size=source.size,
-            form=form,
-            ignored=ignored,
-            version=stored_version(task.address, source.version),
-            checksums=checksums,
-        )
-        if adopted is not None:
-            refuse_other_bytes(task.address, adopted, info.headers, checksums)
-        index = parse_index(data, place)
-        _refuse_repeats(index, task.address)
+        if old is None or not names <= old.numbers.keys():
+            return _made_index(task, source, digests, proven, adopted, names)
         if task.write:
-            _store(place, data)
-        reason = "forced" if task.force else _reason(proven)
-        side = Side(place, "made", reason, task.address)
-        return IndexedShard(
-            side, info, data if task.want_index else None, _without(index.numbers), sample_numbers.remarks()
-        )
+            _note_version(old, task.address, source)
+        side = Side(index_address(task.address), "kept", shard=task.address)
+        return IndexedShard(side, _facts(task, old.facts(), source, digests), None, _without(old.numbers))
+
+
+def _made_index(
+    task: IndexTask,
+    source: Source,
+    digests: _Digests,
+    proven: ProvenIndex,
+    adopted: Index | None,
+    names: set[str],
+) -> IndexedShard:
+    """Make one shard's index, with the values ``names``. ``proven`` is the old index, as far as it is proven. With
+    ``adopted``, raises DataError for a shard with other bytes."""
+    place = index_address(task.address)
+    sample_numbers = SampleNumbers(sorted(names), lenient=True)
+    form = CANONICAL if adopted is None else adopted.form
+    builder, ignored = scan_index(source, form, sample_numbers)
+    source.confirm()
+    builder.values = sample_numbers.numbers()
+    info = replace(_facts(task, builder.facts(), source, digests), index=False)
+    checksums: Mapping[str, str] = digests.of_store.checksums() if source.stored is source else {}
+    if proven.index is not None and not checksums:
+        checksums = proven.index.checksums  # only if the payloads are proven
+    data = builder.to_bytes(
+        shard=base_name(task.address),
+        size=source.size,
+        form=form,
+        ignored=ignored,
+        version=stored_version(task.address, source.version),
+        checksums=checksums,
+    )
+    if adopted is not None:
+        refuse_other_bytes(task.address, adopted, info.headers, checksums)
+    index = parse_index(data, place)
+    _refuse_repeats(index, task.address)
+    if task.write:
+        _store(place, data)
+    side = Side(place, "made", "forced" if task.force else _reason(proven), task.address)
+    wanted_data = data if task.want_index else None
+    return IndexedShard(side, info, wanted_data, _without(index.numbers), sample_numbers.remarks())
+
+
+class _Digests:
+    """The checksum of a shard for the manifest, or None if it has none, and the checksums that stores keep."""
+
+    def __init__(self, algorithm: str) -> None:
+        self.of_manifest = new_digest(algorithm)
+        self.of_store = StoreDigest()
+        self._tick = tick_of_task()
+
+    def update(self, data: bytes) -> None:
+        """Add bytes, and report them as progress of the task."""
+        if self.of_manifest is not None:
+            self.of_manifest.update(data)
+        self.of_store.update(data)
+        self._tick(len(data))
 
 
 def _adopted_by_sizes(task: IndexTask) -> IndexedShard:
@@ -377,18 +401,6 @@ def _without(numbers: Mapping[str, Numbers]) -> frozenset[str]:
     return frozenset(name for name, column in numbers.items() if column.missing.all())
 
 
-def _counted(digest: Digest, crcs: StoreDigest) -> Callable[[bytes], None]:
-    """Return a function that updates two digests and the task's progress."""
-    tick = tick_of_task()
-
-    def update(data: bytes) -> None:
-        digest.update(data)
-        crcs.update(data)
-        tick(len(data))
-
-    return update
-
-
 def _note_version(index: Index, address: str, source: Source) -> None:
     """Store the shard's version in the metadata of a correct index on S3, if it is missing there. Later reads then need
     no request for the shard. A failed write is ignored."""
@@ -409,15 +421,9 @@ def _reads_once(task: IndexTask) -> bool:
     return not is_local(task.address) and not (task.listed or (task.has_index and not task.force))
 
 
-def _facts(
-    task: IndexTask,
-    facts: Facts,
-    source: Source,
-    digest: Digest | None,
-    update: Callable[[bytes], None] | None,
-) -> ShardInfo:
+def _facts(task: IndexTask, facts: Facts, source: Source, digests: _Digests) -> ShardInfo:
     """Return the shard's entry for the manifest. The existing manifest's checksum is reused if headers and size agree.
-    Otherwise ``update`` gets all bytes, and updates ``digest``."""
+    Otherwise ``digests`` get all bytes."""
     info = facts.of_shard(base_name(task.address), source.stored.size or 0, checksum=None, index=True)
     listed = task.listed
     if (
@@ -428,11 +434,11 @@ def _facts(
         return replace(info, checksum=listed.checksum)
     if isinstance(source.stored, DigestedSource):
         source.stored.read_rest()
-    elif update is not None:
+    elif digests.of_manifest is not None:
         for data in source.stored.pieces():
-            update(data)
+            digests.update(data)
     source.confirm()
-    return replace(info, checksum=written(task.checksum, digest))
+    return replace(info, checksum=written(task.checksum, digests.of_manifest))
 
 
 def _refuse_repeats(index: Index, address: str) -> None:

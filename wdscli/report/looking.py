@@ -300,9 +300,7 @@ class _Sample:
             payloads.append((field, size, data))
         self.facts.classes.append((drawn.place, drawn.key, tuple(self.classes)))
         if order(drawn) <= task.carded:
-            card = make_card(
-                drawn.key, drawn.place, payloads, self.classes, self.texts, task.card_bytes, task.address
-            )
+            card = make_card(drawn, payloads, self.classes, self.texts, task.card_bytes, task.address)
             self.facts.cards.append((drawn.rank, card))
 
     def _payload(self, field: str, expected: ExpectedMember) -> bytes | None:
@@ -418,8 +416,7 @@ class Card(NamedTuple):
 
 
 def make_card(
-    key: bytes,
-    place: int,
+    drawn: DrawnSample,
     payloads: Sequence[tuple[str, int, bytes | None]],
     classes: Sequence[tuple[str, str]],
     texts: Sequence[tuple[str, str]],
@@ -442,7 +439,7 @@ def make_card(
     # A caption comes before other texts.
     texts = sorted(texts, key=lambda named: ": " not in named[0] and not _kind_of(named[0]).role)
     caption = cut(texts[0][1], MAX_CAPTION_CHARACTERS) if texts else ""
-    return Card(to_text(key), shard, place, label, caption, tuple(parts))
+    return Card(to_text(drawn.key), shard, drawn.place, label, caption, tuple(parts))
 
 
 def _is_media(kind: FieldKind) -> bool:

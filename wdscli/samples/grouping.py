@@ -301,13 +301,12 @@ def iter_batches(
     form: Form = CANONICAL,
     lenient: bool = False,
     ignored: IgnoredMembers | None = None,
-    chunk: int = CHUNK_BYTES,
     see: Callable[[Window], None] | None = None,
     begin: tuple[int, int] = (0, 0),
 ) -> Iterator[SampleBatch]:
-    """Yield the samples of one archive, some hundreds at a time. Only headers are read, and ``chunk`` limits the
-    memory. With ``see``, payloads are read too, and ``see`` is called with every window before its samples are yielded.
-    ``begin`` is the offset of the first sample to yield, and the number of samples before it.
+    """Yield the samples of one archive, some hundreds at a time. Only headers are read, and memory is limited. With
+    ``see``, payloads are read too, and ``see`` is called with every window before its samples are yielded. ``begin`` is
+    the offset of the first sample to yield, and the number of samples before it.
 
     Members that belong to no sample are counted in ``ignored``. For a damaged archive, DataError is raised after all
     complete samples before the damage. The last sample before it is complete if the damage is in a member with another
@@ -317,7 +316,7 @@ def iter_batches(
     scanner = new_scanner(source, form)
     scanner.position = begin[0]
     try:
-        for window in walk(source, scanner, payloads=see is not None, chunk=chunk):
+        for window in walk(source, scanner, payloads=see is not None, chunk=CHUNK_BYTES):
             if see is not None:
                 see(window)
             batch = grouper.add(window)

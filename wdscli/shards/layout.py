@@ -200,35 +200,55 @@ def laid_out(
         origins = partial(_origins, layers, keys, chosen, codes == code[chosen])
         sample, size, code = sample[chosen], size[chosen], codes
     texts, code = _by_appearance(list(fields), code, layers)
-    widths: I64 = numpy.array([len(field) for field in texts] or [0], dtype=numpy.int64)
-    header: I64 = numpy.full(len(sample), BLOCK, dtype=numpy.int64)
-    longs = size >= ONE_BLOCK_SIZE
-    if lengths.max(initial=0) + 1 + widths.max() > NAME_BYTES:
-        longs |= lengths[sample] + 1 + widths[code] > NAME_BYTES
-    key_ends = numpy.cumsum(lengths)
-    for member in numpy.flatnonzero(longs).tolist():
-        row = int(sample[member])
-        key = names[int(key_ends[row] - lengths[row]) : int(key_ends[row])]
-        header[member] = len(build_header(key + b"." + texts[int(code[member])], int(size[member]), form))
-    blocks = header + (size + 511 & -512)
-    ends = numpy.cumsum(blocks)
-    member_ends = numpy.bincount(sample, minlength=total).cumsum()
-    stops = numpy.append(0, ends)[member_ends]
-    sample_bytes = steps(stops)
-    columns = {
-        "key_ends": key_ends,
-        "starts": stops - sample_bytes,
-        "lengths": sample_bytes,
-        "member_ends": member_ends,
-        "marks": numpy.zeros(total, dtype=numpy.uint8),
-        "member_fields": code,
-        "member_offsets": ends - blocks + header,
-        "member_sizes": size,
-    }
-    end = (int(ends[-1]) if len(ends) else 0) + len(END_OF_ARCHIVE)
-    index = Index.of(name, end, form, texts, names, columns)
+    index = _LaidMembers(sample, code, size).index_of(name, form, texts, names, lengths)
     index.numbers = {} if arrange is not None else _values(layers, total)
     return Layout(index, layers, origins, is_plain=is_plain, is_base=False)
+
+
+class _LaidMembers(NamedTuple):
+    """All members of a shard, in order: the number of the sample, the number of the field, and the payload's size."""
+
+    sample: I64
+    code: I64
+    size: I64
+
+    def index_of(self, name: str, form: Form, fields: list[bytes], keys: bytes, key_lengths: I64) -> Index:
+        """Return the index of the shard ``name`` with these members. ``keys`` are the joined keys of all samples."""
+        key_ends, total = numpy.cumsum(key_lengths), len(key_lengths)
+        header = self._header_bytes(form, fields, keys, key_lengths)
+        blocks = header + (self.size + 511 & -512)
+        ends = numpy.cumsum(blocks)
+        member_ends = numpy.bincount(self.sample, minlength=total).cumsum()
+        stops = numpy.append(0, ends)[member_ends]
+        sample_bytes = steps(stops)
+        columns = {
+            "key_ends": key_ends,
+            "starts": stops - sample_bytes,
+            "lengths": sample_bytes,
+            "member_ends": member_ends,
+            "marks": numpy.zeros(total, dtype=numpy.uint8),
+            "member_fields": self.code,
+            "member_offsets": ends - blocks + header,
+            "member_sizes": self.size,
+        }
+        end = (int(ends[-1]) if len(ends) else 0) + len(END_OF_ARCHIVE)
+        return Index.of(name, end, form, fields, keys, columns)
+
+    def _header_bytes(self, form: Form, fields: list[bytes], keys: bytes, key_lengths: I64) -> I64:
+        """Return the size of each member's header. Only a large payload or a long name needs more than one block."""
+        sample, code, size = self
+        widths: I64 = numpy.array([len(field) for field in fields] or [0], dtype=numpy.int64)
+        header: I64 = numpy.full(len(sample), BLOCK, dtype=numpy.int64)
+        longs = size >= ONE_BLOCK_SIZE
+        if key_lengths.max(initial=0) + 1 + widths.max() > NAME_BYTES:
+            longs |= key_lengths[sample] + 1 + widths[code] > NAME_BYTES
+        key_ends = numpy.cumsum(key_lengths)
+        for member in numpy.flatnonzero(longs).tolist():
+            row = int(sample[member])
+            key = keys[int(key_ends[row] - key_lengths[row]) : int(key_ends[row])]
+            member_name = key + b"." + fields[int(code[member])]
+            header[member] = len(build_header(member_name, int(size[member]), form))
+        return header
 
 
 def _values(layers: Sequence[Layer], total: int) -> dict[str, Numbers]:

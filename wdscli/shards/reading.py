@@ -198,42 +198,68 @@ def values_of(
     Raises UsageError for an invalid expression, and InputError for a broken table. Raises DataError for a damaged
     shard, and if no sample has a number.
     """
+    name = value_name(expression, table)
+    indexes = (
+        index_of(number) if index_of is not None else _index_of(address, open_shard)
+        for number, address in enumerate(addresses)
+    )
+    if table is not None:
+        return _values_in_table(table, name, indexes, warn)
+    return _values_in_shards(addresses, name, indexes, open_shard, warn)
+
+
+def _values_in_table(table: str, name: str, indexes: Iterable[Index], warn: Callable[[str], object]) -> Any:
+    """Do the work of :func:`values_of` with a table."""
     from wdscli.selection.keyfiles import NumbersByKey
 
-    name = value_name(expression, table)
-    by_key = None if table is None else NumbersByKey(table, name)
-    columns, remarks, read = list[Numbers](), list[str](), 0
-    for number, address in enumerate(addresses):
-        index = index_of(number) if index_of is not None else _index_of(address, open_shard)
-        if by_key is not None:
-            columns.append(by_key.of(key for batch in index_batches(index) for key in batch.keys))
-        elif name in index.numbers:
-            columns.append(index.numbers[name])
-        else:
-            if not read and name in index.unproven:
-                unread_bytes = index.size * (len(addresses) - number)
-                warn(unproven_text(unread_bytes, unread_bytes, address))
-            elif not read:
-                hint = f"`wds index --values '{name}'` stores the numbers in the indexes"
-                warn(f"reading payloads for {name}, which not all indexes have: {hint}")
-            read += 1
-            numbers = SampleNumbers([name], lenient=True)
-            with open_shard(address) as source:
-                _read_all(source, index, numbers)
-            remarks += numbers.remarks()
-            columns += numbers.numbers().values()
-    whole = joined(columns)
-    missing = int(whole.missing.sum())
-    if missing and missing == len(whole.array):
-        where = "" if table is None else f" in {table}"
-        raise DataError(
-            f"no sample has {name}{where}", code="missing-field", hint="`wds ls SHARDS --show` shows a sample"
-        )
-    if remarks:
-        warn(remarks[0])
-    elif missing and by_key is not None:
+    by_key = NumbersByKey(table, name)
+    whole = joined(
+        [by_key.of(key for batch in index_batches(index) for key in batch.keys) for index in indexes]
+    )
+    if missing := _count_missing(whole, f"{name} in {table}"):
         warn(f"{missing} of {len(whole.array)} samples have no row in {table}")
     return whole.array
+
+
+def _values_in_shards(
+    addresses: Sequence[str],
+    name: str,
+    indexes: Iterable[Index],
+    open_shard: Callable[[str], Source],
+    warn: Callable[[str], object],
+) -> Any:
+    """Do the work of :func:`values_of` without a table."""
+    columns, remarks, has_warned = list[Numbers](), list[str](), False
+    for number, (address, index) in enumerate(zip(addresses, indexes)):
+        if name in index.numbers:
+            columns.append(index.numbers[name])
+            continue
+        if not has_warned:
+            unread_bytes = index.size * (len(addresses) - number)
+            hint = f"`wds index --values '{name}'` stores the numbers in the indexes"
+            why = f"reading payloads for {name}, which not all indexes have: {hint}"
+            warn(unproven_text(unread_bytes, unread_bytes, address) if name in index.unproven else why)
+        has_warned = True
+        numbers = SampleNumbers([name], lenient=True)
+        with open_shard(address) as source:
+            _read_all(source, index, numbers)
+        remarks += numbers.remarks()
+        columns += numbers.numbers().values()
+    whole = joined(columns)
+    _count_missing(whole, name)
+    for remark in remarks[:1]:
+        warn(remark)
+    return whole.array
+
+
+def _count_missing(numbers: Numbers, what: str) -> int:
+    """Return how many samples have no number. Raises DataError if none has."""
+    missing = int(numbers.missing.sum())
+    if missing and missing == len(numbers.array):
+        raise DataError(
+            f"no sample has {what}", code="missing-field", hint="`wds ls SHARDS --show` shows a sample"
+        )
+    return missing
 
 
 @lru_cache(256)

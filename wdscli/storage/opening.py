@@ -87,13 +87,7 @@ def open_source(
     elif kind == "file":
         source = _open_local(address)
     elif kind in (STREAM, "pipe"):
-        from wdscli.storage.streams import CommandReader, DescriptorReader, StreamSource, refuse_terminal
-
-        if kind == "pipe":
-            source = StreamSource(address, CommandReader(address, _command(address)))
-        else:
-            refuse_terminal(address, 0, output=False)
-            source = StreamSource(address, DescriptorReader(address, 0, owned=False))
+        source = _open_stream(address, is_command=kind == "pipe")
     else:
         from wdscli.storage.ranges import HEAD_BYTES, open_remote
         from wdscli.storage.scatter import REQUEST_BYTES
@@ -102,6 +96,16 @@ def open_source(
         source = kept or open_remote(address, REQUEST_BYTES if whole else HEAD_BYTES)
     source = _with_digest(source, digest)
     return _decompressed(source) if decompress else source
+
+
+def _open_stream(address: str, *, is_command: bool) -> Source:
+    """Open standard input, or the output of a command. Raises InputError for a terminal."""
+    from wdscli.storage.streams import CommandReader, DescriptorReader, StreamSource, refuse_terminal
+
+    if is_command:
+        return StreamSource(address, CommandReader(address, _command(address)))
+    refuse_terminal(address, 0, output=False)
+    return StreamSource(address, DescriptorReader(address, 0, owned=False))
 
 
 def _with_digest(source: Source, digest: Callable[[bytes], None] | None) -> Source:

@@ -133,18 +133,24 @@ def cat(
     if what.kind is not None:
         _check_tar_options(f"--to {form.to}", output, work, inputs)
     out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
-    only_each = [*(["-j"] if work.jobs is not None else []), *(["--resume"] if form.resume else [])]
-    if only_each and (what.kind or NAME not in output.output):
-        raise UsageError(
-            f"{only_each[0]} works only if each shard is copied to its own output",
-            hint=f"-o 'out/{NAME}.tar' copies each shard",
-        )
+    if what.kind is not None or NAME not in output.output:
+        _refuse_options_of_each(work, form)
     on_error = library_word(form.on_error)
     request = read_request(shards, output, inputs, general, on_error=on_error, **work._asdict())
     if what.kind is None:
         _write_tar(out, request, form, output.dry_run)
     else:
         _write_other(out, request, what, output)
+
+
+def _refuse_options_of_each(work: TaskOptions, form: CatOptions) -> None:
+    """Raise UsageError for an option that needs ``{name}`` in the output."""
+    only_each = [*(["-j"] if work.jobs is not None else []), *(["--resume"] if form.resume else [])]
+    if only_each:
+        raise UsageError(
+            f"{only_each[0]} works only if each shard is copied to its own output",
+            hint=f"-o 'out/{NAME}.tar' copies each shard",
+        )
 
 
 def _write_other(out: Out, request: "Request", what: CatForm, output: OutputOptions) -> None:
