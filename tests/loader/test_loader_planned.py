@@ -124,6 +124,7 @@ def check_world(monkeypatch: pytest.MonkeyPatch, case: int, times: int) -> None:
         compare(ranks, whole, whole, tail, world)
         # Resumed at any batch, in another world.
         at = draw.randrange(len(ranks[0]) + 1) if ranks[0] else 0
+        check_moved(make, epoch, ranks[0], at, draw.randrange(len(ranks[0]) + 3), world)
         first = make(rank=0, world_size=world)
         first.set_epoch(epoch)
         assert len(first) == len(ranks[0])
@@ -140,6 +141,24 @@ def check_world(monkeypatch: pytest.MonkeyPatch, case: int, times: int) -> None:
         again = World(monkeypatch, world, workers)
         rest = [again.of_rank(make, rank, state, epoch) for rank in range(world)]
         compare(rest, whole[done:], whole, tail, world)
+
+
+def check_moved(make: Any, epoch: int, batches: list[Any], taken: int, skipped: int, world: int) -> None:
+    """Rank 0 continues at a batch that it is moved to; ``batches`` are all its batches of the epoch."""
+    data = make(rank=0, world_size=world)
+    if taken < len(batches):
+        data.seek(epoch, taken)
+        assert list(data) == batches[taken:]
+    data.set_epoch(epoch)
+    assert list(islice(iter(data), taken)) == batches[:taken]
+    data.skip(skipped)
+    following = batches[taken + skipped :]
+    if not following:
+        data = make(rank=0, world_size=world)._with(_state=data._state.copy())
+        fresh = make(rank=0, world_size=world)
+        fresh.set_epoch(epoch + 1)
+        following = list(fresh)[max(0, taken + skipped - len(batches)) :]
+    assert list(data) == following
 
 
 def compare(ranks: list[Any], left: list[Any], whole: list[Any], tail: str, world: int) -> None:

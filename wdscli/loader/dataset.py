@@ -466,9 +466,7 @@ class PositionDataset(ProcessDataset[Item]):
         epoch's beginning, or from the place of a loaded state if that is nearer: about 15 ms for each 65,536 samples.
         Raises UsageError if the epoch has no such batch, and for streams and generators."""
         source, batches = self._counted(epoch)
-        number = want_whole("batch", batch, 0) * batches.stride
-        if batches.ended(number):
-            raise UsageError(f"epoch {epoch} has no batch {batch} on this rank", hint="batches count from 0")
+        number = _number_in(batches, epoch, batch)
         with closing(self._reader(source, epoch)) as reader:
             return list(reader.about(batches.positions(number), Keys()))
 
@@ -484,6 +482,42 @@ class PositionDataset(ProcessDataset[Item]):
                     return place
                 searched = searched[position + 1 - searched.start :]
         raise KeyError(f"epoch {epoch} has no sample {key}")
+
+    def seek(self, epoch: int, batch: int) -> None:
+        """Begin the next iteration at batch ``batch`` of this rank in epoch ``epoch``, as :meth:`load_state_dict` does.
+        Both are counted from 0. Workers of a DataLoader begin there too. A running iteration does not change. Raises
+        UsageError if the epoch has no such batch, and for streams and generators."""
+        _, batches = self._counted(epoch)
+        self._want_same_length("seek")
+        self._state.move(Place(epoch, _number_in(batches, epoch, batch)))
+
+    def skip(self, batches: int) -> None:
+        """Leave out the next ``batches`` batches of each rank: the next iteration begins after them. They are counted
+        from the place of :meth:`state_dict`, also beyond the end of an epoch. If a stage makes several items from a
+        batch, the rest of the current batch counts as a batch. A running iteration does not change. Raises
+        UsageError for streams and generators, and if only the workers of a DataLoader know the place."""
+        left = want_whole("batches", batches, 0)
+        self._want_same_length("skip")
+        self._want_known("skip() of a WebLoader, or seek(epoch, batch)")
+        place = self._state.place
+        _, epoch_batches = self._counted(place.epoch)
+        while left and epoch_batches.ended(place.batch + (left - 1) * epoch_batches.stride):
+            left -= max(0, epoch_batches.of_rank - place.batch // epoch_batches.stride)
+            place = Place(place.epoch + 1)
+            _, epoch_batches = self._counted(place.epoch)
+            if epoch_batches.ended(0):
+                raise UsageError(f"skip({batches}): epoch {place.epoch} has no batches")
+        if left:
+            place = Place(place.epoch, place.batch + left * epoch_batches.stride)
+        self._state.move(Place(place.epoch + 1) if epoch_batches.ended(place.batch) else place)
+
+    def _want_same_length(self, method: str) -> None:
+        """Raise UsageError if an epoch is longer with more workers, because their number is unknown here."""
+        if self._by_worker:
+            raise UsageError(
+                f"{method}() cannot count the batches, because each worker counts its own epoch",
+                hint="with_epoch(batches=n) instead of with_epoch(n)",
+            )
 
     def _counted(self, epoch: int) -> tuple[PositionSource, EpochBatches]:
         """Return the source and the batches of this rank in an epoch. Raises UsageError for streams and generators."""
@@ -513,12 +547,16 @@ class PositionDataset(ProcessDataset[Item]):
         place = self._state.place
         if batches is not None:
             place = self._place_after(batches)
-        elif not in_worker() and not self._state.is_known:
-            raise UsageError(
-                "position unknown: it is kept in the DataLoader's workers",
-                hint="use state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n)",
-            )
+        else:
+            self._want_known("state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n)")
         return self._state_of(place)
+
+    def _want_known(self, instead: str) -> None:
+        """Raise UsageError if only the workers of a DataLoader know the place; ``instead`` is what knows it."""
+        if not in_worker() and not self._state.is_known:
+            raise UsageError(
+                "position unknown: it is kept in the DataLoader's workers", hint=f"use {instead}"
+            )
 
     def _state_of(self, place: Place) -> dict[str, Any]:
         """Return the state that describes ``place`` in this dataset."""
@@ -584,3 +622,12 @@ class PositionDataset(ProcessDataset[Item]):
                 hint="StatefulDataLoader resumes only with the same number of workers, WebLoader with any number",
             )
         self._state.move(place)
+
+
+def _number_in(batches: EpochBatches, epoch: int, batch: int) -> int:
+    """Return the number of the rank's batch ``batch`` (the first is 0) in an epoch. Raises UsageError if the epoch has
+    no such batch."""
+    number = want_whole("batch", batch, 0) * batches.stride
+    if batches.ended(number):
+        raise UsageError(f"epoch {epoch} has no batch {batch} on this rank", hint="batches count from 0")
+    return number

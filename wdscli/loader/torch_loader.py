@@ -218,6 +218,25 @@ class WebLoader(Fluent[Item]):
         want_own_order(self.pipeline.generators)
         self._ours().load_state_dict(state, force=force)
 
+    def seek(self, epoch: int, batch: int) -> None:
+        """Begin the next iteration at a batch, like :meth:`PositionDataset.seek`. Raises UsageError also for a loader
+        with stages."""
+        self._counted("seek").seek(epoch, batch)
+
+    def skip(self, batches: int) -> None:
+        """Leave out the next batches, like :meth:`PositionDataset.skip`. Raises UsageError also for a loader with
+        stages."""
+        self._counted("skip").skip(batches)
+
+    def _counted(self, method: str) -> PositionDataset:
+        """Return the dataset. Raises UsageError if its batches are not the items of this loader."""
+        if self._replays:
+            raise UsageError(
+                f"{method}() cannot count the items that stages of a WebLoader make",
+                hint="call these stages of the dataset, before WebLoader()",
+            )
+        return self._ours()
+
     def stats(self) -> dict[str, Any]:
         """Return the statistics of :meth:`PositionDataset.stats` for all workers together. Times are sums over the
         workers."""
