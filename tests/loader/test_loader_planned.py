@@ -27,6 +27,17 @@ from wdscli.shards import ShardWriter
 LONGEST = "40"
 """Values are from 1 to 40."""
 COUNTS = (13, 0, 1, 30, 7, 19, 2, 25, 4, 60, 33)
+KINDS = [
+    "buckets",
+    "ranges",
+    "budget",
+    "budget within",
+    "packs",
+    "small packs",
+    "packs in sequence",
+    "packs within",
+    "packs in sequence within",
+]
 EDGES = [8, 20, 33]
 
 
@@ -45,13 +56,17 @@ def planned_dataset(kind: str, window: int = 64, **how: Any) -> Any:
         if kind == "ranges":
             sizes = {(0, 20): 7, (20, 33): 3, (33, 41): 2}
             return data.batched(bucket=LONGEST, buckets=sizes, window=window, collation_fn=None, **more)
-        if kind == "budget":
-            limits = {"budget": 100, "length": LONGEST, "max_samples": 9}
+        if "budget" in kind:
+            limits: dict[str, Any] = {"budget": 100, "length": LONGEST, "max_samples": 9}
+            if kind == "budget within":
+                limits["also"] = {"7": 15}
             return data.batched(**limits, window=window, collation_fn=None, **more)
         if kind == "small packs":
             more["max_samples"] = 5
-        if kind == "packs in sequence":
+        if "in sequence" in kind:
             more.update(max_samples=7, order="kept")
+        if kind.endswith("within"):
+            more["also"] = {"7": 15, "3": 12}
         return data.packed(100, LONGEST, window=window, collation_fn=list, **more)
 
     return make
@@ -63,12 +78,16 @@ def check_batch(kind: str, batch: list[int]) -> None:
         edges = EDGES if kind == "buckets" else [20, 33]
         [bucket] = {sum(value >= edge for edge in edges) for value in values}
         assert len(batch) <= (6 if kind == "buckets" else (7, 3, 2)[bucket])
-    elif kind == "budget":
+    elif "budget" in kind:
         assert len(batch) * max(values) <= 100
         assert len(batch) <= 9
     else:
         assert sum(values) <= 100
-        assert len(batch) <= {"small packs": 5, "packs in sequence": 7}.get(kind, 100)
+        assert len(batch) <= (5 if kind == "small packs" else 7 if "in sequence" in kind else 100)
+    if kind.endswith("within"):
+        assert sum(value_of(number, "7") for number in batch) <= 15
+    if kind.startswith("packs") and kind.endswith("within"):
+        assert sum(value_of(number, "3") for number in batch) <= 12
 
 
 def list_of_batches(ranks: list[list[list[int]]]) -> list[list[int]]:
@@ -96,7 +115,7 @@ def _mixed(seed: int) -> Any:
 def check_world(monkeypatch: pytest.MonkeyPatch, case: int, times: int) -> None:
     draw = random.Random(case)
     for _ in range(times):
-        kind = draw.choice(["buckets", "ranges", "budget", "packs", "small packs", "packs in sequence"])
+        kind = draw.choice(KINDS)
         tail = draw.choice(["even", "even", "drop", "pad", "uneven"])
         window = draw.choice([16, 50, 64, 1000])
         is_mix = draw.random() < 0.3
@@ -194,7 +213,7 @@ def test_groups_of_one_bucket_resume_with_a_part_of_the_ranks(monkeypatch: pytes
         len(make(rank=0, world_size=3))
 
 
-@pytest.mark.parametrize("kind", ["budget", "packs", "small packs"])
+@pytest.mark.parametrize("kind", ["budget", "packs", "small packs", "budget within", "packs within"])
 @pytest.mark.parametrize("window", [20, 64, 1000])
 def test_balanced_batches_resume_with_a_part_of_the_ranks(
     monkeypatch: pytest.MonkeyPatch, kind: str, window: int
@@ -364,6 +383,64 @@ def test_packs_with_a_largest_number_of_samples(name: str, most: int) -> None:
     assert len(plan.ends) <= 1.02 * first_fit_decreasing(values.tolist(), 4096, most) + 1
 
 
+def first_fit_decreasing_within(amounts: Any, limits: list[float]) -> int:
+    """As :func:`first_fit_decreasing`, with several sums; the samples with the largest share of a limit come first."""
+    rooms: list[Any] = []
+    shares = amounts / numpy.array(limits)[:, None]
+    for row in (-shares.max(axis=0)).argsort(kind="stable"):
+        room = next((room for room in rooms if (room >= amounts[:, row]).all()), None)
+        if room is None:
+            rooms.append(room := numpy.array(limits, dtype=float))
+        room -= amounts[:, row]
+    return len(rooms)
+
+
+PICTURES = {
+    "few": lambda draw, lengths: draw.integers(0, 3, len(lengths)),
+    "as many": lambda draw, lengths: draw.poisson(2.6, len(lengths)).clip(0, 18),
+    "too many": lambda draw, lengths: draw.integers(0, 7, len(lengths)),
+    "in long texts": lambda draw, lengths: lengths // 250,
+    "in short texts": lambda draw, lengths: ((4096 - lengths) * 6 * draw.random(len(lengths))) // 4096,
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("most", [0, 8])
+def test_packs_with_a_second_sum(name: str, most: int) -> None:
+    draw = numpy.random.default_rng(11)
+    lengths = draw.lognormal(numpy.log(600) - 0.5, 1, 2000).clip(1, 4096).astype(int)
+    amounts = numpy.array([lengths, PICTURES[name](draw, lengths)], dtype=float)
+    plan = planned(amounts, Rule("packed", "x", 4096, most=most, also=(("y", 18),)), 0)
+    assert sorted(plan.rows.tolist()) == list(range(2000))
+    packs = numpy.split(plan.rows, plan.ends[:-1])
+    assert all(
+        (amounts[:, pack].sum(axis=1) <= [4096, 18]).all() and len(pack) <= (most or 2000) for pack in packs
+    )
+    counted, limits = (
+        (amounts, [4096, 18]) if not most else (numpy.vstack([amounts, [1] * 2000]), [4096, 18, most])
+    )
+    assert len(packs) <= 1.03 * first_fit_decreasing_within(counted, limits) + 1
+
+
+def test_packs_in_sequence_and_budgets_with_a_second_sum_as_a_loop_fills_them() -> None:
+    draw = numpy.random.default_rng(12)
+    amounts = numpy.array([draw.integers(1, 300, 2000), draw.integers(0, 5, 2000)], dtype=float)
+    for kind, rows in (("packed", range(2000)), ("budget", (-amounts[0]).argsort(kind="stable").tolist())):
+        batches: list[list[int]] = [[]]
+        for row in rows:
+            batch = [*batches[-1], row]
+            used = max(amounts[0, batch]) * len(batch) if kind == "budget" else amounts[0, batch].sum()
+            if used > 1000 or amounts[1, batch].sum() > 9:
+                batches.append([])
+            batches[-1].append(row)
+        rule = Rule(kind, "x", 1000, in_sequence=kind == "packed", also=(("y", 9),))  # type: ignore[arg-type]
+        plan = planned(amounts, rule, 1)
+        found = [sorted(batch.tolist()) for batch in numpy.split(plan.rows, plan.ends[:-1])]
+        # Which of equal lengths comes first is not said.
+        assert len(found) == len(batches)
+        assert kind == "budget" or found == batches
+
+
 @pytest.mark.exhaustive
 def test_windows_pack_as_well_as_the_whole_set() -> None:
     values = numpy.clip(numpy.random.default_rng(4).lognormal(5.9, 1, 20_000).astype(int), 1, 4096)
@@ -383,17 +460,43 @@ def test_fractions_are_packed_too() -> None:
 
 
 def test_values_without_a_place() -> None:
-    def misfit(values: list[float], rule: Rule) -> str:
+    def misfit(values: Any, rule: Rule) -> str:
         with pytest.raises(Misfit) as caught:
             planned(numpy.array(values), rule, 0)
         assert caught.value.row == 1
         return str(caught.value)
 
-    assert misfit([1, 50], Rule("packed", "x", 40)) == "= 50 is more than 40, the size of a pack"
-    assert misfit([1, 50], Rule("budget", "x", 40)) == "= 50 is more than the budget of 40"
-    assert misfit([1, float("nan")], Rule("budget", "x", 40)) == "is missing or not a number"
-    assert misfit([1, -1], Rule("packed", "x", 40)) == "= -1 is below 0"
-    assert misfit([1, 9], Rule("bucket", "x", edges=(0, 5), sizes=(0, 4, 0))) == "= 9 is in no bucket"
+    assert misfit([1, 50], Rule("packed", "x", 40)) == "x = 50 is more than 40, the size of a pack"
+    assert misfit([1, 50], Rule("budget", "x", 40)) == "x = 50 is more than the budget of 40"
+    assert misfit([1, float("nan")], Rule("budget", "x", 40)) == "x is missing or not a number"
+    assert misfit([1, -1], Rule("packed", "x", 40)) == "x = -1 is below 0"
+    assert misfit([1, 9], Rule("bucket", "x", edges=(0, 5), sizes=(0, 4, 0))) == "x = 9 is in no bucket"
+    within = Rule("packed", "x", 40, also=(("y", 3),))
+    assert misfit([[1, 1], [3, 4]], within) == "y = 4 is more than 3, the largest sum in a batch"
+    assert misfit([[1, 1], [3, float("nan")]], within) == "y is missing or not a number"
+    assert misfit([[1, 41], [3, 4]], within) == "x = 41 is more than 40, the size of a pack"
+
+
+def test_samples_with_too_much_of_a_second_sum_are_left_out_and_counted() -> None:
+    data = PositionDataset(Numbers(COUNTS, seed=5))
+    with pytest.raises(DataError, match=r"7 = [67] is more than 5, the largest sum in a batch"):
+        list(data.packed(90, LONGEST, also={"7": 5}))
+    fitting = [number for number in everything(COUNTS) if value_of(number, "7") <= 5]
+    dropping = data.packed(90, LONGEST, also={"7": 5}, drop=True, collation_fn=list)
+    assert sorted(number for pack in dropping for number in pack) == fitting
+    dropped = dropping.stats()["dropped"]
+    assert sum(reasons["packed(90): 7: too large"] for reasons in dropped.values()) == 194 - len(fitting)
+
+
+def test_a_state_of_other_second_sums_is_an_error() -> None:
+    def data(**how: Any) -> Any:
+        return PositionDataset(Numbers(COUNTS, seed=5)).packed(90, LONGEST, collation_fn=list, **how)
+
+    state = data(also={"7": 20, "5": 30}).state_dict()
+    data(also={"5": 30, "7": 20}).load_state_dict(state)
+    for how in ({}, {"also": {"7": 21, "5": 30}}, {"also": {"7": 20}}):
+        with pytest.raises(UsageError, match="another batches"):
+            data(**how).load_state_dict(state)
 
 
 def test_too_long_samples_are_an_error_with_their_key_or_left_out_and_counted() -> None:
@@ -525,6 +628,9 @@ def test_arguments_that_do_not_belong_together() -> None:
         {"budget": 5, "length": "1", "max_samples": 0},
         {"same_bucket": True},
         {"window": 9},
+        {"also": {"1": 3}},
+        {"bucket": "1", "buckets": [3], "also": {"1": 3}},
+        {"budget": 5, "length": "1", "also": {"1": 0}},
     ):
         with pytest.raises(UsageError):
             data.batched(4, **how)  # type: ignore[arg-type]
@@ -533,6 +639,10 @@ def test_arguments_that_do_not_belong_together() -> None:
         {"order": "no"},
         {"order": "kept", "balance": 2},
         {"max_samples": 0},
+        {"also": "1"},
+        {"also": {"1": "3"}},
+        {"also": {3: 3}},
+        {"also": {"1": float("nan")}},
     ):
         with pytest.raises(UsageError):
             data.packed(9, "1", **how)  # type: ignore[arg-type]

@@ -14,6 +14,8 @@ does not know what a value means, nor how samples are read.
 * Packs: :mod:`wdscli.loader.order.packs` puts the lengths into packs. With ``in_sequence``, a pack has neighbours, and
   the packs keep the order of the epoch.
 
+With ``also``, the sums of other values in a batch or pack also have limits.
+
 With ``together`` = t, batches of a budget and packs come in groups of t batches of about equal work. They are sorted by
 their work, and neighbours make a group. The work of a batch is its longest length, the work of a pack is the sum of its
 squared lengths. If the last group has fewer batches, the samples of the batches with least work are dealt to more
@@ -27,7 +29,7 @@ batch keep the order of the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
@@ -36,12 +38,15 @@ from wdscli.arrays import F64, I64, Mask, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.order.order import Permutation, rising
-from wdscli.loader.order.packs import in_packs, in_runs, in_sequence
+from wdscli.loader.order.packs import ends_within, in_packs, in_runs, in_sequence
 
 BATCH_SAMPLES = 20
 """The default number of samples in a batch, as in webdataset."""
 WINDOW = 1 << 16
 """The default number of positions in a window."""
+NO_BUCKET = (None, (), False)
+NO_BUDGET = (None, None, None, False, None)
+"""The default arguments of ``batched`` for buckets and for a budget."""
 
 
 class Misfit(Exception):
@@ -59,6 +64,7 @@ class Rule(NamedTuple):
     ``size`` is the budget, or the length of a pack. ``edges`` are the values between the buckets, and ``sizes`` has the
     batch size of each bucket, or 0 for a range of values outside all buckets. ``most`` is the largest number of samples
     in a batch, or 0 for no limit. ``together`` is the number of batches in a group, or -1 for the number of ranks.
+    ``also`` has other expressions, each with its largest sum in a batch.
     """
 
     kind: Literal["bucket", "budget", "packed"]
@@ -72,6 +78,17 @@ class Rule(NamedTuple):
     too_long: Literal["error", "truncate", "drop"] = "error"
     window: int = WINDOW
     in_sequence: bool = False
+    also: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def expressions(self) -> tuple[str | Mapping[str, str], ...]:
+        """The expressions of the columns of values."""
+        return self.value, *(expression for expression, _ in self.also)
+
+    @property
+    def limits(self) -> list[float]:
+        """The largest sums of the other expressions."""
+        return [limit for _, limit in self.also]
 
     @property
     def name(self) -> str:
@@ -85,25 +102,29 @@ class Rule(NamedTuple):
         value = self.value if isinstance(self.value, str) else dict(self.value)
         edges_and_sizes = list(self.edges), list(self.sizes)
         limits = self.most, self.together, self.partial, self.too_long, self.window
-        order = ["in sequence"] if self.in_sequence else []
-        return [self.kind, value, self.size, *edges_and_sizes, *limits, *order]
+        more: list[Any] = ["in sequence"] if self.in_sequence else []
+        more += [list(expression_and_limit) for expression_and_limit in self.also]
+        return [self.kind, value, self.size, *edges_and_sizes, *limits, *more]
 
 
-def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_budget: Any) -> Rule:
-    """Return the rule for ``batched(bucket, buckets, same_bucket)`` or ``batched(budget, length, max_samples,
-    balance)``. Raises UsageError for arguments that cannot be combined."""
-    (bucket, buckets, same_bucket), (budget, length, max_samples, balance) = by_bucket, by_budget
+def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_budget: Any) -> Rule | None:
+    """Return the rule for ``batched(bucket, buckets, same_bucket)`` or ``batched(budget, length, max_samples, balance,
+    also)``, or None if all these have their defaults. Raises UsageError for arguments that cannot be combined."""
+    if (by_bucket, by_budget, window) == (NO_BUCKET, NO_BUDGET, WINDOW):
+        return None
+    window = want_whole("batched: window", window, 1)
+    (bucket, buckets, same_bucket), (budget, length, max_samples, balance, also) = by_bucket, by_budget
     if size != BATCH_SAMPLES and (budget is not None or isinstance(buckets, Mapping)):
         raise UsageError(
             f"batched({size}) has a batch size, but also a budget or sizes of buckets",
             hint=f"leave out the batch size {size}",
         )
-    if bucket is not None and buckets and by_budget == (None, None, None, False):
+    if bucket is not None and buckets and by_budget == NO_BUDGET:
         want_expression("batched: bucket", bucket)
         edges, sizes = _edges(buckets, size)
         together = _together("batched: same_bucket", same_bucket)
         return Rule("bucket", bucket, 0, edges, sizes, 0, together, partial, window=window)
-    if budget is not None and length is not None and by_bucket == (None, (), False):
+    if budget is not None and length is not None and by_bucket == NO_BUCKET:
         if not isinstance(budget, (int, float)) or not budget > 0:
             raise UsageError(f"batched(budget={budget!r}) is not a number above 0")
         want_expression("batched: length", length)
@@ -111,8 +132,15 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
             raise UsageError(
                 "batched(budget=) has no incomplete batches to drop", hint="leave out partial=False"
             )
-        together = _together("batched: balance", balance)
-        return Rule("budget", length, budget, most=_most(max_samples), together=together, window=window)
+        return Rule(
+            "budget",
+            length,
+            budget,
+            most=_most(max_samples),
+            together=_together("batched: balance", balance),
+            window=window,
+            also=_also("batched", also),
+        )
     raise UsageError(
         "batched() takes either bucket= with buckets=, or budget= with length=",
         hint='batched(64, bucket="json.width / json.height", buckets=[0.8, 1.25])',
@@ -120,9 +148,9 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
 
 
 def rule_of_packs(rule: Rule, limits: Any, order: Any, balance: Any) -> Rule:
-    """Return the rule for ``packed()``. ``rule`` has the size, the length and the window; ``limits`` are truncate, drop
-    and max_samples. Raises UsageError."""
-    truncate, drop, max_samples = limits
+    """Return the rule for ``packed()``. ``rule`` has the size, the length and the window. ``limits`` are truncate,
+    drop, max_samples and also. Raises UsageError."""
+    truncate, drop, max_samples, also = limits
     if truncate and drop:
         raise UsageError("packed(truncate=True, drop=True)", hint="give one of them")
     want_expression("packed: length", rule.value)
@@ -138,6 +166,7 @@ def rule_of_packs(rule: Rule, limits: Any, order: Any, balance: Any) -> Rule:
         together=together,
         too_long="truncate" if truncate else "drop" if drop else "error",
         in_sequence=order == "kept",
+        also=_also("packed", also),
     )
 
 
@@ -149,6 +178,17 @@ def _together(name: str, argument: Any) -> int:
 def _most(max_samples: Any) -> int:
     """Return :attr:`Rule.most` for ``max_samples``."""
     return 0 if max_samples is None else want_whole("max_samples", max_samples, 1)
+
+
+def _also(method: str, also: Any) -> tuple[tuple[str, float], ...]:
+    """Return :attr:`Rule.also` for a dict of expressions and their largest sums. Raises UsageError."""
+    if not isinstance(also or {}, Mapping):
+        raise UsageError(f"{method}(also={also!r}) is not a dict", hint='also={"json.images": 18}')
+    for expression, limit in (also or {}).items():
+        want_expression(f"{method}: also", expression)
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf"):
+            raise UsageError(f"{method}(also={{{expression!r}: {limit!r}}}) is not a number above 0")
+    return tuple(sorted((also or {}).items()))
 
 
 def want_expression(name: str, expression: Any) -> None:
@@ -214,19 +254,26 @@ class Planned(NamedTuple):
 
 
 def planned(values: F64, rule: Rule, of_window: int, skips: bool = False) -> Planned:
-    """Plan the batches of one window; the key ``of_window`` decides their order. With ``skips``, samples that fit into
-    no batch are left out. Raises Misfit."""
-    kind = KINDS[rule.kind]
-    fits = kind.fits(values, rule)
-    is_refused = ~fits & ~(skips or (rule.too_long == "drop" and values > rule.size))
+    """Plan the batches of one window; the key ``of_window`` decides their order. ``values`` has a row for each of
+    ``rule.expressions``, or is one such row. With ``skips``, samples that fit into no batch are left out. Raises
+    Misfit."""
+    kind, columns = KINDS[rule.kind], numpy.atleast_2d(values)
+    fits, is_too_large = kind.fits(columns[0], rule), columns[0] > rule.size
+    for amounts, (_, limit) in zip(columns[1:], rule.also):
+        fits &= (amounts >= 0) & (amounts <= limit)
+        is_too_large |= amounts > limit
+    is_refused = ~fits & ~(skips or (rule.too_long == "drop" and is_too_large))
     if is_refused.any():
         row = int(is_refused.argmax())
-        raise Misfit(row, _misfit(values[row], rule))
+        raise Misfit(row, _misfit(columns[:, row], rule))
     fitting = fits.nonzero()[0]
-    lengths = numpy.minimum(values, rule.size) if rule.too_long == "truncate" else values
-    grouping = kind.grouped(lengths[fitting], rule)
+    lengths = values = columns[0]
+    if rule.too_long == "truncate":
+        lengths = numpy.minimum(values, rule.size)
+    used_columns = lengths[fitting], *(amounts[fitting] for amounts in columns[1:])
+    grouping = kind.grouped(used_columns, rule)
     if kind.work is not None and rule.together > 1:
-        grouping = _balanced(grouping, lengths[fitting], rule, kind.work)
+        grouping = _balanced(grouping, used_columns, rule, kind.work)
     numbers, count = grouping.numbers, grouping.batches
     rows = fitting[grouping.rows]
     places = numbers if rule.in_sequence else _permuted(count, rule.together, of_window)[numbers]
@@ -240,26 +287,38 @@ def planned(values: F64, rule: Rule, of_window: int, skips: bool = False) -> Pla
     return Planned(rows, ends, *load, *shortened, (~fits).nonzero()[0])
 
 
-def reason_of_misfit(value: float, rule: Rule) -> str:
-    """Return why no batch has room for a value, as a reason for counting its sample."""
+def reason_of_misfit(values: F64, rule: Rule) -> str:
+    """Return why no batch has room for a sample, as a reason for counting it. ``values`` has its value of each
+    column."""
+    expression, value, _ = _misfitting(values, rule)
+    prefix = "" if expression is rule.value else f"{expression}: "
     if numpy.isnan(value):
-        return "missing or not a number"
+        return f"{prefix}missing or not a number"
     if rule.kind == "bucket":
         return "in no bucket"
-    return "below 0" if value < 0 else "too long"
+    return f"{prefix}below 0" if value < 0 else f"{prefix}too large" if prefix else "too long"
 
 
-def _misfit(value: float, rule: Rule) -> str:
-    """Return why no batch has room for a value, as a text for an error."""
-    reason, what = reason_of_misfit(value, rule), "" if numpy.isnan(value) else f"= {value:g} "
-    if reason == "too long":
-        packed = rule.kind == "packed"
-        reason = (
-            f"more than {rule.size:g}, the size of a pack"
-            if packed
-            else f"more than the budget of {rule.size:g}"
-        )
-    return f"{what}is {reason}"
+def _misfit(values: F64, rule: Rule) -> str:
+    """Return why no batch has room for a sample, as a text for an error."""
+    expression, value, limit = _misfitting(values, rule)
+    what = expression if numpy.isnan(value) else f"{expression} = {value:g}"
+    if numpy.isnan(value) or rule.kind == "bucket" or value < 0:
+        return f"{what} is {reason_of_misfit(values, rule).rpartition(': ')[2]}"
+    if expression is not rule.value:
+        return f"{what} is more than {limit:g}, the largest sum in a batch"
+    packed = rule.kind == "packed"
+    return f"{what} is more than " + (
+        f"{limit:g}, the size of a pack" if packed else f"the budget of {limit:g}"
+    )
+
+
+def _misfitting(values: F64, rule: Rule) -> tuple[Any, float, float]:
+    """Return the first expression of a sample that fits into no batch, with its value and limit."""
+    for value, (expression, limit) in zip(values[1:], rule.also):
+        if KINDS[rule.kind].fits(values[:1], rule)[0] and not 0 <= value <= limit:
+            return expression, float(value), limit
+    return rule.value, float(values[0]), rule.size
 
 
 def _permuted(count: int, together: int, of_window: int) -> I64:
@@ -293,21 +352,23 @@ class Load(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The functions of a kind of batches. ``fits(values, rule)`` says which values fit into a batch. ``grouped(values,
-    rule)`` groups values that all fit. ``load(lengths, firsts, counts, rule)`` says how full the batches are, and
+    """The functions of a kind of batches. ``fits(values, rule)`` says which values fit into a batch. ``grouped(columns,
+    rule)`` groups samples that all fit. ``load(lengths, firsts, counts, rule)`` says how full the batches are, and
     ``work(lengths, firsts)`` how much work they are, in any unit; without it, groups of batches are not balanced. Batch
     i has the ``counts[i]`` lengths from index ``firsts[i]`` on."""
 
     fits: Callable[[F64, Rule], Mask]
-    grouped: Callable[[F64, Rule], Grouping]
+    grouped: Callable[[Sequence[F64], Rule], Grouping]
     load: Callable[[F64, I64, I64, Rule], Load]
     work: Callable[[F64, I64], F64] | None = None
 
 
-def _balanced(grouping: Grouping, lengths: F64, rule: Rule, work: Callable[[F64, I64], F64]) -> Grouping:
+def _balanced(
+    grouping: Grouping, columns: Sequence[F64], rule: Rule, work: Callable[[F64, I64], F64]
+) -> Grouping:
     """Return the batches in groups of ``rule.together`` neighbours of about equal work. If the batches are no whole
     number of groups, the samples of the batches with least work are dealt to the batches of the last groups."""
-    rows, numbers = grouping
+    (rows, numbers), lengths = grouping, columns[0]
     count, left_over = grouping.batches, grouping.batches % rule.together
     counts = numpy.bincount(numbers, minlength=count)
     order = rising(numbers)
@@ -317,22 +378,25 @@ def _balanced(grouping: Grouping, lengths: F64, rule: Rule, work: Callable[[F64,
     if left_over:
         kept = count - left_over
         dealt = (balanced >= kept).nonzero()[0]
-        places = _dealt(lengths[rows[dealt]], rule)
+        places = _dealt([column[rows[dealt]] for column in columns], rule)
         if places is None:
-            return _balanced(_halved(grouping, rule.together), lengths, rule, work)
+            return _balanced(_halved(grouping, rule.together), columns, rule, work)
         balanced[dealt] = kept + places
     return Grouping(rows, balanced)
 
 
-def _dealt(lengths: F64, rule: Rule) -> I64 | None:
+def _dealt(columns: Sequence[F64], rule: Rule) -> I64 | None:
     """Deal lengths to the t batches of a group: the longest first, to batches 0, 1, ..., t - 1, t - 1, ..., 1, 0, 0, 1,
     ... Return the batch of each length, or None if they do not fit, or a batch would be empty."""
+    lengths = columns[0]
     turns, turn_places = numpy.divmod(numpy.arange(len(lengths)), rule.together)
     places = numpy.empty_like(turns)
     places[rising(lengths)[::-1]] = numpy.where(turns % 2, rule.together - 1 - turn_places, turn_places)
     if len(lengths) < rule.together:
         return None
-    return None if rule.kind == "packed" and (numpy.bincount(places, lengths) > rule.size).any() else places
+    limited = [*zip(columns[1:], rule.limits), *([(lengths, rule.size)] if rule.kind == "packed" else [])]
+    is_over = any((numpy.bincount(places, amounts) > limit).any() for amounts, limit in limited)
+    return None if is_over else places
 
 
 def _halved(grouping: Grouping, together: int) -> Grouping:
@@ -379,8 +443,9 @@ def _fits_size(values: F64, rule: Rule) -> Mask:
     return (values >= 0) & ((values <= rule.size) | (rule.too_long == "truncate"))
 
 
-def _by_bucket(values: F64, rule: Rule) -> Grouping:
-    """Group values by bucket."""
+def _by_bucket(columns: Sequence[F64], rule: Rule) -> Grouping:
+    """Group samples by bucket."""
+    [values] = columns
     of_row = numpy.searchsorted(rule.edges, values, "right")
     order = rising(of_row)
     ends = numpy.bincount(of_row, minlength=len(rule.sizes)).cumsum().tolist()
@@ -422,15 +487,18 @@ def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
     return rows, numbers, groups * together
 
 
-def _by_budget(values: F64, rule: Rule) -> Grouping:
-    """Group values by the sum after padding to the longest."""
+def _by_budget(columns: Sequence[F64], rule: Rule) -> Grouping:
+    """Group samples by the sum after padding to the longest."""
+    values = columns[0]
     order = rising(values)[::-1]
     longest = values[order]
     most = min(rule.most or len(values), len(values))
     all_fit = longest * most <= rule.size
     fitting = numpy.where(all_fit, most, rule.size // numpy.where(all_fit, 1, longest))
     numbers = numpy.empty_like(order)
-    numbers[order] = in_runs(numpy.arange(len(values)) + fitting.astype(numpy.int64))
+    ends = numpy.arange(len(values)) + fitting.astype(numpy.int64)
+    amounts = [column[order] for column in columns[1:]]
+    numbers[order] = in_runs(ends_within(ends, list(zip(amounts, rule.limits))))
     return Grouping(numpy.arange(len(values), dtype=numpy.int64), numbers)
 
 
@@ -440,10 +508,11 @@ def _load_of_budgets(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load
     )
 
 
-def _packed(values: F64, rule: Rule) -> Grouping:
-    """Group values by their sum."""
-    pack = in_sequence if rule.in_sequence else in_packs
-    return Grouping(numpy.arange(len(values), dtype=numpy.int64), pack(values, rule.size, rule.most))
+def _packed(columns: Sequence[F64], rule: Rule) -> Grouping:
+    """Group samples by the sums of their values."""
+    pack, lengths = in_sequence if rule.in_sequence else in_packs, columns[0]
+    numbers = pack(lengths, rule.size, rule.most, list(zip(columns[1:], rule.limits)))
+    return Grouping(numpy.arange(len(lengths), dtype=numpy.int64), numbers)
 
 
 def _load_of_packs(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:

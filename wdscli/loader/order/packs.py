@@ -7,11 +7,19 @@ way. If the packs are less than 98 % full, a second plan is made: it takes the l
 the fullest pack that it fits into. The plan with fewer packs is used. A pack that holds the largest number of lengths
 takes no more.
 
+With other sums, such as pictures per pack, the plan above is used if all its packs are within the limits. Otherwise
+another plan is made. The share of an amount is the amount divided by its limit. Packs are opened for the largest sum of
+shares. In each turn, every pack takes one of the largest rows: rows with much length and little else go to packs with
+much room for length and little else. A row that does not fit waits. Then rows that wait are dealt by size, the largest
+to the packs with most room, as long as at least 1 % of them fit. For the others, more packs are opened.
+
 :func:`in_packs` and :func:`in_sequence` are pure functions of the lengths, the size and the largest number of lengths.
 The module does not know what is packed, nor in which order the packs are used."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from math import ceil
 from typing import Any
 
@@ -23,11 +31,29 @@ PARTS = 64
 together."""
 FULL = 0.98
 """If the packs of the first plan are less full than this share, a second plan is made."""
+LEAST_PLACED = 0.01
+"""If a smaller share of the waiting rows than this fits into the open packs, more packs are opened."""
 
 
-def in_packs(lengths: F64, size: float, most: int = 0) -> I64:
+Also = Sequence["tuple[F64, float]"]
+"""Other amounts of each row, with the largest sum of each amount in a pack. No amount is more than this sum."""
+
+
+def in_packs(lengths: F64, size: float, most: int = 0, also: Also = ()) -> I64:
     """Return the number of the pack of each length. No length is more than ``size``. A pack has at most ``most``
-    lengths; 0 means any number."""
+    lengths; 0 means any number. The packs are within the limits of ``also`` too."""
+    if not also:
+        return _by_length(lengths, size, most)
+    if all(amounts.sum() / limit < lengths.sum() / size / 4 for amounts, limit in also):
+        packs = _by_length(lengths, size, most)
+        if all((numpy.bincount(packs, amounts) <= limit).all() for amounts, limit in also):
+            return packs
+    counted = [(numpy.ones(len(lengths)), float(most))] if most else []
+    return _by_several(*zip((lengths, float(size)), *also, *counted))
+
+
+def _by_length(lengths: F64, size: float, most: int) -> I64:
+    """Return the number of the pack of each length, as :func:`in_packs`."""
     numbers: Any = lengths
     if size < 1 << 16 and (lengths == lengths.astype(numpy.uint16)).all():
         numbers = lengths.astype(numpy.uint16)
@@ -41,12 +67,19 @@ def in_packs(lengths: F64, size: float, most: int = 0) -> I64:
     return pack_of_row
 
 
-def in_sequence(lengths: F64, size: float, most: int = 0) -> I64:
+def in_sequence(lengths: F64, size: float, most: int = 0, also: Also = ()) -> I64:
     """Return the number of the pack of each length; a pack has neighbours. A length that does not fit into the latest
     pack begins the next pack. Otherwise as :func:`in_packs`."""
-    sums, counting = lengths.cumsum(), numpy.arange(1, len(lengths) + 1)
-    ends = numpy.maximum(sums.searchsorted(sums - lengths + size, "right"), counting)
-    return in_runs(numpy.minimum(ends, counting + most - 1) if most else ends)
+    ends = ends_within(numpy.arange(len(lengths)) + (most or len(lengths)), [(lengths, size), *also])
+    return in_runs(ends)
+
+
+def ends_within(ends: I64, amounts_and_limits: Also) -> I64:
+    """Return ``ends``, or earlier ends: no run from a row to the row's end has a larger sum than a limit."""
+    for amounts, limit in amounts_and_limits:
+        sums = amounts.cumsum()
+        ends = numpy.minimum(ends, sums.searchsorted(sums - amounts + limit, "right"))
+    return numpy.maximum(ends, numpy.arange(1, len(ends) + 1))
 
 
 def in_runs(ends: I64) -> I64:
@@ -151,3 +184,63 @@ def _longest_first(lengths: Any, size: float, most: int) -> I64:
                 room, number = numpy.concatenate((room, new_room)), numpy.concatenate((number, new_numbers))
             room, number = _by_room(room, number, lengths[0], _not_full(pack_of, number, most))
     return numpy.unique(pack_of, return_inverse=True)[1]
+
+
+def _by_several(amounts: Sequence[F64], limits: Sequence[float]) -> I64:
+    """Return the number of the pack of each row. ``amounts[k]`` has an amount of all rows, and ``limits[k]`` is its
+    largest sum in a pack."""
+    pack_of: I64 = numpy.full(len(amounts[0]), -1)
+    waiting = _by_share(reduce(numpy.maximum, map(numpy.divide, amounts, limits)))[::-1]
+    left, room = [column[waiting] for column in amounts], [amounts[0][:0] for _ in limits]
+    while len(waiting):
+        new_packs = max(1, *(ceil(column.sum() / limit) for column, limit in zip(left, limits)))
+        room = [numpy.concatenate((free, numpy.full(new_packs, limit))) for free, limit in zip(room, limits)]
+        places: I64 = numpy.arange(len(room[0]) - new_packs, len(room[0]))
+        is_first, share_placed = True, 1.0
+        while len(waiting) and len(places) and share_placed > LEAST_PLACED:
+            free_space = [free[places] for free in room]
+            dealt = _dealt(left, free_space, limits, is_first)
+            for free, changed in zip(room, free_space):
+                free[places] = changed
+            waits = dealt < 0
+            pack_of[waiting[~waits]] = places[dealt[~waits]]
+            share_placed = 1 - waits.sum() / len(waiting)
+            waiting, left, is_first = waiting[waits], [column[waits] for column in left], False
+            has_room = [free >= column.min(initial=numpy.inf) for free, column in zip(room, left)]
+            places = numpy.logical_and.reduce(has_room).nonzero()[0]
+    is_used = numpy.bincount(pack_of, minlength=len(room[0])) > 0
+    return (is_used.cumsum() - 1)[pack_of]
+
+
+def _dealt(amounts: list[F64], room: list[F64], limits: Sequence[float], by_first: bool) -> I64:
+    """Deal rows to packs, at most one row to a pack in each turn. The largest rows come first in ``amounts``, and
+    ``room`` is the free space of each pack, which is changed. Return the pack of each row, or -1 for a row that waits.
+    With ``by_first``, rows with a larger share of the first amount than of the others go to packs with more space for
+    it; otherwise larger rows go to packs with more free space."""
+    pack_of: I64 = numpy.full(len(amounts[0]), -1)
+    packs = len(room[0])
+    for first in range(0, len(pack_of), packs):
+        row_shares = [column[first : first + packs] / limit for column, limit in zip(amounts, limits)]
+        room_shares = [free / limit for free, limit in zip(room, limits)]
+        if by_first:
+            rows, places = (
+                _by_share((shares[0] - reduce(numpy.maximum, shares[1:]) + 1) / 2)
+                for shares in (row_shares, room_shares)
+            )
+            places = places[numpy.arange(len(rows)) * packs // len(rows)]
+        else:
+            rows = _by_share(reduce(numpy.maximum, row_shares))
+            places = _by_share(reduce(numpy.minimum, room_shares))[packs - len(rows) :]
+        needed = [column[first + rows] for column in amounts]
+        fits = numpy.logical_and.reduce([part <= free[places] for part, free in zip(needed, room)])
+        places = places[fits]
+        for part, free in zip(needed, room):
+            free[places] -= part[fits]
+        pack_of[first + rows[fits]] = places
+    return pack_of
+
+
+def _by_share(shares: F64) -> I64:
+    """Return the indexes that sort numbers from 0 to 1, rounded to 16 bits, because these are sorted fastest."""
+    order: I64 = (shares.clip(0, 1) * 65_535).astype(numpy.uint16).argsort(kind="stable")
+    return order

@@ -208,9 +208,10 @@ class Plan:
         return numpy.arange(self._first_position(window), self._first_position(window + 1), dtype=numpy.int64)
 
     def _values(self, window: int) -> F64:
-        return numpy.asarray(
-            self._reader.about(self._positions(window), ValueFact(self.rule.value)), dtype=float
-        )
+        """Return the values of a window: a row for each expression."""
+        positions = self._positions(window)
+        columns = [self._reader.about(positions, ValueFact(value)) for value in self.rule.expressions]
+        return numpy.array(columns, dtype=float)
 
     def _window(self, window: int) -> PlannedWindow:
         if window not in self._held:
@@ -227,11 +228,11 @@ class Plan:
         except Misfit as error:
             [sample] = self._reader.about(positions[error.row : error.row + 1], Keys())
             hint = HINT_OF_PACKS if self.rule.kind == "packed" else HINT
-            raise DataError(f"{self.rule.value} {error}", code="misfit", member=sample, hint=hint) from None
+            raise DataError(str(error), code="misfit", member=sample, hint=hint) from None
         if not len(plan.left_out):
             return PlannedWindow(plan, _digest(values), NOTHING)
         shards = self._reader.about(positions[plan.left_out], Addresses())
-        reasons = (reason_of_misfit(value, self.rule) for value in values[plan.left_out])
+        reasons = (reason_of_misfit(values[:, row], self.rule) for row in plan.left_out)
         return PlannedWindow(plan, _digest(values), Counter(zip(shards, reasons)))
 
 
@@ -487,7 +488,8 @@ class Plans:
             )
         if window < plan.windows and plan.digest(window) != digest:
             raise UsageError(
-                f"the state was saved with other values of {self.rule.value}, so samples would be lost or repeated",
+                f"the state was saved with other values of {' or '.join(map(str, plan.rule.expressions))}, "
+                "so samples would be lost or repeated",
                 hint=f"restore the values, or begin epoch {epoch} again with set_epoch({epoch})",
             )
         self._marks[dumps([number, source.identity(), plan.rule.together], default=str)] = window, first

@@ -347,6 +347,7 @@ class Fluent(PerSample[Item]):
         length: str | Mapping[str, str] | None = None,
         max_samples: int | None = None,
         balance: bool | int = False,
+        also: Mapping[str, float] | None = None,
         window: int = WINDOW,
     ) -> Whole:
         """Make batches of ``batchsize`` samples for each rank. ``collation_fn`` makes a batch from a list of samples;
@@ -358,11 +359,12 @@ class Fluent(PerSample[Item]):
         all ranks have the same bucket in each step. With ``same_bucket=8``, the batches are the same for 1, 2, 4 and 8
         ranks, and all ranks have the same bucket in each step. With ``budget=16384, length="json.tokens",
         max_samples=256`` the number of samples times the largest length is at most the budget; ``balance=True`` gives
-        the ranks about equal lengths in each step. ``window`` is the number of samples that are planned together."""
+        the ranks about equal lengths in each step; ``also={"json.images": 18}`` limits other sums. ``window`` is the
+        number of samples that are planned together."""
         batchsize = want_whole("batched: batchsize", batchsize, 1)
-        groups = (bucket, buckets, same_bucket), (budget, length, max_samples, balance)
-        if groups != ((None, (), False), (None, None, None, False)) or window != WINDOW:
-            rule = rule_of_batches(batchsize, partial, want_whole("batched: window", window, 1), *groups)
+        groups = (bucket, buckets, same_bucket), (budget, length, max_samples, balance, also)
+        rule = rule_of_batches(batchsize, partial, window, *groups)
+        if rule is not None:
             return self._planned(rule, collation_fn or list)
         if self.pipeline.generators or self.pipeline.spreads:
             return self._through(Regroup(batchsize, collation_fn, partial))
@@ -385,16 +387,18 @@ class Fluent(PerSample[Item]):
         max_samples: int | None = None,
         order: Literal["free", "kept"] = "free",
         balance: bool | int = False,
+        also: Mapping[str, float] | None = None,
         window: int = WINDOW,
     ) -> Whole:
         """Make packs of samples. ``length`` is an expression for a sample's length, such as ``"json.tokens"``. The
         lengths of the samples in a pack add up to at most ``size``. A pack has the joined arrays of its samples,
         ``position_ids``, and ``cu_seqlens``, an array of 0 and the end of each sample. ``collation_fn`` can make
         another value from the list of samples. A sample longer than ``size`` is an error, unless ``truncate`` shortens
-        it or ``drop`` leaves it out. With ``order="kept"``, packs have neighbours, in the order of the epoch. With
-        ``balance=True``, the sums of the squared lengths are about equal for the ranks in each step."""
+        it or ``drop`` leaves it out. ``also={"json.images": 18}`` limits the sums of other numbers. With
+        ``order="kept"``, packs have neighbours, in the order of the epoch. With ``balance=True``, the sums of the
+        squared lengths are about equal for the ranks in each step."""
         rule = Rule("packed", length, size, window=window)
-        rule = rule_of_packs(rule, (truncate, drop, max_samples), order, balance)
+        rule = rule_of_packs(rule, (truncate, drop, max_samples, also), order, balance)
         return self._planned(rule, collation_fn or partial(concatenated, size, truncate))
 
     def _planned(self: Whole, rule: Rule, collate: Function) -> Whole:
@@ -411,7 +415,8 @@ class Fluent(PerSample[Item]):
         made = self._with(
             pipeline=self.pipeline._replace(batch=BatchStage(1, collate, plans=Plans(rule, self._skips)))
         )
-        made._prepare(ValueFact(rule.value))
+        for expression in rule.expressions:
+            made._prepare(ValueFact(expression))
         return made
 
     def _prepare(self, values: ValueFact) -> None:
