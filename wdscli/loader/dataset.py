@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
-from wdscli.loader.hosts import is_dealt_out, warn_of_batches_of_batches
+from wdscli.loader.hosts import is_dealt_out, warn_of_batches_of_batches, warn_of_peers
 from wdscli.loader.order.source import EpochReader, Keys, OrderOfProcess, PositionSource, Spare, ValueFact
 from wdscli.loader.place.cuts import Cut, EqualSizes
 from wdscli.loader.place.iteration import Iteration, IterationState
@@ -157,6 +157,8 @@ class PositionDataset(ProcessDataset[Item]):
         # A spawned worker does not know its rank, so it uses the rank of the process that started it.
         self._dealt = self._dealt or (self._rank is None and is_dealt_out())
         sender = self._sender if self._rank is None and in_worker() else None
+        if self._rank is None and self._split.by_node and not in_worker():
+            warn_of_peers()
         rank, world = (0, 1) if self._dealt else sender or find_rank(self._rank, self._world)
         return Share(rank, world, *find_worker())
 

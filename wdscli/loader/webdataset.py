@@ -18,7 +18,15 @@ from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.order import ORDERS, Shuffle
 from wdscli.loader.order.source import PositionSource
 from wdscli.loader.place.cuts import Epochs
-from wdscli.loader.place.ranks import EXACT, Split, Tail, name_of, split_by_node, split_by_worker
+from wdscli.loader.place.ranks import (
+    EXACT,
+    Split,
+    Tail,
+    name_of,
+    rank_in_mesh,
+    split_by_node,
+    split_by_worker,
+)
 from wdscli.loader.read.catalog import Access
 from wdscli.loader.read.failures import Handler, OnError, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, IndexedSource
@@ -86,6 +94,8 @@ class WebDataset(PositionDataset[Item]):
         rank, world_size
                          the rank of this process and the number of ranks; by default from the launcher or
                          torch.distributed
+        mesh             the dimensions of a DeviceMesh of torch that divide the data, such as ``device_mesh["dp"]``,
+                         instead of ``rank`` and ``world_size``. Ranks along other dimensions get the same batches
         nodesplitter     "exact" divides each batch among the ranks; None gives every rank all samples; with
                          single_node_only, webdataset's default, several ranks are an error. Your own function gets
                          the shards as ``{"url": ...}``, and yields the shards of this rank. Then shards are read from
@@ -174,6 +184,7 @@ class WebDataset(PositionDataset[Item]):
         values: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: Any = None,
         tail: Tail | None = None,
         batch_size: int | None = None,
         on_error: OnError = "raise",
@@ -203,6 +214,12 @@ class WebDataset(PositionDataset[Item]):
         resampled = resampled or mode == "resampled"
         if isinstance(urls, ShardList) and urls.is_exact:
             urls, resampled = urls.given, True
+        if mesh is not None:
+            if (rank, world_size) != (None, None):
+                raise UsageError(
+                    "WebDataset(mesh=, rank=, world_size=)", hint="leave out rank= and world_size="
+                )
+            rank, world_size = rank_in_mesh(mesh)
         order = _order(shuffle, shardshuffle, resampled)
         split, splitters = _sharing(nodesplitter, workersplitter, resampled, repeat)
         wanted = Criteria(where, keys, keys_from, sample)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.checks import want_whole
-from wdscli.loader.hosts import is_dealt_out
+from wdscli.loader.hosts import PEER_DIMENSIONS, is_dealt_out
 from wdscli.loader.order.order import ENDLESS
 
 LAUNCHERS = (
@@ -79,6 +79,27 @@ def launched_rank() -> tuple[int, int] | None:
                     hint="unset both variables, or give rank= and world_size=",
                 ) from None
     return None
+
+
+def rank_in_mesh(mesh: Any) -> tuple[int, int]:
+    """Return (rank, world size) of this process in a DeviceMesh of torch. The ranks of a mesh with several dimensions
+    are numbered row by row. Raises UsageError for another value, for a mesh without this process, and for a mesh with a
+    dimension whose ranks need the same batches."""
+    if not (hasattr(mesh, "get_coordinate") and hasattr(mesh, "mesh_dim_names")):
+        raise UsageError(f"mesh={mesh!r} is not a DeviceMesh of torch", hint='mesh=device_mesh["dp"]')
+    peers = [name for name in mesh.mesh_dim_names or () if name in PEER_DIMENSIONS]
+    if peers:
+        raise UsageError(
+            f"mesh= has the dimension {peers[0]}, but ranks along it need the same batches",
+            hint=f'give only the dimensions of data parallelism: mesh=device_mesh["dp"], not {peers[0]}',
+        )
+    places = mesh.get_coordinate()
+    if places is None:
+        raise UsageError("this process is not in mesh=", hint="make the loader only in processes of the mesh")
+    rank = 0
+    for place, size in zip(places, mesh.shape):
+        rank = rank * size + place
+    return int(rank), int(mesh.size())
 
 
 def rank_in(group: Any) -> tuple[int, int]:
