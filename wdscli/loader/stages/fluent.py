@@ -390,15 +390,14 @@ class Fluent(PerSample[Item]):
         also: Mapping[str, float] | None = None,
         window: int = WINDOW,
     ) -> Whole:
-        """Make packs of samples. ``length`` is an expression for a sample's length, such as ``"json.tokens"``. The
-        lengths of the samples in a pack add up to at most ``size``. A pack has the joined arrays of its samples,
-        ``position_ids``, and ``cu_seqlens``, an array of 0 and the end of each sample. ``collation_fn`` can make
-        another value from the list of samples. A sample longer than ``size`` is an error, unless ``truncate`` shortens
-        it or ``drop`` leaves it out. ``also={"json.images": 18}`` limits the sums of other numbers. With
-        ``order="kept"``, packs have neighbours, in the order of the epoch. With ``balance=True``, the sums of the
-        squared lengths are about equal for the ranks in each step."""
-        rule = Rule("packed", length, size, window=window)
-        rule = rule_of_packs(rule, (truncate, drop, max_samples, also), order, balance)
+        """Make packs of samples. The lengths of the samples in a pack, such as ``"json.tokens"``, add up to at most
+        ``size``. A pack has the joined arrays of its samples, ``position_ids``, and ``cu_seqlens``, an array of 0 and
+        the end of each sample. ``collation_fn`` can make another value from the list of samples. A sample longer than
+        ``size`` is an error, unless ``truncate`` shortens it or ``drop`` leaves it out. ``also={"json.images": 18}``
+        limits the sums of other numbers. With ``order="kept"``, packs have neighbours, in the order of the epoch. With
+        ``balance=True``, the sums of the squared lengths are about equal for the ranks in each step."""
+        limits = truncate, drop, max_samples, also
+        rule = rule_of_packs(Rule("packed", length, size, window=window), limits, order, balance)
         return self._planned(rule, collation_fn or partial(concatenated, size, truncate))
 
     def _planned(self: Whole, rule: Rule, collate: Function) -> Whole:
