@@ -30,7 +30,7 @@ LONGEST_MESSAGE = 100
 
 WORDS = re.compile(
     r"\b(told|asked|stands?|nobody|somebody|whoever|(?:go|goes|gone|went) on with|lets? go|dice|afar|anew|dear|heard"
-    r"|of which|that which|in the place of|where there is one|what is there|is another|made again|near|far)\b"
+    r"|of which|that which|in the place of|where there is one|what is there|is another|made again|(?<!--)near|far)\b"
     r"(?<!so far)(?<!as far)(?<!how far)(?!-)",
     re.IGNORECASE,
 )

@@ -56,6 +56,7 @@ def test_defaults() -> None:
     assert call() == {
         "shards": ["a.tar"], "extra": 3,
         "fields": None, "drop": None, "rename": None, "keys": None, "keys_from": None, "not_keys_from": None,
+        "on": None, "near": None,
         "where": None, "slice": None, "sample": None, "seed": None,
         "limit": None,
         "max_count": None, "max_size": None, "shard_count": None, "divisible_by": None,

@@ -529,8 +529,8 @@ class TestDedup:
         names = twins(tmp_path / "in")
         original = dedup_module.Comparison._read
 
-        def cut(self: Any, rows: list[int]) -> Any:
-            known = original(self, rows)
+        def cut(self: Any, rows: list[int], inputs: Any) -> Any:
+            known = original(self, rows, inputs)
             os.truncate(names[1], 512)
             os.truncate(names[0], 512)
             return known

@@ -118,6 +118,23 @@ class TestEverywhere:
         good("split", folder, "--by", name, "-o", tmp_path / "{part}.tar")
         assert keys_of(tmp_path / f"{ALL[name][1]}.tar") == ["k1", "k3"]
 
+    def test_dedup(self, folder: Path, name: str, tmp_path: Path) -> None:
+        for command in ("merge", "cat"):
+            good(command, folder, "--dedup", name, "-o", tmp_path / f"{command}.tar")
+            assert keys_of(tmp_path / f"{command}.tar") == ["k0", "k1", "k2"]
+
+    def test_keys_from(self, folder: Path, name: str, tmp_path: Path) -> None:
+        (tmp_path / "list").write_text(f"{ALL[name][1]}\nother\n")
+        for option, keys in (("--keys-from", ["k1", "k3"]), ("--not-keys-from", ["k0", "k2"])):
+            good("split", folder, option, tmp_path / "list", "--on", name, "-o", tmp_path / f"{option}.tar")
+            assert keys_of(tmp_path / f"{option}.tar") == keys
+
+    def test_keys_from_a_set(self, folder: Path, name: str, tmp_path: Path) -> None:
+        good("split", folder, "--keys", "k3", "-o", tmp_path / "val" / "v.tar")
+        for source in (tmp_path / "val", tmp_path / "val" / "v-manifest.json", tmp_path / "val" / "v.tar"):
+            out = good("ls", folder, "--not-keys-from", source, "--on", name).out
+            assert [line.split(b"\t")[0] for line in out.splitlines()] == [b"k0", b"k2"]
+
     def test_column(self, folder: Path, name: str) -> None:
         out = good("ls", folder, "--to", "csv", "--column", name).out.decode()
         cells = [row[name].strip() for row in csv.DictReader(out.splitlines())]

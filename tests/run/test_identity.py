@@ -69,6 +69,8 @@ SELECTING = """
     other  --keys *0
     other  --keys-from {given}/keys
     other  --not-keys-from {given}/keys
+    other  --on key --keys-from {given}/keys
+    other  --near 3 --dedup cls+0
     other  --where index>0
     other  --slice 1:
     other  --sample 3

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from wdscli.create.delimited import TextReading
     from wdscli.plan.cut import Cuts
     from wdscli.selection import Selection
+    from wdscli.selection.where import Value
     from wdscli.shards.writing import ShardSettings
 
 
@@ -182,8 +183,11 @@ class GeneralOptions(NamedTuple):
     +--rename NEW=OLD  Rename a field. OLD may list alternatives: 'jpg;png'. Repeatable.
     --keys GLOB  Keep samples whose key matches GLOB. Repeatable.
     --keys-from FILE  Keep samples whose key is listed in FILE. FILE has a key on each line, or is a table with a
-        column key: Parquet, .csv, .tsv, .jsonl. Repeatable.
+        column key: Parquet, .csv, .tsv, .jsonl. FILE may also be a set. Repeatable.
     --not-keys-from FILE  Keep samples whose key is not listed in FILE. Repeatable.
+    +--on EXPR  With --keys-from and --not-keys-from: compare this value instead of the key: json.url, 'dhash(jpg)'.
+        COLUMN=EXPR names the column of a table.
+    +--near N  Hashes are the same if at most N bits differ, from 1 to 3: --dedup 'dhash(jpg)' --near 3.
     --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression. Names: key, shard, index,
         fields, cls, txt, json.a.b[0] (a place in JSON) and size.jpg (bytes). Compare with ==, !=, <, <=, >, >= and
         in; combine with and, or, not; compute with + - * / // % **. Functions of a payload: len(txt), lines(py),
@@ -207,20 +211,33 @@ class SelectionOptions(NamedTuple):
     keys: Texts = None
     keys_from: Texts = None
     not_keys_from: Texts = None
+    on: Text = None
+    near: Natural = None
     where: Texts = None
     slice: Text = None
     sample: Text = None
     seed: Number = None
     limit: Natural = None
 
-    def parse(self, *, own_seed: bool = False) -> "Selection":
-        """Return the library's selection. ``own_seed`` is true if the command uses the seed not only for --sample.
+    def parse(self, *, own_seed: bool = False, has_dedup: bool = False) -> "Selection":
+        """Return the library's selection. ``own_seed`` is true if the command uses the seed not only for --sample, and
+        ``has_dedup`` if it compares samples with each other.
         Raises UsageError for options that have no effect together."""
         from wdscli.selection import Selection
 
         if self.seed is not None and self.sample is None and not own_seed:
             raise UsageError("--seed needs --sample", hint="--sample 1000, or --sample 10%")
-        return Selection.parse(**self._asdict())
+        if self.near is not None and self.on is None and not has_dedup:
+            raise UsageError(
+                "--near needs a hash", hint="--dedup 'dhash(jpg)', or --not-keys-from SET --on 'dhash(jpg)'"
+            )
+        return Selection.parse(**self._asdict(), read_set=_read_set)
+
+
+def _read_set(address: str, value: "Value | None") -> "Iterator[bytes]":
+    from wdscli.look.picking import set_values
+
+    return set_values(address, value)
 
 
 def decode_limit() -> int:
@@ -366,8 +383,9 @@ class DuplicateOptions(NamedTuple):
 
 
 @_select("""
-    --dedup key|FIELD,...  Drop samples that repeat a key or a field. The first of the selected samples is kept. A field
-        is repeated if its bytes are the same. With several names, a sample is dropped only if all of them are repeated.
+    --dedup key|EXPR,...  Drop samples that repeat a key, field or value. Examples: key, jpg, json.url, 'dhash(jpg)'.
+        The first of the selected samples is kept. A field is repeated if its bytes are the same. With several names, a
+        sample is dropped only if all of them are repeated.
     +--report FILE  Write a line of JSON to FILE for each sample that --dedup, --on-duplicate skip or --on-error skip
         leaves out, and for each row of a table.
     +--allow-empty  Do not fail if a named field, key or JSON path does not exist, or if no sample is left.

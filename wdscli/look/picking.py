@@ -16,18 +16,21 @@ from contextlib import closing
 from hashlib import sha256
 from typing import NamedTuple
 
-from wdscli.errors import UsageError
+from wdscli.errors import DataError, UsageError
 from wdscli.look.listing import SetReader, settled
-from wdscli.plan.duplicates import DUPLICATE, Dedup, members_of
+from wdscli.plan.duplicates import DUPLICATE, Dedup
 from wdscli.plan.inputs import Input
 from wdscli.plan.names import check_empty, check_named
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, spool
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
+from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import MissingName
+from wdscli.selection.near import NearHashes, hash_of
 from wdscli.selection.reading import MemberReader
+from wdscli.selection.where import Value
 from wdscli.shards.inputs import ShardStage, open_set
 from wdscli.storage import Source, open_source
 from wdscli.storage.addresses import view_of
@@ -158,12 +161,13 @@ class SampleReader(SetReader):
 
     def _distinct(self, page: Page, seen_content: SeenContent) -> Page:
         """Return the page without samples that repeat an earlier sample, and without samples after the limit."""
-        self.state.seen_names.fields.update(page.batch.fields)
+        named = seen_content.dedup.named
+        self.state.seen_names.look(named, page.batch, page.rows, page.reader)
         rows: list[int] = []
         for row in page.rows:
             if self._left is not None and len(rows) == self._left:
                 break
-            if seen_content.has(page.batch, row, page.reader.pieces):
+            if seen_content.has(SampleAt(page.batch, row, page.source.name, page.reader), page.reader.pieces):
                 self.drop(DUPLICATE)
             else:
                 rows.append(row)
@@ -240,20 +244,44 @@ class SeenContent:
     def __init__(self, dedup: Dedup) -> None:
         self.dedup = dedup
         self._seen = KeySet()
+        self._near = None if dedup.near is None else NearHashes(dedup.near)
         self.total = 0
         """The samples so far that have all fields."""
 
-    def has(self, batch: SampleBatch, row: int, pieces_of: Callable[[int], Iterable[bytes]]) -> bool:
+    def has(self, sample: SampleAt, pieces_of: Callable[[int], Iterable[bytes]]) -> bool:
         """Return whether a sample repeats an earlier sample, and remember it. ``pieces_of`` reads the payload of a
         member."""
-        members = members_of(batch, row, self.dedup.fields)
-        if members is None:
+        content = self.dedup.content(sample, pieces_of)
+        if content is None:
             return False
         self.total += 1
+        if self._near is not None:
+            return self._near.add(hash_of(b"".join(content), "--dedup")) is not None
         state = sha256()
-        for piece in self.dedup.content(batch, row, members, pieces_of):
+        for piece in content:
             state.update(piece)
         return not self._seen.add_new([state.digest()])
+
+
+def set_values(address: str, value: Value | None) -> Iterator[bytes]:
+    """Yield the values of the samples of a set, without samples that lack the value, or with None the keys. Raises
+    InputError, DataError."""
+    reader = SampleReader(Request([address], "-"), writes_names=False)
+    for page in reader.pages():
+        if value is None:
+            yield from (page.batch.keys[row] for row in page.rows)
+            continue
+        for row in page.rows:
+            sample = SampleAt(page.batch, row, page.source.name, page.reader)
+            try:
+                text = value.of(sample)
+            except DataError as error:
+                error.hint = (
+                    f"{value.option} must be known for each sample of {address}: wds cat --where selects"
+                )
+                raise
+            if text is not None:
+                yield text
 
 
 def _seen_content(request: Request) -> SeenContent | None:

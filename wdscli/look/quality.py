@@ -16,7 +16,6 @@ from xxhash import xxh3_128_digest
 
 from wdscli.arrays import I64, numpy
 from wdscli.plan.orders import Arrangement, Order, ShuffledOrder, SurveyedSamples
-from wdscli.plan.split import text_of
 from wdscli.plan.values import Extract
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.where import Value
@@ -65,7 +64,7 @@ class ClassOf(Extract):
     payload_fields = frozenset((b"cls",))
 
     def value(self, sample: SampleAt) -> bytes:
-        label = text_of(_CLASS, sample) or b""
+        label = _CLASS.of(sample) or b""
         return label if len(label) <= _LONG_VALUE else xxh3_128_digest(label)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ from xxhash import xxh3_128
 
 from wdscli.arrays import I64, Mask, edges, numpy, runs
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
+from wdscli.model import to_text
 from wdscli.plan.inputs import Input, Inputs
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
@@ -33,8 +33,12 @@ from wdscli.plan.table import RENAMED, PlanTable, blocks_of
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named
+from wdscli.selection.near import NearHashes, checked_bits, hash_of
 from wdscli.selection.reading import MemberReader
+from wdscli.selection.values import split_texts
+from wdscli.selection.where import Value
 from wdscli.storage.ends import PIECE_BYTES, cut_short
 
 SAMPLES_AT_ONCE = 1 << 14
@@ -126,21 +130,23 @@ class Pairs(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """The facts to compare a sample: the number of its input; its key and the sizes of its payloads, which are compared
-    first; and (offset, size) of its payloads."""
+    """The facts to compare a sample: the number of its input; its texts and the sizes of its payloads, which are
+    compared first; and (offset, size) of its payloads."""
 
     number: int
-    exact: tuple[bytes, tuple[int, ...]]
+    exact: tuple[tuple[bytes | None, ...], tuple[int, ...]]
     places: list[tuple[int, int]]
 
 
 class Comparison(NamedTuple):
-    """Compares samples with equal hashes: by key, if ``key_of`` gives one, and by the payloads of ``fields``."""
+    """Compares samples with equal hashes: by key, if ``key_of`` gives one, by ``values``, and by the payloads of
+    ``fields``."""
 
     table: PlanTable
     reader: Rereader
     key_of: KeyOf | None
     fields: Sequence[bytes] = ()
+    values: Sequence[Value] = ()
 
     def pairs(self, groups: Groups, *, first_only: bool = False, progress: Progress = QUIET) -> Pairs:
         """Return the repeats in all groups. With ``first_only``, the search ends soon after the first repeat. Raises
@@ -148,7 +154,7 @@ class Comparison(NamedTuple):
         rows, firsts = array("q"), array("q")
         with Inputs(dict(enumerate(self.reader.inputs))) as inputs:
             for block in groups.lists():
-                facts = self._read(sorted(chain(*block)))
+                facts = self._read(sorted(chain(*block)), inputs)
                 for group in block:
                     for row, first in self._repeats(group, facts, inputs):
                         rows.append(row)
@@ -160,13 +166,19 @@ class Comparison(NamedTuple):
         order = numpy.argsort(repeats)
         return Pairs(repeats[order], numpy.frombuffer(firsts, dtype=numpy.int64)[order])
 
-    def _read(self, rows: list[int]) -> dict[int, _Facts]:
+    def _read(self, rows: list[int], inputs: Inputs) -> dict[int, _Facts]:
         facts_of_rows = {}
         for sample in self.reader.samples(self.table, rows):
             key = b"" if self.key_of is None else self.key_of(sample)
             batch, members = sample.batch, members_of(sample.batch, sample.batch_row, self.fields) or []
             places = [(batch.offsets[member], batch.sizes[member]) for member in members]
-            exact = key, tuple(size for _, size in places)
+            texts: list[bytes | None] = [key]
+            if self.values:
+                payloads = MemberReader(inputs[sample.number])
+                payloads.batch = batch
+                at = SampleAt(batch, sample.batch_row, sample.shard, payloads)
+                texts += [value.of(at) for value in self.values]
+            exact = tuple(texts), tuple(size for _, size in places)
             facts_of_rows[sample.row] = _Facts(sample.number, exact, places)
         return facts_of_rows
 
@@ -175,7 +187,7 @@ class Comparison(NamedTuple):
     ) -> Iterator[tuple[int, int]]:
         """Yield the repeats in a group, each with the first equal sample. A sample is compared with the distinct
         samples before it."""
-        unlike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+        unlike: dict[tuple[tuple[bytes | None, ...], tuple[int, ...]], list[int]] = {}
         for row in group:
             near = unlike.setdefault(facts[row].exact, [])
             for first in near:
@@ -343,74 +355,114 @@ NOTHING_LEFT_OUT = LeftOutSamples()
 
 
 class Dedup(NamedTuple):
-    """The condition for duplicates: equal keys, equal payloads of some fields, or both. A sample that lacks one of the
-    fields is never a duplicate. If ``rekeyed`` is true, all samples get new keys, but the old keys are compared."""
+    """The condition for duplicates: equal keys, equal payloads of some fields, equal values of expressions, or several
+    of these. A sample that lacks a field or value is never a duplicate. If ``rekeyed`` is true, all samples get new
+    keys, but the old keys are compared. With ``lenient``, a value that cannot be decoded counts as missing."""
 
     by_key: bool
     fields: tuple[bytes, ...]
     rekeyed: bool = False
+    values: tuple[Value, ...] = ()
+    lenient: bool = False
+    near: int | None = None
+    """The number of bits that may differ. The only compared value is then a hash."""
 
     @classmethod
     def of(cls, request: Request) -> Dedup | None:
         """Return the condition in a request's options, or None without ``--dedup``. Raises UsageError."""
         rekeyed = request.rekey is not None and request.on_duplicate != "rekey"
-        return cls.parse(request.dedup, rekeyed=rekeyed) if request.dedup else None
+        if not request.dedup:
+            return None
+        dedup, near = cls.parse(request.dedup), request.near
+        if near is not None:
+            checked_bits(near)
+            if dedup.by_key or dedup.fields or len(dedup.values) != 1:
+                raise UsageError("--near compares one hash", hint="--dedup 'dhash(jpg)' --near 3")
+        return dedup._replace(rekeyed=rekeyed, lenient=request.on_error == "skip", near=near)
 
     @classmethod
-    def parse(cls, words: Sequence[str], *, rekeyed: bool = False) -> Dedup:
-        """Parse texts such as ``key``, ``jpg`` or ``key,jpg``. Raises UsageError.
+    def parse(cls, words: Sequence[str]) -> Dedup:
+        """Parse texts such as ``key``, ``jpg``, ``key,jpg`` or ``json.url``. Raises UsageError.
 
-        >>> Dedup.parse(["key,jpg"])
-        Dedup(by_key=True, fields=(b'jpg',), rekeyed=False)
+        >>> dedup = Dedup.parse(["key,jpg", "len( txt )"])
+        >>> dedup.by_key, dedup.fields, dedup.names
+        (True, (b'jpg',), ['key', 'jpg', 'len(txt)'])
         """
-        names = [name.strip() for word in words for name in word.split(",")]
-        if not names or not all(names):
+        if not words or not all(word.strip(", ") for word in words):
             raise UsageError("--dedup needs a value", hint="use --dedup key, or a field: --dedup jpg")
-        fields = tuple(dict.fromkeys(to_bytes(name.removeprefix(".")) for name in names if name != KEY))
-        return cls(KEY in names, fields, rekeyed)
+        texts = dict.fromkeys(split_texts(words, "--dedup"))
+        by_key = KEY in texts
+        compared = [Value.of_payloads(text, "--dedup") for text in texts if text != KEY]
+        for value in compared:
+            if not value.named and not value.names_sample:
+                raise UsageError(
+                    f"--dedup {value.text} is the same for all samples", hint="name a field, as .1"
+                )
+        fields = dict.fromkeys(value.place.field for value in compared if value.place and value.is_field)
+        return cls(by_key, tuple(fields), values=tuple(value for value in compared if not value.is_field))
 
     @property
     def names(self) -> list[str]:
-        """The names of the compared key and fields, as in the option."""
-        return [KEY] * self.by_key + [to_text(field) for field in self.fields]
+        """The names of the compared key, fields and values, as in the option."""
+        fields = map(to_text, self.fields)
+        return [KEY] * self.by_key + [*fields, *(value.normal for value in self.values)]
 
     @property
     def named(self) -> list[Named]:
-        """The fields that some sample must have."""
-        return [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
+        """The fields and places that some sample must have."""
+        named = [Named(name, " to compare", (name,)) for name in map(to_text, self.fields)]
+        return named + [name for value in self.values for name in value.named_for(" to compare")]
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        """The fields whose payloads are read."""
+        return frozenset(self.fields).union(*(value.payload_fields for value in self.values))
+
+    def using(self, names: frozenset[str]) -> Dedup:
+        """Return the condition that takes the values with these names from batches (:meth:`Value.using`)."""
+        return self._replace(values=tuple(value.using(names) for value in self.values))
 
     def extract(self, order_extract: Extract | None) -> Extract | None:
         """Return the extract for a survey, which also takes the values of ``order_extract``. If the hashes of keys in
         the rows are enough, return ``order_extract`` itself."""
-        if self.fields or self.rekeyed:
+        if self.fields or self.values or self.rekeyed:
             return Digests(self, int.from_bytes(os.urandom(8), "little"), order_extract)
         return order_extract
 
     def warn_of_none(self, set_fields: Set[bytes], progress: Progress) -> None:
-        """Warn that no sample has all of the fields. If some field is not in ``set_fields``, the fields of all samples,
-        the check of names reports it instead."""
-        if self.fields and set_fields >= set(self.fields):
+        """Warn that no sample has all of the fields and values. If some field is not in ``set_fields``, the fields of
+        all samples, the check of names reports it instead."""
+        if (self.fields or self.values) and set_fields >= set(self.fields):
             progress.warn(
-                f"--dedup compared nothing: no sample has {' and '.join(map(to_text, self.fields))}"
+                f"--dedup compared nothing: no sample has {' and '.join(self.names[self.by_key :])}"
             )
 
     def content(
-        self,
-        batch: SampleBatch,
-        row: int,
-        members: Sequence[int],
-        pieces_of: Callable[[int], Iterable[bytes]],
-    ) -> Iterator[bytes]:
-        """Yield the bytes of a sample that are compared: its key and payloads. If there are several, their lengths come
-        last. ``members`` are the places of the fields in the batch, and ``pieces_of`` reads the payload of one
-        member."""
-        if self.by_key:
-            yield batch.keys[row]
-        for member in members:
-            yield from pieces_of(member)
-        if self.by_key + len(members) > 1:
-            lengths = [len(batch.keys[row])] * self.by_key + [batch.sizes[member] for member in members]
-            yield array("Q", lengths).tobytes()
+        self, sample: SampleAt, pieces_of: Callable[[int], Iterable[bytes]]
+    ) -> Iterator[bytes] | None:
+        """Return the bytes of a sample that are compared: its key, values and payloads. If there are several, their
+        lengths come last. ``pieces_of`` reads the payload of one member of the batch. Return None for a sample that
+        lacks a field or value. Raises DataError ``undecodable``."""
+        batch, members = sample.batch, members_of(sample.batch, sample.row, self.fields)
+        if members is None:
+            return None
+        texts = [sample.key] * self.by_key
+        for value in self.values:
+            try:
+                text = value.of(sample)
+            except DataError as error:
+                if error.code != "undecodable":
+                    raise
+                if not self.lenient:
+                    error.hint = "--on-error skip keeps such samples without comparing them"
+                    raise
+                text = None
+            if text is None:
+                return None
+            texts.append(text)
+        pieces = chain(texts, chain.from_iterable(map(pieces_of, members)))
+        lengths = [*map(len, texts), *(batch.sizes[member] for member in members)]
+        return chain(pieces, [array("Q", lengths).tobytes()]) if len(lengths) > 1 else pieces
 
     def find(
         self,
@@ -424,16 +476,38 @@ class Dedup(NamedTuple):
         only keys are compared. ``set_fields`` are the fields of all samples. Raises InputError, DataError."""
         if digests is None:
             pairs = repeated_keys(table, reader)
+        elif self.near is not None:
+            pairs = _near_pairs(digests, self.near)
         else:
             groups = _groups_of_digests(digests)
             if digests.total and not len(groups.rows):
                 self.warn_of_none(set_fields, progress)
             progress.start("comparing", int(groups.sizes.sum()), "samples")
             key_of: KeyOf | None = (lambda sample: sample.key) if self.by_key else None
-            pairs = Comparison(table, reader, key_of, self.fields).pairs(groups, progress=progress)
+            pairs = Comparison(table, reader, key_of, self.fields, self.values).pairs(
+                groups, progress=progress
+            )
             progress.finish()
         repeats, originals = map(table.apart, pairs)
         return pairs, Duplicates(tuple(self.names), repeats, originals, reader)
+
+
+def _near_pairs(values: Values, bits: int) -> Pairs:
+    """Return the samples whose hash is similar to the hash of an earlier sample that stays."""
+    halves = values.fixed(DIGEST_BYTES).view("<u8")
+    hashes, rows_of_hashes = NearHashes(bits), array("q")
+    rows, firsts = array("q"), array("q")
+    for block in blocks_of(len(halves)):
+        for row, (number, mark) in enumerate(halves[block].tolist(), block.start):
+            if mark:
+                continue  # the sample has no hash
+            place = hashes.add(number)
+            if place is None:
+                rows_of_hashes.append(row)
+            else:
+                rows.append(row)
+                firsts.append(rows_of_hashes[place])
+    return Pairs(numpy.frombuffer(rows, dtype=numpy.int64), numpy.frombuffer(firsts, dtype=numpy.int64))
 
 
 def _groups_of_digests(values: Values) -> Groups:
@@ -462,9 +536,12 @@ class Digests(Extract):
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
-        return frozenset(self.dedup.fields).union(
-            () if self.order_extract is None else self.order_extract.payload_fields
-        )
+        order_fields = () if self.order_extract is None else self.order_extract.payload_fields
+        return self.dedup.payload_fields.union(order_fields)
+
+    def using(self, names: frozenset[str]) -> Digests:
+        order_extract = self.order_extract and self.order_extract.using(names)
+        return replace(self, dedup=self.dedup.using(names), order_extract=order_extract)
 
     @property
     def named(self) -> Sequence[Named]:
@@ -473,16 +550,18 @@ class Digests(Extract):
     def values(
         self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
     ) -> list[bytes]:
-        digests = [self._digest(batch, row, payload_of) for row in rows]
+        digests = [self._digest(SampleAt(batch, row, shard, payload_of), payload_of) for row in rows]
         if self.order_extract is None:
             return digests
         return list(map(bytes.__add__, digests, self.order_extract.values(batch, rows, shard, payload_of)))
 
-    def _digest(self, batch: SampleBatch, row: int, payload_of: MemberReader) -> bytes:
-        members = members_of(batch, row, self.dedup.fields)
-        if members is None:
+    def _digest(self, sample: SampleAt, payload_of: MemberReader) -> bytes:
+        content = self.dedup.content(sample, payload_of.pieces)
+        if content is None:
             return _NO_DIGEST
-        return digest_of(self.dedup.content(batch, row, members, payload_of.pieces), self.seed)
+        if self.dedup.near is not None:
+            return hash_of(b"".join(content), "--dedup").to_bytes(DIGEST_BYTES, "little")
+        return digest_of(content, self.seed)
 
 
 def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:

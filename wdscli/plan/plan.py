@@ -604,6 +604,7 @@ def shaping_options(request: Request) -> dict[str, Any]:
     """Return the options for the manifest: those that change the result and are not at their default."""
     options: dict[str, Any] = {
         "dedup": Dedup.parse(request.dedup).names if request.dedup else None,
+        "near": request.near,
         "max_count": request.cuts.max_count,
         "max_size": request.cuts.max_size,
         "shards": request.cuts.shards,

@@ -67,6 +67,7 @@ class Request(NamedTuple):
     on_error: OnError = "stop"
     on_duplicate: OnDuplicate = "error"
     dedup: Sequence[str] = ()
+    near: int | None = None
     """Leave out selected samples that repeat the key (``key``) or the payloads of these fields."""
     rekey: str | None = None
     jobs: int | None = None
@@ -107,8 +108,12 @@ class Request(NamedTuple):
     def is_repeatable(self) -> bool:
         """Whether the options alone decide the selected samples. This is false with key files, and with policies that
         skip samples or compare payloads."""
-        has_files = self.selection.key_rule is not None and bool(self.selection.key_rule.files)
-        return not has_files and self.on_error == "stop" and self.on_duplicate == "error" and not self.dedup
+        return (
+            not self.selection.files
+            and self.on_error == "stop"
+            and self.on_duplicate == "error"
+            and not self.dedup
+        )
 
 
 def check_view(request: Request) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
-from json import dumps
 from typing import Any, ClassVar, NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
@@ -110,25 +109,6 @@ def field_or_pattern(text: str, option: str) -> Value | KeyValue:
     return KeyValue(text, Expression(text, option))
 
 
-def text_of(value: Value | KeyValue, sample: SampleAt) -> bytes | None:
-    """Return the value of one sample as text, or None: text and payloads without white space at both ends, and any
-    other value as compact JSON. Raises DataError ``undecodable``."""
-    if isinstance(value, KeyValue):
-        return value.of(sample)
-    if value.is_field and value.place:
-        field = value.place.field
-        return sample.payload(field).strip() or None if field in sample.fields else None
-    result = value.value(sample)
-    if result is None:
-        return None
-    try:
-        if not isinstance(result, str):
-            result = dumps(result, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise sample.error(f"{value.text} cannot be text: {error}", "undecodable") from None
-    return result.encode("utf-8", "surrogatepass").strip() or None
-
-
 class OptionValue(NamedTuple):
     """A value for an ``option``, and the policies for samples without it. ``missing`` is ``error`` or ``drop``. With
     ``lenient``, a sample with a value that cannot be decoded is left out; otherwise it is an error."""
@@ -146,7 +126,7 @@ class OptionValue(NamedTuple):
     def of(self, sample: SampleAt) -> bytes:
         """Return the value of one sample, or MISSING, or UNDECODABLE. Raises DataError."""
         try:
-            value = text_of(self.value, sample)
+            value = self.value.of(sample)
         except DataError as error:
             if self.lenient and error.code == "undecodable":
                 return UNDECODABLE

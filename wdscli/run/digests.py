@@ -25,7 +25,8 @@ from wdscli.plan.orders import Order
 from wdscli.plan.plan import ReorderPlan, shaping_options
 from wdscli.plan.planfile import absolute
 from wdscli.plan.request import PlanMark, Request
-from wdscli.shards.inputs import ShardSet, manifest_beside, names_in
+from wdscli.selection.listed import is_set
+from wdscli.shards.inputs import ShardSet, manifest_beside, names_in, open_set
 from wdscli.shards.writing import ShardSettings
 from wdscli.storage import base_name, folder_of, is_local, is_stream, local_path, open_source, read_all
 from wdscli.storage.opening import at_once
@@ -161,9 +162,7 @@ def list_folders(addresses: Sequence[str]) -> None:
 def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequence[int]) -> str:
     """Return the digest of a reordering command's inputs and options. Raises InputError, and UsageError for inputs that
     cannot be checked."""
-    rule = request.selection.key_rule
-    files = [] if rule is None else list(rule.files)
-    files += order.other_files()
+    files = [*request.selection.files, *order.other_files()]
     for address in [*shards.addresses, *files]:
         if is_stream(address):
             raise UsageError(
@@ -176,8 +175,15 @@ def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequenc
         order.seed,
         request.settings,
         [request.on_error, request.allow_empty, request.post, list(sets)],
-        [*_versions_of(shards), *(digest_of(os.fsdecode(read_all(address))) for address in files)],
+        [*_versions_of(shards), *(_content_of(address) for address in files)],
     )
+
+
+def _content_of(address: str) -> Any:
+    """Return what shows a change of a file, or of a set that lists values."""
+    if is_set(address):
+        return _versions_of(open_set([address]))
+    return digest_of(os.fsdecode(read_all(address)))
 
 
 def run_digest(

@@ -1,6 +1,7 @@
 """This module makes a selection from raw options, and rows of a batch from a selection.
 
-The options apply in a fixed order: ``--keys``, ``--keys-from`` and ``--not-keys-from`` (:class:`KeySelection`), then
+The options apply in a fixed order: ``--keys``, ``--keys-from`` and ``--not-keys-from``
+(:mod:`wdscli.selection.listed`), then
 ``--where``, then the fields (:class:`FieldRule`; a sample without fields is dropped), then ``--slice`` over the
 remaining samples, then ``--sample`` (:class:`Draw`), then ``--limit``. If a command reorders samples, or skips some of
 them later, it counts ``--limit`` itself. A repeated option selects more (``--keys A --keys B`` means A or B), but a
@@ -16,7 +17,6 @@ its name, so that no field is lost.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,14 +27,15 @@ from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch, check_name
 from wdscli.samples.grouping import PayloadOf, SampleAt
 from wdscli.selection.named import MissingName, Named, SeenNames, is_like, listed
-from wdscli.storage import addresses_of
 from wdscli.units import whole_number
 
 if TYPE_CHECKING:
     from wdscli.selection.draw import Draw
+    from wdscli.selection.listed import KeySelection, ListedValues, ReadSet
     from wdscli.selection.where import Value
 
 OnError = Literal["stop", "skip"]
+_FOLLOWED_AT_MOST = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +91,7 @@ class Selection(NamedTuple):
     span: range | None = None
     limit: int | None = None
     draw: Draw | None = None
+    value_rule: ListedValues | None = None
 
     @classmethod
     def parse(
@@ -101,14 +103,17 @@ class Selection(NamedTuple):
         keys: Sequence[str] | None = (),
         keys_from: str | Sequence[str] | None = None,
         not_keys_from: str | Sequence[str] | None = None,
+        on: str | None = None,
+        near: int | None = None,
         where: str | Sequence[str] | None = None,
         slice: str | None = None,
         sample: str | int | None = None,
         seed: int | None = None,
         limit: int | None = None,
+        read_set: ReadSet | None = None,
     ) -> Selection:
-        """Make a selection from raw options. Raises UsageError for an invalid option, and InputError if ``keys_from``
-        or ``not_keys_from`` cannot be read.
+        """Make a selection from raw options. ``read_set`` reads the values of sets in ``keys_from`` and
+        ``not_keys_from``. Raises UsageError for an invalid option, and InputError if such a file cannot be read.
 
         >>> Selection.parse(keys=["n01/*"], slice="::2", limit=10).is_trivial
         False
@@ -119,10 +124,11 @@ class Selection(NamedTuple):
             from wdscli.selection.draw import Draw
 
             draw = Draw.parse(str(sample), seed or 0)
+        lists = (keys_from or None, not_keys_from or None)
+        key_lists = lists if on is None else (None, None)
         chosen = cls(
-            key_rule=KeySelection.parse(texts_of(keys), keys_from or None, not_keys_from or None)
-            if keys or keys_from or not_keys_from
-            else None,
+            key_rule=_key_rule(texts_of(keys), *key_lists, read_set) if keys or any(key_lists) else None,
+            value_rule=None if on is None else _value_rule(on, near, lists, read_set),
             where=_where(where),
             field_rule=None
             if keep is None and leave is None and not rename
@@ -146,7 +152,8 @@ class Selection(NamedTuple):
         span = self.span or range(_NO_END)
         is_spread = (span.start, span.stop) == (0, _NO_END) and span.step <= 4
         is_drawn = self.draw is None or self.draw.takes_most
-        return is_spread and is_drawn and self.key_rule is None and self.where is None and self.limit is None
+        is_all = self.key_rule is None and self.where is None and self.value_rule is None
+        return is_spread and is_drawn and is_all and self.limit is None
 
     @property
     def before_draw(self) -> Selection:
@@ -163,7 +170,8 @@ class Selection(NamedTuple):
 
     def using(self, names: frozenset[str]) -> Selection:
         """Return the selection that takes the values with these names from batches (:meth:`Value.using`)."""
-        return self if self.where is None else self._replace(where=self.where.using(names))
+        rule = self.value_rule and self.value_rule._replace(value=self.value_rule.value.using(names))
+        return self._replace(where=self.where and self.where.using(names), value_rule=rule)
 
     @property
     def changes_members(self) -> bool:
@@ -173,12 +181,19 @@ class Selection(NamedTuple):
     @property
     def payload_fields(self) -> frozenset[bytes]:
         """The fields whose payloads :meth:`apply` may read."""
-        return self.where.payload_fields if self.where is not None else frozenset()
+        values = [self.where, self.value_rule and self.value_rule.value]
+        return frozenset[bytes]().union(*(value.payload_fields for value in values if value is not None))
 
     @property
     def reads_stdin(self) -> bool:
         """Whether a list of keys comes from standard input. A shard cannot be read from there then."""
-        return self.key_rule is not None and "-" in self.key_rule.files
+        return "-" in self.files
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The addresses of all files of keys and values."""
+        rules = [rule for rule in (self.key_rule, self.value_rule) if rule is not None]
+        return tuple(file for rule in rules for file in rule.files)
 
     def new_state(self, on_error: OnError = "stop") -> SelectionState:
         """Return new counts. With ``on_error="skip"``, a sample that ``--where`` cannot decode is dropped."""
@@ -202,7 +217,7 @@ class Selection(NamedTuple):
             state.kept += len(batch.keys)
             state.count(batch, len(batch.keys))
             return list(range(len(batch.keys)))
-        if self.field_rule is not None or self.where is not None:
+        if self.field_rule is not None or self.payload_fields:
             state.seen_names.fields.update(batch.fields)
         if self.key_rule is not None:
             # Remember keys that are similar to the missing ones, for hints.
@@ -233,16 +248,15 @@ class Selection(NamedTuple):
             return "keys"
         if self.key_rule is not None and self.key_rule.leaves_out(key, state.matched_keys):
             return "not-keys"
-        if self.where is not None:
+        if self.where is not None or self.value_rule is not None:
             try:
-                holds = self.where.holds(SampleAt(batch, row, shard, payload_of))
+                reason = self._reason_of_values(SampleAt(batch, row, shard, payload_of), state)
             except DataError as error:
                 if state.on_error == "stop" or error.code != "undecodable":
                     raise
                 return "undecodable"
-            self.where.look(state.seen_names)
-            if not holds:
-                return "where"
+            if reason is not None:
+                return reason
         if self.field_rule is not None and not self.plan_of(batch, row, shard):
             return "no-fields"
         if self.span is not None:
@@ -257,6 +271,19 @@ class Selection(NamedTuple):
                 return "sample"
             state.ties += rank == self.draw.bound
         return None
+
+    def _reason_of_values(self, sample: SampleAt, state: SelectionState) -> str | None:
+        """The reason of ``--on`` or ``--where`` to drop a sample, or None. Raises DataError."""
+        if (rule := self.value_rule) is not None:
+            reason = rule.reason_against(sample)
+            rule.value.look(state.seen_names)
+            if reason is not None:
+                return reason
+        if self.where is None:
+            return None
+        holds = self.where.holds(sample)
+        self.where.look(state.seen_names)
+        return None if holds else "where"
 
     def member_plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
         """Return the selected members of a sample with these ``fields``, as (place, new name), in the sample's order.
@@ -280,7 +307,8 @@ class Selection(NamedTuple):
     def named(self) -> list[Named]:
         """The fields and places in JSON that some sample must have."""
         named = [] if self.field_rule is None else self.field_rule.named
-        return named if self.where is None else [*named, *self.where.named]
+        named = named if self.where is None else [*named, *self.where.named]
+        return named if self.value_rule is None else [*named, *self.value_rule.value.named_for(" for --on")]
 
     def missing_names(self, state: SelectionState, named: Sequence[Named] = ()) -> list[MissingName]:
         """Return the names of the selection and of ``named`` that no sample has. Call it when everything was read.
@@ -324,6 +352,18 @@ class Selection(NamedTuple):
 
 
 _TRIVIAL = Selection()
+
+
+def _key_rule(*options: Any) -> KeySelection:
+    from wdscli.selection.listed import KeySelection
+
+    return KeySelection.parse(*options)
+
+
+def _value_rule(*options: Any) -> ListedValues:
+    from wdscli.selection.listed import ListedValues
+
+    return ListedValues.parse(*options)
 
 
 def texts_of(text_or_texts: str | Iterable[str] | None) -> list[str]:
@@ -509,118 +549,3 @@ def parse_rename(text: str) -> Rename:
             f'--rename: "{names[0]}" is not a field name: it must not contain a slash or NUL'
         ) from None
     return Rename(raw[0], tuple(raw[1:]))
-
-
-_MAGIC = frozenset("*?[")
-_FOLLOWED_AT_MOST = 64
-_SHOWN = 3
-
-
-class KeySelection(NamedTuple):
-    """The rule for keys. If ``exact`` or ``globs`` are given, a selected key is in ``exact`` or matches one of
-    ``globs``. If files are given, it is in ``listed``. It must not be in ``left_out``. ``sources`` and
-    ``sources_left_out`` are the files' addresses. ``any_glob`` matches all globs together."""
-
-    exact: frozenset[bytes] = frozenset()
-    globs: tuple[tuple[bytes, re.Pattern[str]], ...] = ()
-    any_glob: re.Pattern[str] | None = None
-    listed: dict[bytes, None] | None = None
-    sources: tuple[str, ...] = ()
-    left_out: dict[bytes, None] | None = None
-    sources_left_out: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(
-        cls,
-        keys: Sequence[str],
-        keys_from: str | Sequence[str] | None,
-        not_keys_from: str | Sequence[str] | None = None,
-    ) -> KeySelection:
-        from fnmatch import translate
-
-        if any(not key for key in keys):
-            raise UsageError("--keys is empty", hint="--keys 'n01/*'")
-        sources = addresses_of(keys_from, "--keys-from")
-        left_out = addresses_of(not_keys_from, "--not-keys-from")
-        if "-" in sources and "-" in left_out:
-            raise UsageError("standard input can hold only one list of keys", hint="--not-keys-from FILE")
-        globs = [key for key in dict.fromkeys(keys) if not _MAGIC.isdisjoint(key)]
-        return cls(
-            exact=frozenset(to_bytes(key) for key in keys if _MAGIC.isdisjoint(key)),
-            globs=tuple((to_bytes(key), re.compile(translate(key))) for key in globs),
-            any_glob=re.compile("|".join(map(translate, globs))) if globs else None,
-            listed=None if keys_from is None else _keys_in(sources),
-            sources=sources,
-            left_out=_keys_in(left_out) if left_out else None,
-            sources_left_out=left_out,
-        )
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The addresses of all files of keys."""
-        return *self.sources, *self.sources_left_out
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether the rule has keys to select, not only keys to leave out."""
-        return bool(self.exact or self.globs or self.listed is not None)
-
-    def selects(self, key: bytes) -> bool:
-        """Return whether the rule selects a key."""
-        return self.matches(key, set()) and not self.leaves_out(key, set())
-
-    def matches(self, key: bytes, matched: set[bytes]) -> bool:
-        """Return whether ``--keys`` and ``--keys-from`` select ``key``. The keys and globs that match are added to
-        ``matched``."""
-        is_listed = self.listed is None or key in self.listed
-        if self.listed is not None and is_listed:
-            matched.add(key)
-        if not self.exact and self.any_glob is None:
-            return is_listed
-        is_exact = key in self.exact
-        if is_exact:
-            matched.add(key)
-        text = to_text(key) if self.any_glob is not None else ""
-        if self.any_glob is None or self.any_glob.match(text) is None:
-            return is_exact and is_listed
-        for glob, pattern in self.globs:
-            if glob not in matched and pattern.match(text):
-                matched.add(glob)
-        return is_listed
-
-    def leaves_out(self, key: bytes, matched: set[bytes]) -> bool:
-        """Return whether ``key`` must be left out. If so, it is added to ``matched``."""
-        if self.left_out is None or key not in self.left_out:
-            return False
-        matched.add(key)
-        return True
-
-    def missing_names(self, matched: set[bytes], seen_names: SeenNames) -> list[MissingName]:
-        """Return the keys and globs that match no sample, and the key files that contain no key of a sample."""
-        missing_names = []
-        like = f"keys are {listed([to_text(key) for key in seen_names.keys], ', ')}"
-        if missing := sorted(self.exact - matched):
-            close = dict.fromkeys(
-                similar_key for key in missing[:_SHOWN] for similar_key in seen_names.similar_keys(key)
-            )
-            hint = f"did you mean {listed(list(close), ' or ')}?" if close else like
-            if any(b"," in key for key in missing):
-                hint = f"repeat the option for several keys: --keys a --keys b; {hint}"
-            names = listed([to_text(key) for key in missing], " or ")
-            noun = "key" if len(missing) == 1 else "keys"
-            missing_names.append(MissingName(f"no sample has the {noun} {names} for --keys", hint))
-        if globs := [to_text(glob) for glob, _ in self.globs if glob not in matched]:
-            missing_names.append(
-                MissingName(f"no sample has a key like {listed(globs, ' or ')} for --keys", like)
-            )
-        if self.listed is not None and matched.isdisjoint(self.listed):
-            files = " and ".join(self.sources)
-            missing_names.append(MissingName(f"no sample has a key of {files} for --keys-from", like))
-        return missing_names
-
-
-def _keys_in(addresses: Sequence[str]) -> dict[bytes, None]:
-    """The keys of all these files."""
-    from wdscli.selection.keyfiles import key_lines
-
-    return {key: None for address in addresses for key in key_lines(address)}

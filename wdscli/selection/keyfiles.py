@@ -29,21 +29,24 @@ _PARQUET = b"PAR1"
 _TABLE = re.compile(r"\.(csv|tsv|jsonl|ndjson)$")
 
 
-def key_lines(address: str) -> Iterator[bytes]:
-    """Yield the keys of a file in order. In a list, blank lines, carriage returns at the ends of lines and a byte order
-    mark are ignored. Raises InputError for a broken table, and UsageError if a package is missing."""
+def key_lines(address: str, column: str = COLUMN) -> Iterator[bytes]:
+    """Yield the keys of a file in order; in a table, they are in ``column``. In a list, blank lines, carriage returns
+    at the ends of lines and a byte order mark are ignored. Raises InputError for a broken table, and UsageError if a
+    package is missing."""
     if is_local(address) and _begins_as_parquet(address):
-        yield from _parquet_keys(local_path(address), address)
+        yield from _parquet_keys(local_path(address), address, column)
         return
     data = read_all(address)
     if data.startswith(_PARQUET):
-        yield from _parquet_keys(io.BytesIO(data), address)
+        yield from _parquet_keys(io.BytesIO(data), address, column)
         return
     table = _TABLE.search(base_name(address).lower())
-    keys = None if table is None else _table_keys(data, table[1], address)
+    keys = None if table is None else _table_keys(data, table[1], address, column)
     if keys is not None:
         yield from keys
         return
+    if column != COLUMN:
+        raise _lacks(address, (), column)
     lines = (line.removesuffix(b"\r") for line in data.removeprefix(BOM_UTF8).split(b"\n"))
     yield from (key for key in lines if key.strip())
 
@@ -54,13 +57,13 @@ def _begins_as_parquet(address: str) -> bool:
         return source.seekable and source.peek(len(_PARQUET)) == _PARQUET
 
 
-def _parquet_keys(file: Any, address: str) -> Iterator[bytes]:
-    for columns in _parquet_columns(file, address, lambda names: [COLUMN]):
+def _parquet_keys(file: Any, address: str, column: str) -> Iterator[bytes]:
+    for columns in _parquet_columns(file, address, lambda names: [column], column):
         yield from _texts(columns[0])
 
 
 def _parquet_columns(
-    file: Any, address: str, choose: Callable[[list[str]], list[str]]
+    file: Any, address: str, choose: Callable[[list[str]], list[str]], column: str = COLUMN
 ) -> Iterator[list[list[Any]]]:
     """Cells of the columns that ``choose`` returns for the names of all columns, some thousand rows at a time."""
     try:
@@ -71,8 +74,8 @@ def _parquet_columns(
     try:
         with ParquetFile(file) as table:
             names = table.schema_arrow.names
-            if COLUMN not in names:
-                raise _lacks(address, names)
+            if column not in names:
+                raise _lacks(address, names, column)
             chosen = choose(names)
             for batch in table.iter_batches(columns=chosen):
                 yield [batch.column(name).to_pylist() for name in chosen]
@@ -84,27 +87,30 @@ def _parquet_columns(
 
 def _lacks(address: str, names: Iterable[str], column: str = COLUMN) -> InputError:
     return InputError(
-        f'{address} has no column "{column}"', hint=f"it has {', '.join(map(str, list(names)[:10]))}"
+        f'{address} has no column "{column}"',
+        hint=f"it has {', '.join(map(str, list(names)[:10]))}"
+        if names
+        else "a table is a .csv, .tsv, .jsonl or Parquet",
     )
 
 
-def _table_keys(data: bytes, kind: str, address: str) -> list[bytes] | None:
+def _table_keys(data: bytes, kind: str, address: str, column: str) -> list[bytes] | None:
     """Return the keys of a table, or None if the file is a list despite its name."""
     try:
-        rows = _table_rows(data, kind)
-        return None if rows is None else list(_texts(row.get(COLUMN) for row in rows))
+        rows = _table_rows(data, kind, column)
+        return None if rows is None else list(_texts(row.get(column) for row in rows))
     except (ValueError, RecursionError) as error:
         raise InputError(f"cannot read {address} as a table: {error}") from None
 
 
-def _table_rows(data: bytes, kind: str) -> Iterator[dict[str, Any]] | None:
+def _table_rows(data: bytes, kind: str, column: str = COLUMN) -> Iterator[dict[str, Any]] | None:
     """The rows of a table; None if the file is a list despite its name. Raises ValueError, RecursionError, now or from
     the iterator."""
     encoding = "utf-8-sig" if data.startswith(BOM_UTF8) else "utf-8"
     is_lines = kind in ("jsonl", "ndjson")
     file = io.TextIOWrapper(io.BytesIO(data), encoding, "surrogateescape", newline="\n" if is_lines else "")
     if not is_lines:
-        return _delimited_rows(file, "\t" if kind == "tsv" else ",")
+        return _delimited_rows(file, "\t" if kind == "tsv" else ",", column)
     lines = (line for line in file if line.strip())
     first = next(lines, "")
     if not first.lstrip().startswith("{"):
@@ -112,7 +118,7 @@ def _table_rows(data: bytes, kind: str) -> Iterator[dict[str, Any]] | None:
     return (row if isinstance(row, dict) else {} for row in map(json.loads, chain([first], lines)))
 
 
-def _delimited_rows(file: Iterable[str], delimiter: str) -> Iterator[dict[str, Any]] | None:
+def _delimited_rows(file: Iterable[str], delimiter: str, column: str) -> Iterator[dict[str, Any]] | None:
     import csv
 
     csv.field_size_limit(1 << 30)
@@ -125,7 +131,7 @@ def _delimited_rows(file: Iterable[str], delimiter: str) -> Iterator[dict[str, A
             raise ValueError(str(error)) from None
 
     try:
-        return rows() if COLUMN in (reader.fieldnames or ()) else None
+        return rows() if column in (reader.fieldnames or ()) else None
     except csv.Error as error:
         raise ValueError(str(error)) from None
 

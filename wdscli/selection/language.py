@@ -45,8 +45,8 @@ _NODES = tuple(getattr(ast, name) for name in f"{_LOGIC} {_ARITHMETIC} {_ORDER} 
 _TWINS = {ast.BitAnd: ("&", "and"), ast.BitOr: ("|", "or"), ast.Invert: ("~", "not")}
 
 
-FIELD_FUNCTIONS = ("field", "height", "lines", "seconds", "shape", "width")
-"""Functions of a payload, most of its header. The argument is the name of a field."""
+FIELD_FUNCTIONS = ("dhash", "field", "height", "lines", "seconds", "shape", "simhash", "width")
+"""Functions of a payload, many only of its header. The argument is the name of a field."""
 LIST_FUNCTIONS = ("all", "any", "max", "min", "sum")
 """The functions that take ``EXPRESSION for NAME in LIST``."""
 STORED_MARK = "="

@@ -202,7 +202,7 @@ def field_hint(name: Named, fields: Sequence[str]) -> str:
     return hint_of(name.fields, fields) + f"; a value in JSON is json.{name.text}" * is_in_json
 
 
-_OF_VALUES = (" for --where", " to sort by", " for --count", " for --by", " for --stratify")
+_OF_VALUES = (" for --where", " to sort by", " for --count", " for --by", " for --stratify", " to compare")
 
 
 def listed(names: Sequence[str], join: str, most: int = _NAMED_AT_MOST) -> str:

@@ -3,7 +3,8 @@
 An expression has the names ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size`` (bytes by field)
 and ``fields``. Any other name is a field (:mod:`wdscli.selection.places`), which is decoded only when it is evaluated.
 Four functions take the name of a field and read the header of its payload: ``width(jpg)``, ``height(jpg)``,
-``seconds(wav)``, ``shape(npy)``. Two read any field as text: ``len(py)`` counts its characters and ``lines(py)`` its
+``seconds(wav)``, ``shape(npy)``. ``dhash(jpg)`` and ``simhash(txt)`` are hashes of what a picture and a text look like
+(:mod:`wdscli.codecs.likeness`). Two read any field as text: ``len(py)`` counts its characters and ``lines(py)`` its
 lines. All names are those of the shard, before ``--rename``. An expression is parsed and checked once, so that a
 mistake is an error before anything is read. simpleeval then evaluates it for each sample, with a scope that computes
 values on demand; a place needs no simpleeval. The size of values, and the time of ``search`` and of ``for``, are
@@ -25,6 +26,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from json import dumps
 from time import thread_time
 from typing import Any
 
@@ -79,6 +81,8 @@ _SKIP_HINT = "--on-error skip skips such samples"
 _LACKING = ("'NoneType'", "arg is an empty sequence", "argument is empty")
 """Parts of Python's messages for operands that are missing."""
 _STEPS_PER_LOOK = 64
+_OF_SAMPLES = (*OTHER_NAMES, "rand")
+_COMPACT: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "ensure_ascii": False}
 
 
 class ClassNumber(int):
@@ -144,6 +148,11 @@ class Value:
         """Return the value for an option whose names are all fields: there, ``index`` is a field. Raises UsageError."""
         return cls(f".{text}" if text in OTHER_NAMES else text, option)
 
+    @property
+    def names_sample(self) -> bool:
+        """Whether the expression has a name or function of the sample itself, such as ``key``."""
+        return any(isinstance(node, ast.Name) and node.id in _OF_SAMPLES for node in ast.walk(self._tree))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Value, (self.text, self.option, self.classes, self.stored)
 
@@ -192,6 +201,21 @@ class Value:
         by other values without ``exact``, so that each field is decoded once. Raises DataError ``undecodable``."""
         value = self._value(sample, exact, documents)
         return None if value is Absent else value
+
+    def of(self, sample: SampleAt) -> bytes | None:
+        """Return the value of one sample as text that is compared and named, or None: text and payloads without white
+        space at both ends, and any other value as compact JSON. Raises DataError ``undecodable``."""
+        if self.is_field and self.place:
+            field = self.place.field
+            return sample.payload(field).strip() or None if field in sample.fields else None
+        value = self.value(sample)
+        if value is None:
+            return None
+        try:
+            text = value if isinstance(value, str) else dumps(value, **_COMPACT)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise sample.error(f"{self.text} cannot be text: {error}", "undecodable") from None
+        return text.encode("utf-8", "surrogatepass").strip() or None
 
     def number(self, sample: SampleAt) -> tuple[float | None, bool]:
         """Return the expression's value as a number that an index can store, or None if it is no number. Also return
@@ -365,9 +389,11 @@ class _Scope:
         return number
 
     def measure(self, function: str, field: str) -> Any:
-        """The number of lines of a text, or the value in the header of a payload."""
+        """The number of lines of a text, the hash of a picture or text, or the value in the header of a payload."""
         from wdscli.codecs import headers
 
+        if function in ("dhash", "simhash"):
+            return self._likeness(function, field)
         if function == "lines":
             text = self.text(field)
             return text.count("\n") + (text != "" and not text.endswith("\n"))
@@ -379,6 +405,17 @@ class _Scope:
             return headers.seconds(data) if is_sound else getattr(headers.picture_size(data), function)
         except ValueError as error:
             raise self.undecodable(field, ValueError(f"{function}() fails: {error}")) from None
+
+    def _likeness(self, function: str, field: str) -> int | None:
+        """The hash of what a picture or text looks like; None for a text without letters."""
+        from wdscli.codecs import likeness
+
+        if function == "simhash":
+            return likeness.simhash(self.text(field))
+        try:
+            return likeness.dhash(self.payload(field))
+        except ValueError as error:
+            raise self.undecodable(field, ValueError(f"dhash() fails: {error}")) from None
 
     def rand(self, seed: int = 0) -> float:
         """A number from 0 to below 1 that depends on the sample's key and the seed only."""
