@@ -282,12 +282,14 @@ class RowsByKey:
     def find(self, wanted: int, has: Callable[[int], bool]) -> int | None:
         """Return the first row with a key, or None. The hash of the key finds candidates, and ``has`` says whether a
         row has the key."""
+        return next(filter(has, self.candidates(wanted)), None)
+
+    def candidates(self, wanted: int) -> Iterator[int]:
+        """Yield the rows whose keys have a hash, in rising order."""
         candidate = bisect_left(self._hashes, wanted)
         while candidate < len(self._hashes) and self._hashes[candidate] == wanted:
-            if has(self._rows[candidate]):
-                return self._rows[candidate]
+            yield self._rows[candidate]
             candidate += 1
-        return None
 
 
 class JsonFiles:

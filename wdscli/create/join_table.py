@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
 from tempfile import TemporaryFile
 from typing import IO
@@ -27,7 +28,7 @@ from wdscli.create.table import CellValue, Row, TableOptions, TableReader, sampl
 from wdscli.errors import DataError, InputError, failing
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, TableShard
-from wdscli.plan.join import JoinedTable
+from wdscli.plan.join import NO_PARTNER, JoinedTable
 from wdscli.plan.orders import Look
 from wdscli.plan.plan import DUPLICATE_KEY
 from wdscli.plan.request import Request
@@ -38,7 +39,10 @@ from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeyLog, KeySet
 from wdscli.selection import Selection
+from wdscli.selection.listed import column_and_value
+from wdscli.selection.named import Named
 from wdscli.selection.reading import MemberReader
+from wdscli.selection.where import Value
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import Source, is_local, is_stream, open_source, remove
 from wdscli.storage.addresses import local_path
@@ -70,12 +74,17 @@ class TableSet(JoinedTable):
             with failing(f"write to {folder}", HINT), suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
         rows = f"{address}.rows" if self.json_rest else address
+        keys = KeysByValue(column_and_value(self.on)[1], request.on_error == "skip") if self.on else None
+        if keys is not None:
+            look(keys.extract)
         with (
             ShardFile(rows, ShardSettings(with_index=False)) as shard,
             SourcePayloads(request.trust_addresses, left_out) as payloads,
         ):
             progress.start("reading the table", None, "samples")
-            _write_rows(reader, shard, payloads, request.on_duplicate, progress)
+            keys_of = None if keys is None else partial(_keys_of, keys, left_out)
+            samples = samples_of(reader, payloads, progress, keys_of)
+            _write_rows(samples, shard, payloads, request.on_duplicate)
             progress.finish()
             info = shard.commit()
             lines = list(left_out.lines())
@@ -192,12 +201,85 @@ def _size_of(addresses: Sequence[str], otherwise: int) -> int:
     return total
 
 
+class KeysByValue:
+    """The keys of the samples of the earlier sets, by a value. A sample needs 40 bytes of memory, and its key and value
+    are in scratch space. With ``lenient``, a value that cannot be decoded counts as missing."""
+
+    def __init__(self, value: Value, lenient: bool) -> None:
+        self._value, self._lenient = value, lenient
+        self._log, self._hashes = KeyLog(), array("q")
+        self._values, self._keys = array("Q"), array("Q")
+
+    def extract(self, of_set: int, selection: Selection) -> Extract:
+        """Return the extract that notes the samples of one set."""
+        return _Noting(self, self._value, self._lenient)
+
+    def add(self, value: bytes, key: bytes) -> None:
+        """Note a sample. Raises DataError for a very long value."""
+        value_place, key_place = self._log.places(self._log.append([value, key]), [value, key])
+        self._hashes.append(hash(value))
+        self._values.append(value_place)
+        self._keys.append(key_place)
+
+    @cached_property
+    def _rows(self) -> RowsByKey:
+        return RowsByKey(self._hashes, numbers_of(range(len(self._hashes)), len(self._hashes)))
+
+    def of(self, value: bytes) -> list[bytes]:
+        """Return the distinct keys of the samples with a value. All samples must be noted before."""
+        candidates = self._rows.candidates(hash(value))
+        rows = [row for row in candidates if self._log.has(self._values[row], value)]
+        return list(dict.fromkeys(self._log.key(self._keys[row]) for row in rows))
+
+
+@dataclass(frozen=True)
+class _Noting(Extract):
+    """An extract that notes the keys of samples by a value, and returns no values."""
+
+    keys: KeysByValue
+    compared: Value
+    is_lenient: bool
+
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return self.compared.payload_fields
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return self.compared.named_for(" for --on")
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
+    ) -> list[bytes]:
+        for row in rows:
+            sample = SampleAt(batch, row, shard, payload_of)
+            try:
+                value = self.compared.of(sample)
+            except DataError as error:
+                if not self.is_lenient or error.code != "undecodable":
+                    raise
+                continue
+            if value is not None:
+                self.keys.add(value, sample.key)
+        return []
+
+
+def _keys_of(keys: KeysByValue, left_out: LeftOut, row: Row, value: bytes) -> Sequence[bytes]:
+    """Return the keys of the samples for a row. Count a row without samples."""
+    sample_keys = keys.of(value.strip())
+    if not sample_keys:
+        left_out.add(NO_PARTNER, value, "rows", place=row.place, key=to_text(value))
+    return sample_keys
+
+
 def _write_rows(
-    reader: TableReader, shard: ShardFile, payloads: SourcePayloads, on_duplicate: str, progress: Progress
+    samples: Iterator[tuple[Row, list[CellValue]]],
+    shard: ShardFile,
+    payloads: SourcePayloads,
+    on_duplicate: str,
 ) -> None:
     """Write each row with a value as a sample. Rows with a repeated key are left out, or bad rows."""
     keys, left_out = KeySet(), payloads.left_out
-    samples = samples_of(reader, payloads, progress)
     while block := list(islice(samples, _ROWS_TOGETHER)):
         repeated = set(keys.add([values[0].key for _, values in block]))
         for number, (row, values) in enumerate(block):

@@ -13,7 +13,7 @@ This module does not know how samples are ordered.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
@@ -482,27 +482,33 @@ def _columns_of(options: TableOptions) -> set[str]:
 
 
 def samples_of(
-    reader: TableReader, payloads: SourcePayloads, progress: Progress
+    reader: TableReader,
+    payloads: SourcePayloads,
+    progress: Progress,
+    keys_of: Callable[[Row, bytes], Sequence[bytes]] | None = None,
 ) -> Iterator[tuple[Row, list[CellValue]]]:
-    """Yield each row with the values of its fields. Empty cells, rows without a value and bad rows are left out. The
-    sizes of remote payloads are requested in advance. Raises InputError, and UsageError for a missing column. At the
-    end, the caller checks for bad rows (:meth:`~wdscli.create.left_out.LeftOut.check_rows`)."""
+    """Yield each row with the values of its fields. Empty cells, rows without a value and bad rows are left out.
+    ``keys_of`` returns the keys of the samples for a row with a key; a row may have several samples. The sizes of
+    remote payloads are requested in advance. Raises InputError, and UsageError for a missing column. At the end, the
+    caller checks for bad rows (:meth:`~wdscli.create.left_out.LeftOut.check_rows`)."""
     left_out = payloads.left_out
     rows = reader.rows(progress)
     for row in payloads.ahead(rows, reader.addresses) if reader.has_addresses else rows:
         try:
-            key = reader.key(row)
-            values = list(reader.values(row, key))
+            row_key = reader.key(row)
+            keys = (row_key,) if keys_of is None else keys_of(row, row_key)
+            samples = [(key, list(reader.values(row, key))) for key in keys]
         except UsageError:
             raise
         except WdsError as error:
             left_out.refuse(row.place, error)
             continue
-        complete = [value for value in values if value[2] is not None]
-        if len(complete) < len(values):
-            _note_empty(left_out, row, key, values)
-        if complete:
-            yield row, complete
+        for key, values in samples:
+            complete = [value for value in values if value[2] is not None]
+            if len(complete) < len(values):
+                _note_empty(left_out, row, key, values)
+            if complete:
+                yield row, complete
 
 
 def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[CellValue]) -> None:

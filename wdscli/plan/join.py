@@ -79,6 +79,8 @@ class JoinedTable:
     fields: tuple[str, ...]
     json_rest: bool = False
     """Whether the remaining columns are added to the JSON objects of the earlier sets."""
+    on: str = ""
+    """The expression whose value in a sample is the key of its row. If it is empty, the sample's key is."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -115,7 +117,11 @@ class Join(Order):
         if (table := self.table) is not None:
             names = list(map(base_name, table.addresses))
             options |= {"table": names[0] if len(names) == 1 else names, "key": table.key}
-            options |= {"field": list(table.fields), "json_rest": table.json_rest or None}
+            options |= {
+                "field": list(table.fields),
+                "json_rest": table.json_rest or None,
+                "on": table.on or None,
+            }
         return {name: value for name, value in options.items() if value is not None}
 
     @property
@@ -275,7 +281,9 @@ class Join(Order):
         unlike = f': the table has "{firsts[-1]}", the set has "{firsts[0]}"' if len(firsts) > 1 else ""
         return MissingName(
             f'no sample has a key of the column "{self.table.key}"{unlike}',
-            "--key-column names the column with the keys of the samples; `wds ls` lists the keys",
+            f"the column is compared with {self.table.on}; `wds ls --count` lists its values"
+            if self.table.on
+            else "--key-column names the column with the keys of the samples; `wds ls` lists the keys",
         )
 
     def _conflict(

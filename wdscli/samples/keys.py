@@ -187,6 +187,11 @@ class KeyLog:
         begin = (place >> _LENGTH_BITS) - 1
         return place & _LONGEST == len(key) and self.data[begin : begin + len(key)] == key
 
+    def key(self, place: int) -> bytes:
+        """Return the key at a place."""
+        begin = (place >> _LENGTH_BITS) - 1
+        return bytes(self.data[begin : begin + (place & _LONGEST)])
+
 
 class KeySet:
     """A set of keys. Call :meth:`add` with each batch of keys; it returns the positions of repeated keys.

@@ -34,7 +34,8 @@ Sets = Annotated[
         Default with --table: left.
     --table TABLE  Join a table as the last set. TABLE is a file, folder, glob or address of CSV, TSV, JSON Lines,
         Parquet or Arrow (pip install 'wdscli[parquet]'). Repeatable: several files are read as one table.
-    key: --key-column COLUMN  Column of the table with the keys.
+    key: --key-column COLUMN  Column of the table with the keys. To join by a value of the samples, use --on
+        url=json.url instead.
     field: --column EXT=[@]COLUMN  Fill field EXT from a column. With @, the column holds paths or addresses of files.
         Repeatable.
     +--json-rest  Add the table's remaining columns to the JSON object in the sample's field json.
@@ -54,8 +55,9 @@ class MergeOptions(NamedTuple):
     on_conflict: Literal["error", "left", "right", "suffix"] | None = None
     cells: CellOptions = CellOptions()
 
-    def parse_join(self) -> "Join | None":
-        """Return the join that the options describe, or None. Raises UsageError for options that exclude each other."""
+    def parse_join(self, on: str | None) -> "Join | None":
+        """Return the join that the options describe, or None. ``on`` is the option of this name. Raises UsageError for
+        options that exclude each other."""
         if not self.table and (self.key is not None or self.field or self.json_rest):
             raise UsageError(
                 "--key-column, --column and --json-rest need --table",
@@ -71,13 +73,32 @@ class MergeOptions(NamedTuple):
 
         table = None
         if self.table:
-            if self.key is None or not (self.field or self.json_rest):
+            key, expression = self._key(on)
+            if key is None or not (self.field or self.json_rest):
                 raise UsageError(
                     "--table needs --key-column and --column or --json-rest",
                     hint=f"--table {self.table[0]} --key-column id --column txt=caption",
                 )
-            table = TableSet(tuple(self.table), self.key, tuple(self.field or ()), self.json_rest, reading)
+            fields = tuple(self.field or ())
+            table = TableSet(tuple(self.table), key, fields, self.json_rest, expression, reading)
+        elif on is not None:
+            raise UsageError(
+                "--on joins a table, but sets are joined by key",
+                hint="list the values of one set as a table: wds ls SET --to values.csv --column json.url",
+            )
         return Join(self.join or "left", self.on_conflict, table)
+
+    def _key(self, on: str | None) -> tuple[str | None, str]:
+        """Return the column with the keys of a table, and the expression that is compared with it. Raises
+        UsageError."""
+        if on is None:
+            return self.key, ""
+        from wdscli.selection.listed import column_and_value
+
+        column, value = column_and_value(on)
+        if self.key is not None and column != "key":
+            raise UsageError(f"--on {on} and --key-column both name a column", hint=f"--on {value.text}")
+        return self.key or column, value.text
 
 
 @grouped
@@ -96,8 +117,12 @@ def merge(*, shards: Sets, output: OutputOptions, sets: MergeOptions, options: R
     """
     from wdscli.ops.merge import merge_order
 
+    selection = options.inputs.selection
+    if joins := bool(sets.join or sets.table):
+        # The option belongs to the join.
+        options = options._replace(inputs=options.inputs._replace(selection=selection._replace(on=None)))
     out, request = read_options(shards, output, options)
-    how = sets.parse_join()
+    how = sets.parse_join(selection.on if joins else None)
     if how is not None:
         for name, value in (("weights", sets.weights), ("stop", sets.stop)):
             if value:

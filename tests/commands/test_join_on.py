@@ -1,0 +1,177 @@
+"""``merge --table --on COLUMN=EXPR``: a table is joined by a value of the samples."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from conftest import Command
+from shard_cases import members_of, wds, write_shards
+
+from wdscli.create import join_table
+
+COMMAND = ["merge"]
+ROWS = [("u0", "zero"), ("u1", "one"), ("u9", "nine")]
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> list[str]:
+    """A set of samples whose JSON has a URL; some share one, and one has none."""
+    urls = ["u0", "u1", "u2", "u0", None, "u1"]
+    samples = [
+        [(f"k{number}.json", json.dumps({"url": url} if url else {}).encode())]
+        for number, url in enumerate(urls)
+    ]
+    write_shards(tmp_path / "in", [samples[:3], samples[3:]])
+    return [str(tmp_path / "in")]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "t.csv"
+    path.write_text("url,caption\n" + "".join(f"{url},{text}\n" for url, text in ROWS))
+    return path
+
+
+def captions(path: Path) -> dict[str, str]:
+    return {name[:2]: data.decode() for name, data in dict(members_of(path)).items() if name.endswith(".txt")}
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_like_sqlite(good: Command, names: list[str], table: Path, tmp_path: Path, how: str) -> None:
+    ran = good(
+        *names,
+        "--join",
+        how,
+        "--table",
+        table,
+        "--on",
+        "url=json.url",
+        "--column",
+        "txt=caption",
+        "-o",
+        tmp_path / "o.tar",
+    )
+    db = sqlite3.connect(":memory:")
+    db.execute("create table samples (key, url)")
+    db.execute("create table rows (url, caption)")
+    samples = [("k0", "u0"), ("k1", "u1"), ("k2", "u2"), ("k3", "u0"), ("k4", None), ("k5", "u1")]
+    db.executemany("insert into samples values (?, ?)", samples)
+    db.executemany("insert into rows values (?, ?)", ROWS)
+    expected = dict(db.execute("select key, caption from samples join rows using (url)"))
+    assert captions(tmp_path / "o.tar") == expected
+    kept = {name[:2] for name, _ in members_of(tmp_path / "o.tar")}
+    assert kept == (set(expected) if how == "inner" else {key for key, _ in samples})
+    assert f"no-partner {1 if how == 'left' else 3}" in ran.err
+
+
+def test_key_column_names_the_column(good: Command, names: list[str], table: Path, tmp_path: Path) -> None:
+    for place, words in enumerate((["--on", "url=json.url"], ["--on", "json.url", "--key-column", "url"])):
+        good(*names, "--table", table, *words, "--column", "txt=caption", "-o", tmp_path / f"{place}.tar")
+    assert (tmp_path / "0.tar").read_bytes() == (tmp_path / "1.tar").read_bytes()
+
+
+def test_json_rest(good: Command, names: list[str], table: Path, tmp_path: Path) -> None:
+    good(*names, "--table", table, "--on", "url=json.url", "--json-rest", "-o", tmp_path / "o.tar")
+    written = {name: json.loads(data) for name, data in dict(members_of(tmp_path / "o.tar")).items()}
+    assert written["k3.json"] == {"url": "u0", "caption": "zero"}
+    assert written["k2.json"] == {"url": "u2"}
+
+
+def test_hashes_only_find_candidates(
+    good: Command, names: list[str], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_table, "hash", lambda value: 7, raising=False)
+    good(
+        *names, "--table", table, "--on", "url=json.url", "--column", "txt=caption", "-o", tmp_path / "o.tar"
+    )
+    assert captions(tmp_path / "o.tar") == {"k0": "zero", "k1": "one", "k3": "zero", "k5": "one"}
+
+
+def test_resume_compares_it(good: Command, names: list[str], table: Path, tmp_path: Path) -> None:
+    words = [
+        *names,
+        "--table",
+        table,
+        "--column",
+        "txt=caption",
+        "--max-count",
+        "2",
+        "-o",
+        tmp_path / "o-%d.tar",
+    ]
+    failed = wds("merge", *words, "--on", "url=json.url", "--post", "case {} in *1.tar) exit 1;; esac", "-j1")
+    assert failed.code == 5
+    ran = wds("merge", *words, "--on", "url=json.url.lower()", "--resume")
+    assert ran.code == 4
+    assert "it was started with different options: --on" in ran.err
+    good(*words, "--on", "url=json.url", "--resume")
+    assert (
+        json.loads((tmp_path / "o-manifest.json").read_text())["wdscli"]["made"]["options"]["on"]
+        == "json.url"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--on", "link=json.url"], 2, 'there is no column "link"'),
+        (["--on", "url=json.urls"], 3, 'no sample has a key of the column "url"'),
+        (
+            ["--on", "url=json.url", "--key-column", "url"],
+            2,
+            "--on url=json.url and --key-column both name a column",
+        ),
+        (["--on", "json.url"], 2, 'there is no column "key"'),
+    ],
+)
+def test_refused(
+    names: list[str], table: Path, tmp_path: Path, words: list[str], code: int, message: str
+) -> None:
+    ran = wds("merge", *names, "--table", table, *words, "--column", "txt=caption", "-o", tmp_path / "o.tar")
+    assert (ran.code, message in ran.err) == (code, True), ran.err
+
+
+def test_sets_are_joined_by_key(names: list[str], tmp_path: Path) -> None:
+    ran = wds("merge", *names, "--join", "inner", "--on", "json.url", "-o", tmp_path / "o.tar")
+    assert (ran.code, "--on joins a table" in ran.err) == (2, True)
+
+
+def test_two_rows_of_one_value(names: list[str], table: Path, tmp_path: Path, good: Command) -> None:
+    table.write_text("url,caption\nu0,a\nu0,b\n")
+    words = [
+        *names,
+        "--table",
+        table,
+        "--on",
+        "url=json.url",
+        "--column",
+        "txt=caption",
+        "-o",
+        tmp_path / "o.tar",
+    ]
+    ran = wds("merge", *words)
+    assert (ran.code, 'repeated key "k0"' in ran.err) == (3, True)
+    good(*words, "--on-duplicate", "skip")
+    assert captions(tmp_path / "o.tar") == {"k0": "a", "k3": "a"}
+
+
+def test_payloads_that_cannot_be_decoded(good: Command, table: Path, tmp_path: Path) -> None:
+    names = write_shards(tmp_path / "in", [[[("a.json", b"{")], [("b.json", b'{"url": "u1"}')]]])
+    words = [
+        *names,
+        "--table",
+        table,
+        "--on",
+        "url=json.url",
+        "--column",
+        "txt=caption",
+        "-o",
+        tmp_path / "o.tar",
+    ]
+    ran = wds("merge", *words)
+    assert (ran.code, "json cannot be decoded" in ran.err) == (3, True)
+    good(*words, "--on-error", "skip")
+    assert captions(tmp_path / "o.tar") == {"b.": "one"}
