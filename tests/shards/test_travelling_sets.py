@@ -7,8 +7,11 @@ table. A payload that was replaced on the way, by one of the same length, is nev
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,9 +41,11 @@ class Uploaded(NamedTuple):
     size_bytes: int
 
 
-def write_set(folder: Path, samples: int = SAMPLES, shards: int = SHARDS, payload: int = 10_000) -> None:
+def write_set(
+    folder: Path, samples: int = SAMPLES, shards: int = SHARDS, payload: int = 10_000, **settings: Any
+) -> None:
     draw = random.Random(samples)
-    settings: dict[str, Any] = {"max_count": samples // shards, "values": "json.tokens"}
+    settings = {"max_count": samples // shards, "values": "json.tokens", **settings}
     with ShardWriter(str(folder / "a-%06d.tar"), **settings) as writer:
         for number in range(samples):
             text = json.dumps({"tokens": (number * 37) % 5000}).encode()
@@ -210,9 +215,57 @@ def test_parts_of_a_large_upload_are_proven(uploaded: Uploaded, client: str, tmp
     assert taken(large, f"{client} where, parts").shard_gets == 0
 
 
+def by_fsspec(server: S3, folder: Path, place: str) -> None:
+    import fsspec
+
+    options = {"endpoint_url": server.endpoint, "key": "k", "secret": "s"}
+    fsspec.filesystem("s3", **options).put(f"{folder}/", f"{place}/", recursive=True)
+
+
+def by_program(*words: str) -> Any:
+    def copy(server: S3, folder: Path, place: str) -> None:
+        name = shutil.which(words[0], path=os.path.dirname(sys.executable)) or shutil.which(words[0])
+        if name is None:
+            pytest.skip(f"{words[0]} is not installed")
+        own = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1"}
+        for setting in ("TYPE=s3", "ENV_AUTH=true", f"ENDPOINT={server.endpoint}", "PROVIDER=Other"):
+            own["RCLONE_CONFIG_STORE_" + setting.partition("=")[0]] = setting.partition("=")[2]
+        made = [word.format(endpoint=server.endpoint, folder=folder, place=place) for word in words[1:]]
+        subprocess.run([name, *made], check=True, env={**os.environ, **own}, capture_output=True)
+
+    return copy
+
+
+UPLOADERS = {
+    "fsspec": by_fsspec,
+    "s5cmd": by_program("s5cmd", "--endpoint-url", "{endpoint}", "cp", "{folder}/", "s3://{place}/"),
+    "rclone": by_program("rclone", "copy", "{folder}", "store:{place}"),
+}
+
+
+@pytest.mark.parametrize("program", UPLOADERS)
+def test_an_md5_proves_what_any_program_uploads(
+    s3: S3, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3's ETag of an object in one part is its MD5, which a listing has."""
+    bucket = s3.bucket(f"by-{program}")
+    for algorithm in ("md5", "xxh3_128"):
+        folder = tmp_path / algorithm
+        write_set(folder, 200, 4, checksum=algorithm)
+        UPLOADERS[program](s3, folder, f"{bucket}/{algorithm}")
+        address, size_bytes = f"s3://{bucket}/{algorithm}/", sum(map(os.path.getsize, folder.glob("*.tar")))
+        copied = Uploaded(s3, folder, address, size_bytes)
+        begin(copied)
+        ran = wds("ls", address, "--where", "json.tokens > 4000")
+        assert (ran.code, ran.out.count(b"\n")) == (0, sum(n * 37 % 5000 > 4000 for n in range(200))), ran.err
+        counts = taken(copied, f"{program} where, {algorithm}")
+        assert (counts.shard_gets == 0) == (algorithm == "md5" or "--adopt" not in ran.err), ran.err
+        if algorithm == "md5":
+            assert (counts.heads, counts.requests <= SHARDS + 3) == (0, True)
+
+
 def test_a_local_copy_is_adopted(tmp_path: Path) -> None:
     """``cp -r`` may write a shard after its index."""
-    import os
 
     write_set(tmp_path / "set", 80, 4)
     shard = tmp_path / "set" / "a-000001.tar"

@@ -298,7 +298,7 @@ class CutOptions(NamedTuple):
         return Cuts(*self)
 
 
-Algorithm = Literal["xxh3_128", "sha256", "none"]
+Algorithm = Literal["xxh3_128", "sha256", "md5", "none"]
 
 
 @_output("""
@@ -308,7 +308,7 @@ Algorithm = Literal["xxh3_128", "sha256", "none"]
     -n, --dry-run  Print what would be written, and write nothing.
     +--fsync  Flush each shard to the device before it is renamed to its final name.
     +--no-index  Write no index files.
-    +checksum: --hash  Checksum algorithm of the manifest.
+    +checksum: --hash  Checksum algorithm of the manifest. S3 keeps an md5 of objects that are uploaded in one part.
     +--mtime TIME  Modification time of members: seconds, @seconds or a date. Default: SOURCE_DATE_EPOCH, or 0.
     +--long-names  Header format for names that are too long for ustar headers. DALI reads only gnu.
     """)

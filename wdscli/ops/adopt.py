@@ -12,6 +12,7 @@ from wdscli.errors import DataError
 from wdscli.shards.index import Index
 from wdscli.shards.proof import prove_index, read_index
 from wdscli.storage import Source
+from wdscli.tar.crc import agrees
 
 
 def index_to_adopt(address: str, source: Source | None = None) -> Index:
@@ -30,7 +31,7 @@ def refuse_other_bytes(address: str, index: Index, headers: str, checksums: Mapp
     The caller compares the checksum in the manifest."""
     if index.digest != headers:
         raise _not_adopted(address, "its headers differ from its index")
-    if index.checksums and checksums and index.checksums != checksums:
+    if agrees(index.checksums, checksums) is False:
         raise _not_adopted(address, "its checksum differs from its index")
 
 

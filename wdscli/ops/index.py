@@ -63,7 +63,7 @@ from wdscli.storage.ends import DigestedSource
 from wdscli.storage.kinds import note_of, stored_version, tells_bytes
 from wdscli.storage.opening import has_notes
 from wdscli.tar import CANONICAL
-from wdscli.tar.crc import StoreDigest
+from wdscli.tar.crc import StoreDigest, with_md5
 
 WORTH_PROCESSES_BYTES = 1 << 27
 """A process computes the values of this many bytes of shards while another one starts."""
@@ -290,7 +290,8 @@ def index_shard(task: IndexTask) -> IndexedShard:
             proven = prove_index(task.address, source, check=Check.ALL)
             names |= proven.stored_values
         old = proven.index
-        if old is None or not names <= old.numbers.keys():
+        lacks_md5 = task.checksum == "md5" and source.stored is source and old and "md5" not in old.checksums
+        if old is None or not names <= old.numbers.keys() or lacks_md5:
             return _made_index(task, source, digests, proven, adopted, names)
         if task.write:
             _note_version(old, task.address, source)
@@ -315,9 +316,9 @@ def _made_index(
     source.confirm()
     builder.values = sample_numbers.numbers()
     info = replace(_facts(task, builder.facts(), source, digests), index=False)
-    checksums: Mapping[str, str] = digests.of_store.checksums() if source.stored is source else {}
+    checksums = with_md5(digests.of_store.checksums(), info.checksum) if source.stored is source else {}
     if proven.index is not None and not checksums:
-        checksums = proven.index.checksums  # only if the payloads are proven
+        checksums = {**proven.index.checksums}  # only if the payloads are proven
     data = builder.to_bytes(
         shard=base_name(task.address),
         size=source.size,

@@ -47,7 +47,14 @@ from wdscli.shards.layout import ViewSource
 from wdscli.shown import shown
 from wdscli.storage import Source, folder_of, is_local, is_stream
 from wdscli.storage.addresses import local_path
-from wdscli.storage.kinds import is_other_version, parse_note, source_version, stored_version, tells_bytes
+from wdscli.storage.kinds import (
+    etag_of,
+    is_other_version,
+    parse_note,
+    source_version,
+    stored_version,
+    tells_bytes,
+)
 from wdscli.storage.opening import current_version, is_pinnable, open_pinned, read_noted
 from wdscli.tar import CANONICAL, Form
 from wdscli.tar.crc import agrees
@@ -244,7 +251,10 @@ def proven_by(index: Index, evidence: Evidence) -> tuple[Proof, str]:
         return Proof.NOTHING, f"the shard has {evidence.size} bytes, the index is for {index.size}"
     if (is_same := agrees(index.checksums, evidence.checksums)) is not None:
         return (Proof.PAYLOADS, "") if is_same else (Proof.NOTHING, "the store keeps another checksum")
-    if evidence.version in (index.compared, index.noted, index.version) and tells_bytes(evidence.version):
+    versions = (index.compared, index.noted, index.version)
+    # The ETag of an object in one part is the MD5 of its bytes.
+    is_md5 = etag_of(evidence.version) == index.checksums.get("md5")
+    if (is_md5 or evidence.version in versions) and tells_bytes(evidence.version):
         return Proof.PAYLOADS, ""
     is_other = is_other_version(index.version, evidence.version)
     return Proof.NOTHING, "the store has another version of the shard" if is_other else ""

@@ -26,7 +26,7 @@ from wdscli.shards.proof import find_index, scan_index, scanned_index, unproven_
 from wdscli.storage import Source, open_source
 from wdscli.tar import CANONICAL, Form, members
 
-ALGORITHMS = ("xxh3_128", "sha256", "none")
+ALGORITHMS = ("xxh3_128", "sha256", "md5", "none")
 
 
 class Digest(Protocol):
@@ -47,6 +47,10 @@ def new_digest(algorithm: str) -> Digest | None:
         import hashlib
 
         return hashlib.sha256()
+    if algorithm == "md5":
+        import hashlib
+
+        return hashlib.md5(usedforsecurity=False)
     if algorithm == "none":
         return None
     raise UsageError(f"unknown checksum {algorithm!r}", hint="choose one of " + ", ".join(ALGORITHMS))

@@ -59,7 +59,7 @@ from wdscli.storage.blocks import WITH_BLOCKS, kind_of_name, packer_for
 from wdscli.storage.kinds import note_of
 from wdscli.storage.opening import GONE, abort_uploads, current_versions, do_together, is_device
 from wdscli.tar import CANONICAL, Form, TarWriter, padding
-from wdscli.tar.crc import StoreDigest
+from wdscli.tar.crc import StoreDigest, with_md5
 
 Payload = bytes | bytearray | memoryview
 Witness = Callable[[str, ShardInfo, str], None]
@@ -269,7 +269,7 @@ class ShardFile:
             # If a user deleted a shard, its index may still exist. Existing shards are checked elsewhere.
             index = open_sink(index_address(self.address), force=True, fsync=self._settings.fsync)
             try:
-                seal = self._write_index(index, info.tar_bytes)
+                seal = self._write_index(index, info)
             except BaseException:
                 index.discard()
                 raise
@@ -314,7 +314,7 @@ class ShardFile:
             after.append(index.commit)
         do_together(self.address, after)
 
-    def _write_index(self, sink: Sink, size: int) -> str:
+    def _write_index(self, sink: Sink, info: ShardInfo) -> str:
         """Write the index in pieces, because it may be large. Return the XXH3-64 of its bytes."""
         from xxhash import xxh3_64
 
@@ -324,10 +324,10 @@ class ShardFile:
             self._checksums = self._checksums or self._crcs.checksums()
         for piece in self.index.pieces(
             shard=base_name(self.address),
-            size=size,
+            size=info.tar_bytes,
             form=self.form,
             ignored=self.ignored,
-            checksums=self._checksums,
+            checksums=self._checksums if self._packer else with_md5(self._checksums, info.checksum),
         ):
             seal.update(piece)
             sink.write(piece)

@@ -370,6 +370,7 @@ _CHECKSUMS = {
     "ChecksumCRC64NVME": "crc64nvme",
     **dict.fromkeys(("ChecksumCRC32C", "crc32c"), "crc32c"),
     "ChecksumCRC32": "crc32",
+    "md5Hash": "md5",
 }
 """The names of checksums in wdscli-index(5), by the names in the answers of S3 and Google."""
 

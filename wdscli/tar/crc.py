@@ -71,6 +71,12 @@ def crc32_of(pieces: Iterable[bytes | memoryview]) -> int:
     return int(CRC.split(pair)[1])
 
 
+def with_md5(checksums: Mapping[str, str], checksum: str | None) -> dict[str, str]:
+    """Add the checksum of a manifest, ``algorithm:hex``, if it is an MD5."""
+    algorithm, _, text = (checksum or "").partition(":")
+    return {**checksums, **({"md5": text} if algorithm == "md5" else {})}
+
+
 def agrees(checksums: Mapping[str, str], kept: Mapping[str, str]) -> bool | None:
     """Return whether checksums agree with those that a store keeps of an object. Return None if no two can be compared.
     The parts of another client may have another size, so another composite checksum proves nothing."""
