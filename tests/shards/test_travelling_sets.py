@@ -6,6 +6,7 @@ table. A payload that was replaced on the way, by one of the same length, is nev
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -262,6 +263,18 @@ def test_an_md5_proves_what_any_program_uploads(
         assert (counts.shard_gets == 0) == (algorithm == "md5" or "--adopt" not in ran.err), ran.err
         if algorithm == "md5":
             assert (counts.heads, counts.requests <= SHARDS + 3) == (0, True)
+
+
+def test_an_index_gets_its_md5_later(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", 20, 2)
+    shard = tmp_path / "set" / "a-000001.tar"
+    for said in ("3 files made, 0 kept", "0 files made, 3 kept"):
+        ran = wds("index", "--hash", "md5", tmp_path / "set")
+        assert (ran.code, said in ran.err) == (0, True), ran.err
+        index = read_index(str(shard)).index
+        assert index is not None
+        assert index.checksums["md5"] == hashlib.md5(shard.read_bytes()).hexdigest()
+        assert index.numbers
 
 
 def test_a_local_copy_is_adopted(tmp_path: Path) -> None:
