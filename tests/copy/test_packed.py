@@ -13,7 +13,7 @@ from index_samples import add_sample
 from tar_cases import with_checksum
 
 from wdscli.arrays import SampleArrays
-from wdscli.copy.copier import packed
+from wdscli.copy.packed import packed
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.shards.index import IndexBuilder

@@ -217,6 +217,13 @@ def command(*words: object) -> Callable[[Case], object]:
     return run
 
 
+def verified_in_buffers(case: Case) -> object:
+    """A check that reads small shards too as it reads large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wdscli.verify.shard.PACKED_BYTES", 0)
+        return command("verify", "IN", "--json")(case)
+
+
 FAST: dict[str, Callable[[Case], object]] = {
     "whole-buffer": whole_buffer,
     "short-buffers": short_buffers,
@@ -243,6 +250,7 @@ SLOW: dict[str, Callable[[Case], object]] = {
         "shuffle", "IN", "-o", "OUT/o-%06d.tar", "--shards", "2", "-j1", "-q", "--strategy", "spill"
     ),
     "verify": command("verify", "IN", "--json"),
+    "verify-in-buffers": verified_in_buffers,
 }
 CHECKS = FAST | SLOW
 

@@ -24,7 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from wdscli.arrays import I64, U64, SampleArrays, numpy
+from wdscli.arrays import I64, U64, numpy
+from wdscli.copy.packed import packed
 from wdscli.copy.spill import Reading, SpilledRows
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
@@ -56,7 +57,7 @@ from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage.ends import EndsEarly, pieces_of
 from wdscli.storage.kinds import stored_version
 from wdscli.storage.scatter import Ranges, announce, read
-from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Form, Scanner, core
+from wdscli.tar import END_OF_ARCHIVE, FOREIGN, GLOBAL, Scanner
 
 COPY_BUFFER_BYTES = 1 << 22
 """How many bytes are read, checked and written together."""
@@ -459,38 +460,3 @@ class Copier:
     def _changed(self, row: int) -> DataError:
         message = f"sample {int(self.chunk.rows.places[row])} differs from the planned sample"
         return changed_shard(self._address(row), message, int(self.chunk.rows.starts[row]))
-
-
-class PackedSamples(NamedTuple):
-    """Usual samples in a buffer. ``names`` are their keys. ``arrays`` has their places after :meth:`settle`. ``heads``
-    has the beginnings of the members' headers before :meth:`settle`, and ``end`` the end of all samples before it."""
-
-    names: list[bytes]
-    arrays: SampleArrays
-    heads: I64
-    end: int
-    form: Form
-
-    def settle(self, view: memoryview) -> memoryview:
-        """Make all members canonical in place, padding included. Return the part of the buffer that they fill now."""
-        assert core.CORE is not None
-        form = self.form
-        return view[: core.CORE.settle(view[: self.end], form.mtime_field, form.long_names == "gnu")]
-
-
-def packed(view: memoryview, begins: I64 | None, form: Form) -> PackedSamples | None:
-    """Find samples in ``view`` by the compiled core. ``begins`` has the first bytes of the samples, which fill
-    ``view``; the first is 0. Without ``begins``, find the complete samples at the start of ``view``. Return None if a
-    sample is unusual, or without the core."""
-    packing = None
-    if core.CORE is not None:
-        packing = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")
-    if packing is None:
-        return None
-    keys, fields, *columns, end = packing
-    counts, starts, lengths, heads, codes, offsets, sizes = [
-        numpy.frombuffer(column, dtype=numpy.int64) for column in columns
-    ]
-    widths = numpy.fromiter(map(len, keys), dtype=numpy.int64, count=len(keys))
-    arrays = SampleArrays(b"".join(keys), widths, starts, lengths, counts, fields, codes, offsets, sizes)
-    return PackedSamples(keys, arrays, heads, end, form)

@@ -20,8 +20,8 @@ from os.path import exists
 from typing import Any, NamedTuple
 
 from wdscli.arrays import edges, numpy
-from wdscli.copy.copier import packed
 from wdscli.copy.maker import CarriedValues
+from wdscli.copy.packed import packed, walk_packed
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import copying_worth, make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.picking import Page, SampleReader
@@ -421,26 +421,19 @@ class _Copier:
     def copy_usual(self, keys: _Keys, source: Source) -> tuple[int, int]:
         """Copy the usual samples at the beginning of a seekable input in one pass. Return the byte offset and the place
         of the first sample that was not copied."""
-        offset = samples = held = 0
-        if source.seekable and source.size is not None:
-            source.expect([(0, source.size)])
-        while source.seekable and source.size is not None:
-            held += source.fill(offset + held, self._buffer[held:])
-            usual = packed(self._buffer[:held], None, self._shard.form)
-            if (
-                usual is None
-                or is_suspect(usual.names, usual.arrays.fields)
-                or not keys.seen.add_new(usual.names)
-            ):
+        end = samples = 0
+        if not source.seekable or source.size is None:
+            return end, samples
+        source.expect([(0, source.size)])
+        for offset, usual in walk_packed(source, self._buffer, self._shard.form):
+            if is_suspect(usual.names, usual.arrays.fields) or not keys.seen.add_new(usual.names):
                 break
             if isinstance(source, ViewSource):
                 source.check_arrays(samples, usual.arrays)
             self._shard.write_arrays(usual.settle(self._buffer), usual.arrays)
             self._shard.flush()
-            left_over = self._buffer[usual.end : held]
-            offset, held, samples = offset + usual.end, len(left_over), samples + len(usual.names)
-            self._buffer[:held] = left_over
-        return offset, samples
+            end, samples = offset + usual.end, samples + len(usual.names)
+        return end, samples
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write rows of a page under their keys. Adjacent usual samples are copied together, until the buffer is full.

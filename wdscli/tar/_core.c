@@ -1524,7 +1524,8 @@ enum { COUNTS, BEGINS, LENGTHS, HEADS, CODES, PAYLOADS, BYTES, PACKED_COLUMNS };
 typedef struct {
     PyObject *keys, *fields;
     Numbers columns[PACKED_COLUMNS];
-    i64 out; /* where the next header will be */
+    i64 out;     /* where the next header will be */
+    i64 foreign; /* how many members are not canonical */
 } Packed;
 
 enum {
@@ -1565,7 +1566,7 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
     const char *key = NULL;
     Numbers *columns = packed->columns;
     Py_ssize_t key_len = 0, at = begin, members = 0;
-    i64 out = packed->out;
+    i64 out = packed->out, foreign = 0;
     while (open || at < end) {
         Member m;
         Py_ssize_t length;
@@ -1599,6 +1600,7 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
         out += BLOCK + PADDED(m.size);
         at += m.head + (Py_ssize_t)PADDED(m.size);
         members++;
+        foreign += !m.canonical;
     }
     if (!members)
         return 0;
@@ -1606,6 +1608,7 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
         push(&columns[BEGINS], packed->out) < 0 || push(&columns[LENGTHS], out - packed->out) < 0)
         return -1;
     packed->out = out;
+    packed->foreign += foreign;
     return at;
 }
 
@@ -1628,8 +1631,8 @@ pack_open(Packed *packed, const byte *buffer, Py_ssize_t length, const Form *for
 }
 
 PyDoc_STRVAR(pack_doc, "pack(buffer, begins, mtime_field, gnu_names)\n--\n\n"
-"Return (keys, fields, counts, starts, lengths, heads, codes, offsets, sizes, end) of the samples in a buffer: lists\n"
-"of bytes, then columns of packed i64. The samples begin at the bytes `begins` (packed i64, rising) and fill the\n"
+"Return (keys, fields, counts, starts, lengths, heads, codes, offsets, sizes, end, foreign) of the samples in a buffer:\n"
+"lists of bytes, then columns of packed i64, and how many members are not canonical. The samples begin at the bytes `begins` (packed i64, rising) and fill the\n"
 "buffer. Places are those after `settle`; only `heads` are the present places of headers. Returns None for unusual\n"
 "samples. If `begins` is None, samples are found by their keys, up to the byte `end`, where an unusual or possibly\n"
 "incomplete sample begins.");
@@ -1674,8 +1677,9 @@ core_pack(PyObject *self, PyObject *args)
         for (int i = 0; i < PACKED_COLUMNS; i++)
             columns[i] = PyBytes_FromStringAndSize((const char *)packed.columns[i].at,
                                                    packed.columns[i].count * (Py_ssize_t)sizeof(i64));
-        result = Py_BuildValue("OONNNNNNNn", packed.keys, packed.fields, columns[COUNTS], columns[BEGINS],
-                               columns[LENGTHS], columns[HEADS], columns[CODES], columns[PAYLOADS], columns[BYTES], end);
+        result = Py_BuildValue("OONNNNNNNnL", packed.keys, packed.fields, columns[COUNTS], columns[BEGINS],
+                               columns[LENGTHS], columns[HEADS], columns[CODES], columns[PAYLOADS], columns[BYTES], end,
+                               packed.foreign);
     }
     for (int i = 0; i < PACKED_COLUMNS; i++)
         PyMem_Free(packed.columns[i].at);

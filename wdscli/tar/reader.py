@@ -370,8 +370,10 @@ def scan_salvaging(
     form: Form = CANONICAL,
     payloads: bool = False,
     chunk: int = CHUNK_BYTES,
+    position: int = 0,
 ) -> Iterator[Window]:
-    """Yield the members of a damaged archive, one window at a time. ``report`` is called with each error.
+    """Yield the members of a damaged archive, one window at a time. ``report`` is called with each error. A caller that
+    has read the first members, which are whole, begins at byte ``position``.
 
     After an error, the scan continues at the next header; after ``data-after-end``, with the next archive. A member
     with a truncated payload is left out. A member with a damaged extended header is left out too, because its name or
@@ -387,7 +389,8 @@ def scan_salvaging(
     [('bad-checksum', 512)]
     """
     source = source if source.seekable else _Held(source)
-    scanner: Scanner | None = new_scanner(source, form)
+    scanner: Scanner | None = (first_scanner := new_scanner(source, form))
+    first_scanner.position = position
     orphan = False
     while scanner is not None:
         window = None

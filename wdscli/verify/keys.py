@@ -16,10 +16,12 @@ This module does not know how a shard is read.
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from itertools import repeat
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -33,7 +35,8 @@ from wdscli.storage import base_name, is_stream, open_source
 from wdscli.verify.findings import Ledger
 
 FEW_DIGESTS = 1 << 17
-"""Up to this many digests, a Python set is faster than loading numpy, and small enough."""
+"""Up to this many digests, a Python set is faster than loading numpy, and small enough. If numpy is loaded, it is
+faster."""
 _CATCH_ALL = 63
 digest = xxh3_64_intdigest
 """The digest of a key with a seed."""
@@ -80,16 +83,20 @@ class KeyColumns:
 
     def add(self, batch: SampleBatch, masks: list[int]) -> None:
         """Add the samples of a batch, with one mask per sample."""
-        keys, starts = batch.keys, batch.starts
+        starts = array("Q", map(batch.starts.__getitem__, batch.firsts[:-1]))
+        self.add_keys(batch.keys, starts, array("Q", masks))
+
+    def add_keys(self, keys: Sequence[bytes], starts: array[int], masks: array[int]) -> None:
+        """Add samples: their keys, first bytes and masks."""
         joined = b"".join(keys)
         if self._folded is None and not joined.islower() and joined.lower() != joined:
             self._folded = array("Q", self.digests)
         seed = self._seed
-        self.digests.fromlist([digest(key, seed) for key in keys])
+        self.digests.extend(array("Q", map(digest, keys, repeat(seed))))
         if self._folded is not None:
-            self._folded.fromlist([digest(key.lower(), seed) for key in keys])
-        self.starts.fromlist(list(map(starts.__getitem__, batch.firsts[:-1])))
-        self.masks.fromlist(masks)
+            self._folded.extend(array("Q", [digest(key.lower(), seed) for key in keys]))
+        self.starts.extend(starts)
+        self.masks.extend(masks)
         if self._names is not None:
             for key in keys:
                 self._names += key
@@ -137,7 +144,7 @@ def _has_repeats(parts: Iterable[array[int] | bytes]) -> bool:
     """Return whether any digest occurs twice."""
     views = [memoryview(part).cast("B").cast("Q") for part in parts]
     total = sum(map(len, views))
-    if total <= FEW_DIGESTS:
+    if total <= FEW_DIGESTS and "numpy" not in sys.modules:
         return len(set().union(*views)) < total
     ordered: U64 = numpy.concatenate([numpy.asarray(view) for view in views])
     ordered.sort()

@@ -15,11 +15,14 @@ This module does not know about other shards.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from wdscli.arrays import I64, U64, SampleArrays, distinct, numpy
+from wdscli.copy.packed import PackedSamples, walk_packed
 from wdscli.errors import DataError, StorageError
 from wdscli.executors import tick_of_task
 from wdscli.samples import (
@@ -32,6 +35,7 @@ from wdscli.samples import (
     why_unsafe,
 )
 from wdscli.samples.grouping import hidden, lost_name
+from wdscli.selection.walk import is_suspect
 from wdscli.shards.index import Check, IndexBuilder
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.proof import checking
@@ -42,9 +46,20 @@ from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
 from wdscli.storage.ends import DigestedSource
 from wdscli.storage.retry import cached_in
-from wdscli.tar import CANONICAL, DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, ByteSource, Form, Window, scan
+from wdscli.tar import (
+    CANONICAL,
+    DIRECTORY,
+    KIND_MASK,
+    KIND_NAMES,
+    REGULAR,
+    ByteSource,
+    Form,
+    Window,
+    core,
+    scan,
+)
 from wdscli.tar.header import BLOCK
-from wdscli.tar.reader import scan_salvaging
+from wdscli.tar.reader import LARGE_STRIDE_BYTES, is_dense, scan_salvaging
 from wdscli.tar.scan import Columns
 from wdscli.verify.beside import (
     ManifestEntry,
@@ -69,6 +84,9 @@ from wdscli.verify.keys import (
 )
 from wdscli.verify.profiles import Fields, Judge, Problem, Type, judge_fields
 
+PACKED_BYTES = 1 << 24
+"""For smaller shards, loading numpy would take longer than checking sample by sample."""
+BUFFER_BYTES = 1 << 22
 _KEY_CHUNK_BYTES = 1 << 12
 _REPEATS = (
     (INTERLEAVED, "interleaved-key", "the key comes back with other fields; it is first at byte {}"),
@@ -214,7 +232,7 @@ class HeaderPass:
         if len(fields) != each * count or firsts[-2] != each * (count - 1):
             return None
         names = tuple(fields[:each])
-        shape = self._shape(names, batch, 0)
+        shape = self._shape(names, batch.start(0), batch.keys[0])
         if shape.problems or firsts != list(range(0, len(fields) + 1, each)) or fields != list(names) * count:
             return None
         shape.count += count
@@ -224,20 +242,45 @@ class HeaderPass:
         fields, firsts, masks = batch.fields, batch.firsts, []
         for row in range(len(batch.keys)):
             names = tuple(fields[firsts[row] : firsts[row + 1]])
-            shape = self._shape(names, batch, row)
+            shape = self._shape(names, batch.start(row), batch.keys[row])
             masks.append(shape.mask)
             shape.count += 1
             for problem in shape.problems:
                 self._report(problem, batch, row)
         return masks
 
-    def _shape(self, names: Fields, batch: SampleBatch, row: int) -> Shape:
+    def add_packed(self, usual: PackedSamples, shift: int) -> bool:
+        """Check samples in a buffer that begins at byte ``shift``, without an object per sample. Return False if the
+        scan must check them, because they are not canonical or may have a finding; then nothing is counted."""
+        arrays = usual.arrays
+        if usual.foreign or not arrays.sizes.all() or is_suspect(usual.names, arrays.fields):
+            return False
+        starts = arrays.starts + shift
+        masks: U64 = numpy.zeros(len(starts), dtype=numpy.uint64)
+        shapes: list[tuple[Shape, int]] = []
+        for names, rows in _by_fields(arrays):
+            first = int(rows[0])
+            shape = self._shape(names, int(starts[first]), usual.names[first])
+            if shape.problems:
+                return False
+            masks[rows] = shape.mask
+            shapes.append((shape, len(rows)))
+        for shape, count in shapes:
+            shape.count += count
+        self.samples += len(usual.names)
+        self.members += len(arrays.sizes)
+        self.keys.add_keys(usual.names, _column(starts), _column(masks))
+        if self.builder is not None:
+            self.builder.add_arrays(arrays, shift)
+        return True
+
+    def _shape(self, names: Fields, offset: int, key: bytes) -> Shape:
         shape = self._shapes.get(names)
         if shape is None:
             problems = judge_fields(names, self._required)
             if self.judge is not None:
                 problems += self.judge.fields(names)
-            shape = Shape(self.keys.mask(names), problems, batch.start(row), batch.keys[row])
+            shape = Shape(self.keys.mask(names), problems, offset, key)
             if len(self._shapes) < MAX_SHAPES and len(names) <= self._room:
                 self._shapes[names] = shape
                 self._room -= len(names)
@@ -258,6 +301,26 @@ class HeaderPass:
             number += problem.place
             member += b"." + batch.fields[number]
         self.ledger.add(problem.code, problem.message, offset=batch.starts[number], member=member)
+
+
+def _by_fields(arrays: SampleArrays) -> list[tuple[Fields, I64]]:
+    """Return the different lists of fields, in the order of their first samples, and the samples of each."""
+    groups: list[tuple[Fields, I64]] = []
+    firsts = arrays.counts.cumsum() - arrays.counts
+    for width in distinct(arrays.counts).tolist():
+        rows = numpy.flatnonzero(arrays.counts == width)
+        codes = arrays.codes[firsts[rows][:, None] + numpy.arange(width)]
+        while len(rows):
+            is_same = (codes == codes[0]).all(axis=1)
+            groups.append((tuple(arrays.fields[code] for code in codes[0].tolist()), rows[is_same]))
+            rows, codes = rows[~is_same], codes[~is_same]
+    return sorted(groups, key=lambda group: int(group[1][0]))
+
+
+def _column(numbers: I64 | U64) -> array[int]:
+    column = array("Q")
+    column.frombytes(numbers.astype(numpy.uint64).tobytes())
+    return column
 
 
 class Checks(NamedTuple):
@@ -420,15 +483,32 @@ def _scan(task: VerifyTask, source: Source, form: Form, headers: HeaderPass) -> 
         _take_layout(source, headers)
         return
     tick, position = tick_of_task(), 0
+    if not payloads and not checks.profiles and headers.absence is None:
+        position = _check_packed(source, form, headers)
+        tick(position)
     # The checksum of a local shard needs a second pass over all bytes, which counts its own progress.
     counts = source.stored is source and not (is_local(task.address) and checks.checksums)
-    for window in scan_salvaging(source, add_error, form=form, payloads=payloads):
+    for window in scan_salvaging(source, add_error, form=form, payloads=payloads, position=position):
         headers.add(window)
         if counts and window.columns.starts:
             tick(window.columns.starts[-1] - position)
             position = window.columns.starts[-1]
         if decoder is not None:
             decoder.check(window)
+
+
+def _check_packed(source: Source, form: Form, headers: HeaderPass) -> int:
+    """Check the small canonical samples at the beginning of a local shard, a buffer at a time. Return the byte where
+    the scan continues: at the first other sample, or at the last sample."""
+    position = 0
+    if core.CORE is None or source.fd is None or (source.size or 0) < PACKED_BYTES or not is_dense(source):
+        return position
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    for offset, usual in walk_packed(source, buffer, form):
+        if usual.end > LARGE_STRIDE_BYTES * len(usual.arrays.sizes) or not headers.add_packed(usual, offset):
+            break
+        position = offset + usual.end
+    return position
 
 
 def _take_layout(source: ViewSource, headers: HeaderPass) -> None:
