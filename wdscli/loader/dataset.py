@@ -21,6 +21,7 @@ from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out, warn_of_batches_of_batches, warn_of_peers
 from wdscli.loader.order.source import EpochReader, Keys, OrderOfProcess, PositionSource, Spare, ValueFact
 from wdscli.loader.place.cuts import Cut, EqualSizes
+from wdscli.loader.place.exactness import PLAIN, why_not_exact
 from wdscli.loader.place.iteration import Iteration, IterationState
 from wdscli.loader.place.planned import Plans
 from wdscli.loader.place.ranks import (
@@ -83,6 +84,16 @@ class ProcessDataset(TorchIterable[Item], Fluent[Item]):
         epoch = want_whole("epoch", epoch, 0)
         start = self._state.start
         self._state.move(start if start.epoch == epoch else Place(epoch))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether batches are the same for any numbers of ranks and workers, and a state fits any such numbers."""
+        return self.why_not_exact is None
+
+    @property
+    def why_not_exact(self) -> str | None:
+        """The reason why the dataset is not exact, or None."""
+        return PLAIN
 
     def iterator1(self) -> Iterator[Any]:
         """Yield one epoch. A subclass with its own ``__iter__`` or ``iterator`` calls this method, as in webdataset.
@@ -147,6 +158,11 @@ class PositionDataset(ProcessDataset[Item]):
         DataLoader workers, also persistent workers, begin the same epoch."""
         super().set_epoch(epoch)
         self._dealt = self._dealt or is_dealt_out()
+
+    @property
+    def why_not_exact(self) -> str | None:
+        """The reason why the dataset is not exact, or None."""
+        return why_not_exact(self)
 
     def _share(self) -> Share:
         """Return the share of the samples that this process reads."""
@@ -463,19 +479,18 @@ class PositionDataset(ProcessDataset[Item]):
         return {**source.identity(), **self._sizes.identity(self._source_cuts, share)}
 
     def keys(self, epoch: int, batch: int) -> list[str]:
-        """Return the keys of the samples in batch ``batch`` of this rank (the first is 0), without reading payloads.
-        The list includes samples that stages drop. For planned batches, the loader counts the batches from the
-        epoch's beginning, or from the place of a loaded state if that is nearer: about 15 ms for each 65,536 samples.
-        Raises UsageError if the epoch has no such batch, and for streams and generators."""
+        """Return the keys of the samples in batch ``batch`` of this rank (the first is 0), also of samples that stages
+        drop, without reading payloads. Planned batches are counted from the epoch's beginning or a loaded state: about
+        15 ms for 65,536 samples. Raises UsageError if there is no such batch, and for streams and generators."""
         source, batches = self._counted(epoch)
-        number = _number_in(batches, epoch, batch)
+        number = batches.number_of(epoch, batch)
         with closing(self._reader(source, epoch)) as reader:
             return list(reader.about(batches.positions(number), Keys()))
 
     def find(self, key: str, epoch: int) -> tuple[int, int]:
-        """Return (batch, rank) of the sample with this key in an epoch, without reading payloads. If the sample comes
-        twice, return batch and rank of its first place. If several samples have the key, look for only one of them.
-        Raises KeyError if no batch has the sample, and UsageError for streams and generators."""
+        """Return (batch, rank) of the first place of the sample with this key in an epoch, without reading payloads. If
+        several samples have the key, look for only one of them. Raises KeyError if no batch has the sample, and
+        UsageError for streams and generators."""
         source, batches = self._counted(epoch)
         searched = batches.searched
         with closing(self._reader(source, epoch)) as reader:
@@ -486,18 +501,18 @@ class PositionDataset(ProcessDataset[Item]):
         raise KeyError(f"epoch {epoch} has no sample {key}")
 
     def seek(self, epoch: int, batch: int) -> None:
-        """Begin the next iteration at batch ``batch`` of this rank in epoch ``epoch``, as :meth:`load_state_dict` does.
-        Both are counted from 0. Workers of a DataLoader begin there too. A running iteration does not change. Raises
-        UsageError if the epoch has no such batch, and for streams and generators."""
+        """Begin the next iteration at batch ``batch`` of this rank in epoch ``epoch``, also in workers. Both count from
+        0. A running iteration does not change. Raises UsageError if the epoch has no such batch, and for streams and
+        generators."""
         _, batches = self._counted(epoch)
         self._want_same_length("seek")
-        self._state.move(Place(epoch, _number_in(batches, epoch, batch)))
+        self._state.move(Place(epoch, batches.number_of(epoch, batch)))
 
     def skip(self, batches: int) -> None:
         """Leave out the next ``batches`` batches of each rank: the next iteration begins after them. They are counted
-        from the place of :meth:`state_dict`, also beyond the end of an epoch. If a stage makes several items from a
-        batch, the rest of the current batch counts as a batch. A running iteration does not change. Raises
-        UsageError for streams and generators, and if only the workers of a DataLoader know the place."""
+        from the place of :meth:`state_dict`, also beyond the end of an epoch; the rest of a batch whose items are split
+        counts as a batch. A running iteration does not change. Raises UsageError for streams and generators, and if
+        only the workers of a DataLoader know the place."""
         left = want_whole("batches", batches, 0)
         self._want_same_length("skip")
         self._want_known("skip() of a WebLoader, or seek(epoch, batch)")
@@ -556,9 +571,8 @@ class PositionDataset(ProcessDataset[Item]):
     def _want_known(self, instead: str) -> None:
         """Raise UsageError if only the workers of a DataLoader know the place; ``instead`` is what knows it."""
         if not in_worker() and not self._state.is_known:
-            raise UsageError(
-                "position unknown: it is kept in the DataLoader's workers", hint=f"use {instead}"
-            )
+            why = "position unknown: it is kept in the DataLoader's workers"
+            raise UsageError(why, hint=f"use {instead}")
 
     def _state_of(self, place: Place) -> dict[str, Any]:
         """Return the state that describes ``place`` in this dataset."""
@@ -624,12 +638,3 @@ class PositionDataset(ProcessDataset[Item]):
                 hint="StatefulDataLoader resumes only with the same number of workers, WebLoader with any number",
             )
         self._state.move(place)
-
-
-def _number_in(batches: EpochBatches, epoch: int, batch: int) -> int:
-    """Return the number of the rank's batch ``batch`` (the first is 0) in an epoch. Raises UsageError if the epoch has
-    no such batch."""
-    number = want_whole("batch", batch, 0) * batches.stride
-    if batches.ended(number):
-        raise UsageError(f"epoch {epoch} has no batch {batch} on this rank", hint="batches count from 0")
-    return number

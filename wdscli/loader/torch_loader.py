@@ -28,10 +28,11 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
-from wdscli.loader.dataset import PositionDataset, Tally
+from wdscli.loader.dataset import PositionDataset, ProcessDataset, Tally
 from wdscli.loader.order.order import seeded
 from wdscli.loader.order.source import Slice
 from wdscli.loader.place.cuts import Epochs
+from wdscli.loader.place.exactness import LOADER_BATCHES, LOADER_STAGES
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
@@ -217,6 +218,23 @@ class WebLoader(Fluent[Item]):
         """Resume at the place in ``state``, like :meth:`PositionDataset.load_state_dict`."""
         want_own_order(self.pipeline.generators)
         self._ours().load_state_dict(state, force=force)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the batches are the same for any numbers of ranks and workers, and a state fits any such numbers. If
+        not, :attr:`why_not_exact` has the reason."""
+        return self.why_not_exact is None
+
+    @property
+    def why_not_exact(self) -> str | None:
+        """The reason why the loader is not exact, or None."""
+        if not isinstance(self.dataset, ProcessDataset):
+            return f"a {type(self.dataset).__name__} is not a dataset of wdscli"
+        if self.dataset.why_not_exact is not None:
+            return self.dataset.why_not_exact
+        if not self._exact:
+            return LOADER_BATCHES
+        return LOADER_STAGES if self._replays else None
 
     def seek(self, epoch: int, batch: int) -> None:
         """Begin the next iteration at a batch, like :meth:`PositionDataset.seek`. Raises UsageError also for a loader

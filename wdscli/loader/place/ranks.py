@@ -228,6 +228,14 @@ class EpochBatches(ABC):
     def find(self, position: int) -> tuple[int, int] | None:
         """Return (batch, rank) of a position, or None if no rank has the position."""
 
+    def number_of(self, epoch: int, batch: int) -> int:
+        """Return the number of the rank's batch ``batch`` (the first is 0) in the epoch ``epoch``. Raises UsageError if
+        the epoch has no such batch."""
+        number = want_whole("batch", batch, 0) * self.stride
+        if self.ended(number):
+            raise UsageError(f"epoch {epoch} has no batch {batch} on this rank", hint="batches count from 0")
+        return number
+
     def positions(self, number: int) -> I64:
         """Return the positions of batch ``number`` for this rank, in order."""
         return self.several(range(number, number + 1))[0]
