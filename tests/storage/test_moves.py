@@ -343,14 +343,14 @@ def test_an_end_in_the_middle_leaves_nothing(
 @pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("kind", ["seaweedfs", "rclone"])
 def test_servers_of_other_makes(kind: str, store: Store, tmp_path: Path) -> None:
-    """SeaweedFS copies; rclone tells another ETag than it gave to the upload, so that its shards are read."""
+    """Both copy. An older rclone tells another ETag than it gave to the upload, so that its shards are read."""
     (tmp_path / "server").mkdir()
     with STORES[kind](tmp_path / "server") as other:
         source, output = f"{other.url}/a", f"{other.url}/b"
         assert wds("split", *store.near, "-o", f"{source}/in-%d.tar", "--shards", SHARDS, "-j", 1).code == 0
         ran = wds(*LINES["cat"].format(source + "/", output).split(), "-v", "-j", 1)
-        copied = SHARDS if kind == "seaweedfs" else 0
-        assert (ran.code, ran.err.count("copied by the store")) == (0, copied), ran.err
+        assert ran.code == 0, ran.err
+        assert ran.err.count("copied by the store") in ([SHARDS] if kind == "seaweedfs" else [0, SHARDS])
         expected = without_inputs(near(LINES["cat"], store, tmp_path / "near"))
         assert without_inputs(other.objects("b/")) == expected
         assert other.pending() == []

@@ -168,7 +168,8 @@ class RangeAnswer(NamedTuple):
             raise ObjectReplaced
         if self._is_empty_object and not begin and not size:
             return 0
-        if self.status != 206 or self.part is None:
+        # rclone's server answers with 200 and Content-Range.
+        if self.status not in (200, 206) or self.part is None:
             raise Transient(f"the answer is not the requested range (status {self.status})")
         self.check_version(etag, changed)
         if size is None:
