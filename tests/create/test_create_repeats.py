@@ -42,9 +42,7 @@ def test_an_error_names_both(run: Command, folders: list[Path], tmp_path: Path) 
     ran = run(*folders, "-o", tmp_path / "o.tar")
     assert ran.code == 3
     assert f'"a.txt" comes twice: from {folders[0]}/a.txt and from {folders[1]}/a.txt' in ran.err
-    assert (
-        "make a set of each folder, and join the sets: wds merge --join inner --on-conflict suffix" in ran.err
-    )
+    assert "name the field of one folder: wds create images mask.png=masks" in ran.err
 
 
 def test_skip_leaves_out_what_a_source_has_as_a_whole(

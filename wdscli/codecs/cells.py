@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -35,6 +36,21 @@ class TypedList(list[Any]):
     def __init__(self, values: list[Any], dtype: str) -> None:
         super().__init__(values)
         self.dtype = dtype
+
+
+_QUOTED = re.compile('"[^"]*"')
+
+
+def delimiter_of(header: str) -> str:
+    """Return the delimiter of a CSV, by its header: a comma, or without a comma the most frequent of ``;``, TAB and
+    ``|``.
+
+    >>> [delimiter_of(header) for header in ("a,b;c", '"a,b";c', "a|b", "a")]
+    [',', ';', '|', ',']
+    """
+    outside = _QUOTED.sub("", header)
+    most = max(";\t|", key=outside.count)
+    return most if "," not in outside and most in outside else ","
 
 
 def extension_of(data: bytes) -> str:

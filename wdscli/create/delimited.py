@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
+from wdscli.codecs.cells import delimiter_of
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.errors import DataError, UsageError, WdsError, empty_stream
 
@@ -25,7 +26,6 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 _MAX_DIGITS = 4300
 """The most digits of a number that Python's ``int`` accepts."""
 _MAX_BYTES_A_CHARACTER = 4
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 class RowPlace(NamedTuple):
@@ -65,6 +65,10 @@ def refuse_row(place: RowPlace, error: WdsError) -> None:
     raise error
 
 
+def say_nothing(text: str) -> None:
+    """Ignore a remark about a table."""
+
+
 class TextReading(NamedTuple):
     """How text becomes rows. The columns ``text`` are read as text, even if their cells are numbers. ``max_decoded`` is
     the most bytes of a cell; a line of JSON may have twice as many. ``refuse`` is called for each bad row; if it
@@ -74,6 +78,8 @@ class TextReading(NamedTuple):
     text: tuple[str, ...] = ()
     max_cell_bytes: int = MAX_DECODED_BYTES
     refuse: Callable[[RowPlace, WdsError], object] = refuse_row
+    say: Callable[[str], object] = say_nothing
+    """Called with a text about an unusual delimiter."""
 
 
 PLAIN = TextReading()
@@ -167,6 +173,11 @@ class _Lines:
             raise self.too_large()
         return line
 
+    def peek(self) -> str:
+        """Return the next line, which is then read again. It is empty at the end. Raises DataError."""
+        self._again = [self._read()]
+        return self._again[0]
+
     def read_again(self) -> None:
         """Read the lines of the current record again, except its first line."""
         self._again += reversed(self.record[1:])
@@ -224,14 +235,19 @@ class DelimitedRows:
 
     def __init__(self, stream: IO[bytes], address: str, kind: str, reading: TextReading) -> None:
         self._lines = _Lines(stream, address, reading)
-        self._address, self._delimiter = address, _DELIMITERS[kind]
+        self._address, self._delimiter = address, "\t"
         csv.field_size_limit(reading.max_cell_bytes)
-        self._reader = csv.reader(iter(self._lines), delimiter=self._delimiter, strict=True)
-        self.names = self._header()
+        self.names = self._header(kind, reading)
         self._lines.limit = reading.max_cell_bytes * len(self.names)
 
-    def _header(self) -> list[str]:
+    def _header(self, kind: str, reading: TextReading) -> list[str]:
         try:
+            if kind == "csv":
+                self._delimiter = delimiter_of(self._lines.peek())
+                if self._delimiter != ",":
+                    mark = repr(self._delimiter)
+                    reading.say(f"{self._address}: the header has no comma, so {mark} separates columns")
+            self._reader = csv.reader(iter(self._lines), delimiter=self._delimiter, strict=True)
             header = self._next()
             if header is None and self._address == "-":
                 raise empty_stream("bad-table")
@@ -297,7 +313,7 @@ class DelimitedRows:
     def exact(self, raw: Collection[str]) -> Iterator[Record]:
         """Yield rows with their cells by column, without empty cells. An empty cell in quotes is an empty text."""
         mark = self._delimiter
-        cell_of = re.compile(rf'(?:\A|{mark})("[^"]*(?:""[^"]*)*"|[^{mark}\r\n]*)')
+        cell_of = re.compile(rf'(?:\A|[{mark}])("[^"]*(?:""[^"]*)*"|[^{mark}\r\n]*)')
         for cells in self.cells(raw):
             record = "".join(self._lines.record) if "" in cells else ""
             quoted = cell_of.findall(record) if '""' in record else cells

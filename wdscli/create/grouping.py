@@ -138,8 +138,8 @@ def _twice(name: str, files: Files, first: int, second: int) -> DataError:
     message = f'"{name}" comes twice: from {describe_place(places[0])} and from {describe_place(places[1])}'
     if all(map(is_value, places)) or (first >= files.first_listed and places[0] == places[1]):
         message = f'"{name}" comes twice in the lists and tables'
-    hint = "to join pictures and masks of the same name, make a set of each folder, and join the sets: wds merge "
-    hint += "--join inner --on-conflict suffix; --on-duplicate rekey keeps both as separate samples"
+    hint = "name the field of one folder: wds create images mask.png=masks; "
+    hint += "--on-duplicate rekey keeps both as separate samples"
     if first >= files.first_listed:
         hint = "--on-duplicate skip takes the first row of a key, rekey gives later rows new keys; "
         hint += "--rekey '{COLUMN!k}_{index:05d}' gives each row its own key"

@@ -66,7 +66,7 @@ class TableSet(JoinedTable):
             self.key,
             fields=self.fields,
             json_merge=self.json_rest,
-            reading=self.reading._replace(refuse=left_out.refuse),
+            reading=self.reading._replace(refuse=left_out.refuse, say=progress.note),
         )
         reader = TableReader(options, option="--table")
         if is_local(address):

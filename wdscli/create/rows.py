@@ -30,6 +30,7 @@ from wdscli.create.delimited import (
     is_number,
     json_lines,
     numbered,
+    say_nothing,
 )
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError, WdsError
 from wdscli.shards.tables import METADATA
@@ -52,6 +53,8 @@ SUFFIXES = {
     "tsv": "tsv",
 }
 """The formats of tables, by file suffix."""
+TRANSCRIPT = "transcript"
+"""The format of LibriSpeech's ``84-121.trans.txt``: lines of a key and a text. The columns are ``key`` and ``text``."""
 _BEGINNINGS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"{": "jsonl"}
 _BUFFER_BYTES = 1 << 16
 _ARROW_FILE = b"ARROW1\0\0"
@@ -60,7 +63,8 @@ _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 24
 
 def table_format(address: str) -> str:
     """Return the format of an address by its suffix. It is empty for an unknown suffix."""
-    return SUFFIXES.get(re.sub(COMPRESSED_SUFFIX, "", base_name(address)).rpartition(".")[2].lower(), "")
+    name = re.sub(COMPRESSED_SUFFIX, "", base_name(address)).lower()
+    return TRANSCRIPT if name.endswith(".trans.txt") else SUFFIXES.get(name.rpartition(".")[2], "")
 
 
 def table_files(addresses: str | Sequence[str] | None, option: str) -> list[str]:
@@ -147,7 +151,7 @@ class Table:
         names: dict[str, None] = {}
         text = {*columns, *self._reading.text}
         # Bad rows are reported when the rows are read, not here.
-        reading = self._reading._replace(refuse=lambda place, error: None)
+        reading = self._reading._replace(refuse=lambda place, error: None, say=say_nothing)
         typed = [file for file in self._files if table_format(file) in ("", "csv", "tsv")]
         for file in typed:
             with ExitStack() as stack:
@@ -211,6 +215,9 @@ def read_rows(
     with the bytes that were read earlier from the address. Raises InputError, DataError ``bad-table``, and UsageError
     if the extra is missing."""
     with ExitStack() as stack:
+        if table_format(address) == TRANSCRIPT:
+            yield from _transcript(address, reading)
+            return
         stream, is_mapped = _opened(address, copy, stack)
         kind = table_format(address) or _sniffed(stream)
         if kind in ("parquet", "arrow"):
@@ -225,6 +232,13 @@ def read_rows(
             yield from (row for row, _ in json_lines(stream, address, reading))
         else:
             yield from DelimitedRows(stream, address, kind, reading).rows(numbers)
+
+
+def _transcript(address: str, reading: TextReading) -> Iterator[Record]:
+    for record in read_lines(address, reading):
+        key, *text = (record.cells["line"] or "").split(None, 1) or [""]
+        if key:
+            yield record._replace(cells={"key": key, "text": text[0] if text else None})
 
 
 def read_exact(address: str, reading: TextReading, raw: Collection[str]) -> Iterator[tuple[str, Record, str]]:

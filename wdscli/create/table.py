@@ -19,6 +19,7 @@ from string import Formatter
 from typing import Any, NamedTuple
 
 from wdscli.codecs.cells import cell_payload, extension_of, json_bytes, merged_json
+from wdscli.codecs.kinds import find
 from wdscli.create.delimited import NumberText, RowPlace
 from wdscli.create.files import SEPARATOR, Files, Inline, JsonFiles, KeyRule, check_written
 from wdscli.create.layouts import OPTIONS, SAMPLE_KEY, TableLayout, exported_layout, hf_layout, no_key_option
@@ -231,9 +232,8 @@ class TableReader:
             if cell != SAMPLE_KEY:
                 raw = to_bytes(cell)
                 yield CellValue(self._written(key, raw), raw, row.cells[cell])
-        for field in self._fields:
+        for field, value in self._filled(row):
             name, column, is_address, _, text = field
-            value = field.value(row)
             if value is None or value is ABSENT or (is_address and _is_nan(value)):
                 yield CellValue(key, name, "" if is_address else None, column)
                 continue
@@ -263,6 +263,24 @@ class TableReader:
             json_columns = self._rest(row.cells)
             if json_columns or self._options.json_rest:
                 yield CellValue(self._written(key, b"json"), b"json", json_bytes(json_columns))
+
+    def _filled(self, row: Row) -> Iterator[tuple[_Field, Any]]:
+        """Yield each field with its value. A list of pictures or sounds fills several fields: ``0.jpg``, ``1.jpg``."""
+        for field in self._fields:
+            value = field.value(row)
+            is_media = find(field.text.rpartition(".")[2]).form in ("image", "audio", "video")
+            if type(value) is list and not value and (is_media or field.text.endswith(_ANY)):
+                yield field, None
+            elif (
+                type(value) is list
+                and value
+                and all(isinstance(part, bytes) or _is_media(part) for part in value)
+            ):
+                for number, part in enumerate(value):
+                    name = f"{number}.{field.text}"
+                    yield field._replace(name=to_bytes(name), text=name), part
+            else:
+                yield field, value
 
     def _class(self, value: Any, column: str) -> bytes | None:
         """Return the number of a class, or its :class:`ClassName`. Return None for a missing value. Raises DataError
@@ -566,7 +584,7 @@ def read_table(
 ) -> tuple[tuple[str, ...] | None, bool]:
     """Add the samples of a table. Return the names of its classes, if it has any, and whether the field ``cls`` has
     names that must be numbered. Raises the errors of :func:`samples_of`."""
-    reading = options.reading._replace(refuse=payloads.left_out.refuse)
+    reading = options.reading._replace(refuse=payloads.left_out.refuse, say=progress.note)
     reader = TableReader(options._replace(reading=reading), rule, names_classes=True)
     adder = _Adder(files, payloads, JsonFiles(files) if options.json_merge else None)
     for row, values in samples_of(reader, payloads, progress):

@@ -27,6 +27,7 @@ from errno import EACCES
 from itertools import islice
 from typing import NamedTuple
 
+from wdscli.codecs.kinds import find
 from wdscli.create.files import SEPARATOR, Files, KeyRule, cannot_read, check_written
 from wdscli.create.left_out import LeftOut
 from wdscli.errors import InputError, InputNotFoundError, UsageError, WdsError
@@ -42,6 +43,8 @@ MANIFEST = os.fsencode(MANIFEST_SUFFIX)
 """The suffix of a manifest's name."""
 _BESIDE = (b"", b".idx")
 _JUNK = {b".DS_Store": "ds-store"}
+OTHER_EXTENSION = "other-extension"
+"""The reason for leaving out a file that ``EXT=FOLDER`` does not take."""
 _Inode = tuple[int, int]
 _ENTRIES_TOGETHER = 4096
 """How many entries of a folder are read together."""
@@ -180,6 +183,23 @@ def _set_members(folder: bytes, names: Iterable[bytes]) -> set[bytes]:
     return paths
 
 
+def field_and_source(source: str) -> tuple[bytes, bytes]:
+    """Return the field in ``EXT=FOLDER``, or an empty field, and the path.
+
+    >>> field_and_source("mask.png=masks/"), field_and_source("images")
+    ((b'mask.png', b'masks/'), (b'', b'images'))
+    """
+    field, _, path = source.partition("=")
+    is_field = bool(field and path) and "/" not in field and not os.path.lexists(source)
+    return (os.fsencode(field), os.fsencode(path)) if is_field else (b"", os.fsencode(source))
+
+
+def _is_one_kind(field: bytes, other: bytes) -> bool:
+    """Return whether two fields end with the same extension, or with two names of it: ``jpg`` and ``jpeg``."""
+    extension, other_extension = (to_text(name).rpartition(".")[2].lower() for name in (field, other))
+    return extension == other_extension or extension in find(other_extension).names.split()
+
+
 class _Folder(NamedTuple):
     """A folder to read: its path, the prefix for names in it, the folders that contain it, the place number of the
     source's files, and the path of the source without links."""
@@ -191,6 +211,8 @@ class _Folder(NamedTuple):
     real: bytes
     sets: set[bytes]
     """The paths of files that belong to sets found in the walk."""
+    field: bytes = b""
+    """The field of all files, if the source names it."""
 
 
 class FolderWalk(NamedTuple):
@@ -209,8 +231,11 @@ class FolderWalk(NamedTuple):
     follows: bool = True
 
     def add(self, source: str) -> None:
-        """Add the folder or file ``source``. Raises InputError if it cannot be read or is not a file."""
-        path = os.fsencode(source)
+        """Add the folder or file ``source``. In ``EXT=FOLDER``, the files of the folder become the field EXT. Raises
+        InputError if it cannot be read or is not a file, and UsageError for a wrong EXT."""
+        field, path = field_and_source(source)
+        if field:
+            check_written(b"key", field, source)
         try:
             status = os.stat(path)
         except ValueError as error:
@@ -222,8 +247,10 @@ class FolderWalk(NamedTuple):
             )
             return
         if stat.S_ISDIR(status.st_mode):
-            self._add_folder(path.rstrip(b"/") or b"/")
+            self._add_folder(path.rstrip(b"/") or b"/", field)
             return
+        if field:
+            raise UsageError(f"{source}: EXT= needs a folder", hint="wds create images/ mask.png=masks/")
         if not stat.S_ISREG(status.st_mode):
             raise _not_a_file(path)
         self.outputs.refuse(path)
@@ -244,9 +271,9 @@ class FolderWalk(NamedTuple):
             return "not-included"
         return "excluded" if is_excluded else ""
 
-    def _add_folder(self, root: bytes) -> None:
+    def _add_folder(self, root: bytes, field: bytes) -> None:
         place_number, real = self.files.root(root), os.path.realpath(root)
-        pending = [_Folder(root, b"", frozenset(), place_number, real, set())]
+        pending = [_Folder(root, b"", frozenset(), place_number, real, set(), field)]
         while pending:
             folder, before = pending.pop(), len(self.files)
             try:
@@ -298,7 +325,7 @@ class FolderWalk(NamedTuple):
 
         # With ``skips``, the permission to read each file is checked.
         is_plain = self.rule.is_first_dot and not (self.include or self.exclude or self.skips)
-        is_plain = is_plain and is_own is None and not folder.prefix.startswith(b"__")
+        is_plain = is_plain and is_own is None and not (folder.field or folder.prefix.startswith(b"__"))
 
         def begin(manifests: list[bytes]) -> bool:
             """Return whether all files are taken without further checks."""
@@ -369,6 +396,11 @@ class FolderWalk(NamedTuple):
         if not self.rule.is_first_dot:
             check_written(*parts_or_reason, to_text(entry.path))
         key, field = parts_or_reason
+        if folder.field:
+            if not _is_one_kind(field, folder.field):
+                self.left_out.add(OTHER_EXTENSION, entry.path)
+                return
+            field = folder.field
         if key + b"." + field == path:
             self.files.add_row(key + SEPARATOR + field, status.st_size, folder.root)
         else:

@@ -110,7 +110,11 @@ def _table_rows(data: bytes, kind: str, column: str = COLUMN) -> Iterator[dict[s
     is_lines = kind in ("jsonl", "ndjson")
     file = io.TextIOWrapper(io.BytesIO(data), encoding, "surrogateescape", newline="\n" if is_lines else "")
     if not is_lines:
-        return _delimited_rows(file, "\t" if kind == "tsv" else ",", column)
+        from wdscli.codecs.cells import delimiter_of
+
+        delimiter = "\t" if kind == "tsv" else delimiter_of(file.readline())
+        file.seek(0)
+        return _delimited_rows(file, delimiter, column)
     lines = (line for line in file if line.strip())
     first = next(lines, "")
     if not first.lstrip().startswith("{"):

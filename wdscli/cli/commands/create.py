@@ -171,7 +171,10 @@ def _source_of(text: str) -> tuple[str, str]:
     return (kind, name) if is_kind else ("table", text)
 
 
-_sources = "Files, and folders with all their files. A key is the file's path below the folder."
+_sources = (
+    "Files, and folders with all their files. A key is the file's path below the folder. In EXT=FOLDER, the folder's "
+    "files become the field EXT: images/ mask.png=masks/."
+)
 Sources = Annotated[
     list[str] | None, typer.Argument(metavar="[SOURCE]...", help=_sources, show_default=False)
 ]
