@@ -155,6 +155,15 @@ def test_what_was_changed_is_never_taken_for_something_else(
     check(data, begins)
 
 
+@pytest.mark.parametrize("size", [1, 511, 513, 1023])
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_padding_becomes_zeros(size: int, place: int) -> None:
+    """Also in a buffer whose headers are all canonical."""
+    data, begins = buffer_of([(b"a", [(b"cls", b"1"), (b"txt", b"x" * size)]), (b"b", [(b"cls", b"1")])])
+    data[1024 + 512 + size if place == 0 else begins[1] - 1] = 1
+    assert check(data, begins)
+
+
 @pytest.mark.parametrize("form", [CANONICAL, Form(mtime=1_700_000_000)])
 @pytest.mark.parametrize(
     "key",

@@ -20,7 +20,7 @@ from wdscli.tar import Form, core
 class PackedSamples(NamedTuple):
     """Usual samples in a buffer. ``names`` are their keys. ``arrays`` has their places after :meth:`settle`. ``heads``
     has the beginnings of the members' headers before :meth:`settle`, and ``end`` the end of all samples before it.
-    ``foreign`` is the number of members that are not canonical."""
+    ``foreign`` is the number of members that are not canonical, or have a padding other than zeros."""
 
     names: list[bytes]
     arrays: SampleArrays
@@ -32,6 +32,8 @@ class PackedSamples(NamedTuple):
     def settle(self, view: memoryview) -> memoryview:
         """Make all members canonical in place, padding included. Return the part of the buffer that they fill now."""
         assert core.CORE is not None
+        if not self.foreign:
+            return view[: self.end]
         form = self.form
         return view[: core.CORE.settle(view[: self.end], form.mtime_field, form.long_names == "gnu")]
 

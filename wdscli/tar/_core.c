@@ -1525,7 +1525,7 @@ typedef struct {
     PyObject *keys, *fields;
     Numbers columns[PACKED_COLUMNS];
     i64 out;     /* where the next header will be */
-    i64 foreign; /* how many members are not canonical */
+    i64 foreign; /* how many members are not canonical, padding included */
 } Packed;
 
 enum {
@@ -1600,7 +1600,8 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
         out += BLOCK + PADDED(m.size);
         at += m.head + (Py_ssize_t)PADDED(m.size);
         members++;
-        foreign += !m.canonical;
+        Py_ssize_t padding = (Py_ssize_t)(PADDED(m.size) - m.size);
+        foreign += !m.canonical || !all_zero(buffer + at - padding, padding);
     }
     if (!members)
         return 0;
@@ -1632,10 +1633,10 @@ pack_open(Packed *packed, const byte *buffer, Py_ssize_t length, const Form *for
 
 PyDoc_STRVAR(pack_doc, "pack(buffer, begins, mtime_field, gnu_names)\n--\n\n"
 "Return (keys, fields, counts, starts, lengths, heads, codes, offsets, sizes, end, foreign) of the samples in a buffer:\n"
-"lists of bytes, then columns of packed i64, and how many members are not canonical. The samples begin at the bytes `begins` (packed i64, rising) and fill the\n"
-"buffer. Places are those after `settle`; only `heads` are the present places of headers. Returns None for unusual\n"
-"samples. If `begins` is None, samples are found by their keys, up to the byte `end`, where an unusual or possibly\n"
-"incomplete sample begins.");
+"lists of bytes, then columns of packed i64, and how many members are not canonical, padding included. The samples\n"
+"begin at the bytes `begins` (packed i64, rising) and fill the buffer. Places are those after `settle`; only `heads` are\n"
+"the present places of headers. Returns None for unusual samples. If `begins` is None, samples are found by their keys,\n"
+"up to the byte `end`, where an unusual or possibly incomplete sample begins.");
 
 static PyObject *
 core_pack(PyObject *self, PyObject *args)
