@@ -6,11 +6,14 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from storage_servers import S3, forget_s3, s3_server
 
+from wdscli.samples import reading
+from wdscli.shards.writing import ShardFile
 from wdscli.storage import open_sink, uploads
 from wdscli.storage.ends import SEND_BYTES, SMALL_BYTES, RequestBody
 from wdscli.storage.remote import store_of
@@ -68,6 +71,17 @@ def test_a_body_is_sent_in_order_and_large_pieces_are_not_copied(sizes: list[int
     large = {id(piece.obj) for piece in pieces if len(piece) > SEND_BYTES}
     views = [chunk for chunk in chunks if isinstance(chunk, memoryview)]
     assert large == {id(view.obj) for view in views}
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_the_memory_of_parts_is_used_again(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool
+) -> None:
+    """issue 37, 6: without it, the kernel clears new pages for every part. A local shard has no parts."""
+    monkeypatch.setattr(reading, "_heap_is_kept", False)
+    folder = f"s3://{s3.bucket('heap')}" if is_remote else str(tmp_path)
+    ShardFile(f"{folder}/a.tar").discard()
+    assert reading._heap_is_kept is is_remote
 
 
 @pytest.mark.parametrize("scheme", ["https", "http"])

@@ -23,6 +23,7 @@ from wdscli.errors import DataError, InputError, OutputError, OutputExistsError,
 from wdscli.model import PendingCommit, ShardInfo, to_text
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.samples.grouping import PayloadOf
+from wdscli.samples.reading import keep_heap
 from wdscli.selection.values import SampleNumbers
 from wdscli.shards.index import Index, IndexBuilder, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
@@ -146,6 +147,8 @@ class ShardFile:
             packed=kind is not None,
             at_leisure=settings.witness is not None,  # a run checks all names before it begins
         )
+        if self._sink.waits:
+            keep_heap()  # the sink copies parts, and frees them when they are sent
         self._crcs = StoreDigest() if self._with_index and kind is None else None
         self._through = _Through(self._sink, digest, self._crcs)
         try:
