@@ -21,15 +21,19 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader import mix
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.batches import Misfit, Rule, planned
+from wdscli.loader.order.grid import grid_of
 from wdscli.ops.index import index
 from wdscli.shards import ShardWriter
 
 LONGEST = "40"
 """Values are from 1 to 40."""
 COUNTS = (13, 0, 1, 30, 7, 19, 2, 25, 4, 60, 33)
+CELLS = {((0, 20), (0, 4)): 7, ((0, 20), (4, 8)): 3, ((20, 41), (0, 2)): 2, ((20, 41), (2, 8)): 5}
 KINDS = [
     "buckets",
     "ranges",
+    "grid",
+    "cells",
     "budget",
     "budget within",
     "packs",
@@ -56,6 +60,13 @@ def planned_dataset(kind: str, window: int = 64, **how: Any) -> Any:
         if kind == "ranges":
             sizes = {(0, 20): 7, (20, 33): 3, (33, 41): 2}
             return data.batched(bucket=LONGEST, buckets=sizes, window=window, collation_fn=None, **more)
+        if kind == "grid":
+            how_bucketed: dict[str, Any] = {"bucket": [LONGEST, "7"], "buckets": [[8, 20], [3, 5, 6]]}
+            return data.batched(6, **how_bucketed, window=window, collation_fn=None, **more)
+        if kind == "cells":
+            return data.batched(
+                bucket=[LONGEST, "7"], buckets=CELLS, window=window, collation_fn=None, **more
+            )
         if "budget" in kind:
             limits: dict[str, Any] = {"budget": 100, "length": LONGEST, "max_samples": 9}
             if kind == "budget within":
@@ -74,6 +85,12 @@ def planned_dataset(kind: str, window: int = 64, **how: Any) -> Any:
 
 def check_batch(kind: str, batch: list[int]) -> None:
     values = [value_of(number, LONGEST) for number in batch]
+    if kind in ("grid", "cells"):
+        [(first, second)] = {cell_of(kind, number) for number in batch}
+        assert len(batch) <= (
+            6 if kind == "grid" else {(0, 0): 7, (0, 1): 3, (1, 0): 2, (1, 1): 5}[first, second]
+        )
+        return
     if kind in ("buckets", "ranges"):
         edges = EDGES if kind == "buckets" else [20, 33]
         [bucket] = {sum(value >= edge for edge in edges) for value in values}
@@ -88,6 +105,14 @@ def check_batch(kind: str, batch: list[int]) -> None:
         assert sum(value_of(number, "7") for number in batch) <= 15
     if kind.startswith("packs") and kind.endswith("within"):
         assert sum(value_of(number, "3") for number in batch) <= 12
+
+
+def cell_of(kind: str, number: int) -> tuple[int, int]:
+    """The bucket of a sample by two numbers."""
+    first, second = value_of(number, LONGEST), value_of(number, "7")
+    if kind == "grid":
+        return (first >= 8) + (first >= 20), (second >= 3) + (second >= 5) + (second >= 6)
+    return int(first >= 20), int(second >= (2 if first >= 20 else 4))
 
 
 def list_of_batches(ranks: list[list[list[int]]]) -> list[list[int]]:
@@ -316,6 +341,63 @@ def test_buckets_as_the_oracle_fills_them(seed: int) -> None:
     found = planned(values, rule, seed)
     batches = [rows.tolist() for rows in numpy.split(found.rows, found.ends[:-1])]
     assert sorted(batches) == sorted(oracle_of_buckets(values.tolist(), [0.6, 0.8, 1.25, 1.6], 64))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_buckets_of_two_numbers_as_the_oracle_fills_them(seed: int) -> None:
+    draw = numpy.random.default_rng(seed)
+    values = numpy.array([draw.lognormal(2, 1, 3000), draw.integers(0, 120, 3000)])
+    grid = grid_of([[5, 10, 20], [50, 100]], 2, 16)
+    rule = Rule(
+        "bucket", "x", edges=grid.edges[0], sizes=grid.sizes, more_values=("y",), more_edges=grid.edges[1:]
+    )
+    plan = planned(values, rule, seed)
+    batches = [rows.tolist() for rows in numpy.split(plan.rows, plan.ends[:-1])]
+    cells = [sum(x >= e for e in (5, 10, 20)) * 3 + sum(y >= e for e in (50, 100)) for x, y in values.T]
+    assert sorted(batches) == sorted(oracle_of_buckets(cells, list(range(1, 12)), 16))
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_ranks_have_the_same_cell_at_each_step(monkeypatch: pytest.MonkeyPatch, world: int) -> None:
+    make = planned_dataset("grid", 200, same_bucket=True)
+    ranks = [World(monkeypatch, world, 2).of_rank(make, rank) for rank in range(world)]
+    for step in zip(*ranks):
+        assert len({cell_of("grid", number) for batch in step for number in batch}) == 1
+    assert {number for batches in ranks for batch in batches for number in batch} == set(everything(COUNTS))
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        [1, 2],
+        [[1, 2]],
+        [[1, 2], [3], [4]],
+        [[2, 1], [3]],
+        [[1], ["a"]],
+        {(0, 5): 4},
+        {((0, 5), (3, 3)): 4},
+        {((0, 5), (0, 3)): 0},
+        {((0, 5), (0, 3)): 4, ((4, 6), (2, 9)): 4},
+        {((0, 5), "03"): 4},
+    ],
+)
+def test_buckets_of_two_numbers_that_are_none(buckets: Any) -> None:
+    with pytest.raises(UsageError):
+        PositionDataset(Numbers()).batched(bucket=["1", "2"], buckets=buckets)
+    with pytest.raises(UsageError):
+        PositionDataset(Numbers()).batched(bucket=["1", 2], buckets=[[1], [2]])
+
+
+def test_a_sample_outside_all_cells_is_named_and_the_state_needs_the_same_cells() -> None:
+    data = PositionDataset(Numbers(COUNTS, seed=5))
+    few = {ranges: size for ranges, size in CELLS.items() if ranges[0] == (0, 20)}
+    with pytest.raises(DataError, match=r"40 = \d+, 7 = \d is in no bucket"):
+        list(data.batched(bucket=[LONGEST, "7"], buckets=few))
+    state = data.batched(bucket=[LONGEST, "7"], buckets=CELLS).state_dict()
+    with pytest.raises(UsageError, match="another batches"):
+        data.batched(bucket=[LONGEST, "7"], buckets={**CELLS, ((20, 41), (2, 8)): 6}).load_state_dict(state)
+    with pytest.raises(UsageError, match="another batches"):
+        data.batched(bucket=[LONGEST, "6"], buckets=CELLS).load_state_dict(state)
 
 
 @pytest.mark.parametrize("same", [False, 2])

@@ -30,13 +30,13 @@ batch keep the order of the epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import F64, I64, Mask, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
+from wdscli.loader.order.grid import bucket_of_rows, grid_of, numbers_in, rising_edges
 from wdscli.loader.order.order import Permutation, rising
 from wdscli.loader.order.packs import ends_within, in_packs, in_runs, in_sequence
 
@@ -64,7 +64,8 @@ class Rule(NamedTuple):
     ``size`` is the budget, or the length of a pack. ``edges`` are the values between the buckets, and ``sizes`` has the
     batch size of each bucket, or 0 for a range of values outside all buckets. ``most`` is the largest number of samples
     in a batch, or 0 for no limit. ``together`` is the number of batches in a group, or -1 for the number of ranks.
-    ``also`` has other expressions, each with its largest sum in a batch.
+    ``also`` has other expressions, each with its largest sum in a batch. Buckets by several numbers have other
+    expressions in ``more_values``, their edges in ``more_edges``, and the bucket of each cell of the grid.
     """
 
     kind: Literal["bucket", "budget", "packed"]
@@ -79,11 +80,14 @@ class Rule(NamedTuple):
     window: int = WINDOW
     in_sequence: bool = False
     also: tuple[tuple[str, float], ...] = ()
+    more_values: tuple[str, ...] = ()
+    more_edges: tuple[tuple[float, ...], ...] = ()
+    bucket_of_cell: tuple[int, ...] = ()
 
     @property
     def expressions(self) -> tuple[str | Mapping[str, str], ...]:
         """The expressions of the columns of values."""
-        return self.value, *(expression for expression, _ in self.also)
+        return self.value, *self.more_values, *(expression for expression, _ in self.also)
 
     @property
     def limits(self) -> list[float]:
@@ -94,7 +98,8 @@ class Rule(NamedTuple):
     def name(self) -> str:
         """The text for this stage in the repr() of a dataset."""
         if self.kind == "bucket":
-            return f"batched(bucket={self.value!r})"
+            bucket = [self.value, *self.more_values] if self.more_values else self.value
+            return f"batched(bucket={bucket!r})"
         return f"packed({self.size})" if self.kind == "packed" else f"batched(budget={self.size})"
 
     def identity(self) -> list[Any]:
@@ -103,6 +108,9 @@ class Rule(NamedTuple):
         edges_and_sizes = list(self.edges), list(self.sizes)
         limits = self.most, self.together, self.partial, self.too_long, self.window
         more: list[Any] = ["in sequence"] if self.in_sequence else []
+        if self.more_values:
+            edges = [list(of_number) for of_number in self.more_edges]
+            more += [[*self.more_values], edges, list(self.bucket_of_cell)]
         more += [list(expression_and_limit) for expression_and_limit in self.also]
         return [self.kind, value, self.size, *edges_and_sizes, *limits, *more]
 
@@ -120,10 +128,9 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
             hint=f"leave out the batch size {size}",
         )
     if bucket is not None and buckets and by_budget == NO_BUDGET:
-        want_expression("batched: bucket", bucket)
-        edges, sizes = _edges(buckets, size)
+        rule = _rule_of_buckets(bucket, buckets, size)
         together = _together("batched: same_bucket", same_bucket)
-        return Rule("bucket", bucket, 0, edges, sizes, 0, together, partial, window=window)
+        return rule._replace(together=together, partial=partial, window=window)
     if budget is not None and length is not None and by_bucket == NO_BUCKET:
         if not isinstance(budget, (int, float)) or not budget > 0:
             raise UsageError(f"batched(budget={budget!r}) is not a number above 0")
@@ -145,6 +152,21 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
         "batched() takes either bucket= with buckets=, or budget= with length=",
         hint='batched(64, bucket="json.width / json.height", buckets=[0.8, 1.25])',
     )
+
+
+def _rule_of_buckets(bucket: Any, buckets: Any, size: int) -> Rule:
+    """Return the rule for buckets by one expression, or by a list of several. Raises UsageError."""
+    if isinstance(bucket, (list, tuple)) and len(bucket) > 1:
+        for expression in bucket:
+            want_expression("batched: bucket", expression)
+        grid = grid_of(buckets, len(bucket), size)
+        rule = Rule("bucket", bucket[0], 0, grid.edges[0], grid.sizes)
+        return rule._replace(
+            more_values=tuple(bucket[1:]), more_edges=grid.edges[1:], bucket_of_cell=grid.buckets
+        )
+    want_expression("batched: bucket", bucket)
+    edges, sizes = _edges(buckets, size)
+    return Rule("bucket", bucket, 0, edges, sizes)
 
 
 def rule_of_packs(rule: Rule, limits: Any, order: Any, balance: Any) -> Rule:
@@ -200,28 +222,15 @@ def want_expression(name: str, expression: Any) -> None:
         )
 
 
-def _numbers(buckets: Any, values: Any) -> tuple[float, ...]:
-    """Return the edges as numbers. Raises UsageError."""
-    try:
-        return tuple(map(float, [None] if isinstance(values, str) else values))
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"batched: buckets={buckets!r} has no numbers as edges",
-            hint="buckets=[0.8, 1.25] or buckets={(0, 256): 128, (256, 512): 64}",
-        ) from None
-
-
 def _edges(buckets: Any, size: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Return the edges between buckets and the batch sizes of the ranges between them. The sizes include the ranges
     before the first edge and after the last edge."""
     if not isinstance(buckets, Mapping):
-        edges = _numbers(buckets, buckets)
-        if any(first >= second for first, second in pairwise(edges)):
-            raise UsageError(f"buckets={list(buckets)}: the edges must increase", hint="buckets=[0.8, 1.25]")
+        edges = rising_edges(buckets, buckets)
         return edges, (size,) * (len(edges) + 1)
     bounds: list[float] = []
     sizes = [0]
-    ranges = [(_numbers(buckets, edges), of_range) for edges, of_range in buckets.items()]
+    ranges = [(numbers_in(buckets, edges), of_range) for edges, of_range in buckets.items()]
     for edges, of_range in sorted(ranges, key=itemgetter(0)):
         shown = f"({', '.join(f'{edge:g}' for edge in edges)})"
         if len(edges) != 2 or edges[0] >= edges[1] or (bounds and edges[0] < bounds[-1]):
@@ -258,7 +267,7 @@ def planned(values: F64, rule: Rule, of_window: int, skips: bool = False) -> Pla
     ``rule.expressions``, or is one such row. With ``skips``, samples that fit into no batch are left out. Raises
     Misfit."""
     kind, columns = KINDS[rule.kind], numpy.atleast_2d(values)
-    fits, is_too_large = kind.fits(columns[0], rule), columns[0] > rule.size
+    fits, is_too_large = kind.fits(columns, rule), columns[0] > rule.size
     for amounts, (_, limit) in zip(columns[1:], rule.also):
         fits &= (amounts >= 0) & (amounts <= limit)
         is_too_large |= amounts > limit
@@ -281,7 +290,7 @@ def planned(values: F64, rule: Rule, of_window: int, skips: bool = False) -> Pla
     counts = numpy.bincount(places, minlength=count)
     ends = counts.cumsum()
     rows = rows[order]
-    load = kind.load(lengths[rows], ends - counts, counts, rule)
+    load = kind.load([column[rows] for column in (lengths, *columns[1:])], ends - counts, counts, rule)
     lost: F64 = (values - lengths)[rows] if lengths is not values else numpy.zeros(len(rows))
     shortened = _sums((lost > 0).astype(float), ends - counts), _sums(lost, ends - counts)
     return Planned(rows, ends, *load, *shortened, (~fits).nonzero()[0])
@@ -303,6 +312,8 @@ def _misfit(values: F64, rule: Rule) -> str:
     """Return why no batch has room for a sample, as a text for an error."""
     expression, value, limit = _misfitting(values, rule)
     what = expression if numpy.isnan(value) else f"{expression} = {value:g}"
+    if rule.more_values and not numpy.isnan(value):
+        what = ", ".join(f"{part} = {number:g}" for part, number in zip(rule.expressions, values))
     if numpy.isnan(value) or rule.kind == "bucket" or value < 0:
         return f"{what} is {reason_of_misfit(values, rule).rpartition(': ')[2]}"
     if expression is not rule.value:
@@ -316,8 +327,11 @@ def _misfit(values: F64, rule: Rule) -> str:
 def _misfitting(values: F64, rule: Rule) -> tuple[Any, float, float]:
     """Return the first expression of a sample that fits into no batch, with its value and limit."""
     for value, (expression, limit) in zip(values[1:], rule.also):
-        if KINDS[rule.kind].fits(values[:1], rule)[0] and not 0 <= value <= limit:
+        if KINDS[rule.kind].fits(values[:, None], rule)[0] and not 0 <= value <= limit:
             return expression, float(value), limit
+    for expression, value in zip(rule.more_values, values[1:]):
+        if numpy.isnan(value):
+            return expression, float(value), rule.size
     return rule.value, float(values[0]), rule.size
 
 
@@ -352,14 +366,14 @@ class Load(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The functions of a kind of batches. ``fits(values, rule)`` says which values fit into a batch. ``grouped(columns,
-    rule)`` groups samples that all fit. ``load(lengths, firsts, counts, rule)`` says how full the batches are, and
-    ``work(lengths, firsts)`` how much work they are, in any unit; without it, groups of batches are not balanced. Batch
-    i has the ``counts[i]`` lengths from index ``firsts[i]`` on."""
+    """The functions of a kind of batches. ``fits(columns, rule)`` says which samples fit into a batch.
+    ``grouped(columns, rule)`` groups samples that all fit. ``load(columns, firsts, counts, rule)`` says how full the
+    batches are, and ``work(lengths, firsts)`` how much work they are, in any unit; without it, groups of batches are
+    not balanced. Batch i has the ``counts[i]`` lengths from index ``firsts[i]`` on."""
 
     fits: Callable[[F64, Rule], Mask]
     grouped: Callable[[Sequence[F64], Rule], Grouping]
-    load: Callable[[F64, I64, I64, Rule], Load]
+    load: Callable[[Sequence[F64], I64, I64, Rule], Load]
     work: Callable[[F64, I64], F64] | None = None
 
 
@@ -434,19 +448,24 @@ def _longest(lengths: F64, firsts: I64) -> F64:
     return numpy.maximum.reduceat(lengths, firsts) if len(firsts) else lengths[:0]
 
 
-def _fits_bucket(values: F64, rule: Rule) -> Mask:
-    of_row = numpy.searchsorted(rule.edges, values, "right")
-    return ~numpy.isnan(values) & (numpy.array(rule.sizes)[of_row] > 0)
+def _buckets_of(columns: Sequence[F64], rule: Rule) -> I64:
+    """Return the bucket of each sample."""
+    return bucket_of_rows(columns, [rule.edges, *rule.more_edges], rule.bucket_of_cell)
 
 
-def _fits_size(values: F64, rule: Rule) -> Mask:
+def _fits_bucket(columns: F64, rule: Rule) -> Mask:
+    is_missing = numpy.isnan(columns).any(axis=0)
+    return ~is_missing & (numpy.array(rule.sizes)[_buckets_of(columns, rule)] > 0)
+
+
+def _fits_size(columns: F64, rule: Rule) -> Mask:
+    values = columns[0]
     return (values >= 0) & ((values <= rule.size) | (rule.too_long == "truncate"))
 
 
 def _by_bucket(columns: Sequence[F64], rule: Rule) -> Grouping:
     """Group samples by bucket."""
-    [values] = columns
-    of_row = numpy.searchsorted(rule.edges, values, "right")
+    of_row = _buckets_of(columns, rule)
     order = rising(of_row)
     ends = numpy.bincount(of_row, minlength=len(rule.sizes)).cumsum().tolist()
     rows, numbers, batches = [order[:0]], [order[:0]], 0
@@ -460,10 +479,10 @@ def _by_bucket(columns: Sequence[F64], rule: Rule) -> Grouping:
     return Grouping(numpy.concatenate(rows), numpy.concatenate(numbers))
 
 
-def _load_of_buckets(values: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
+def _load_of_buckets(columns: Sequence[F64], firsts: I64, counts: I64, rule: Rule) -> Load:
     """Count samples: a bucket has room for a number of samples."""
     sizes = numpy.array(rule.sizes, dtype=float)
-    room = sizes[numpy.searchsorted(rule.edges, values[firsts], "right")]
+    room = sizes[_buckets_of([column[firsts] for column in columns], rule)]
     return Load(counts.astype(float), counts.astype(float), room)
 
 
@@ -502,7 +521,8 @@ def _by_budget(columns: Sequence[F64], rule: Rule) -> Grouping:
     return Grouping(numpy.arange(len(values), dtype=numpy.int64), numbers)
 
 
-def _load_of_budgets(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
+def _load_of_budgets(columns: Sequence[F64], firsts: I64, counts: I64, rule: Rule) -> Load:
+    lengths = columns[0]
     return Load(
         _sums(lengths, firsts), counts * _longest(lengths, firsts), numpy.full(len(firsts), float(rule.size))
     )
@@ -515,8 +535,8 @@ def _packed(columns: Sequence[F64], rule: Rule) -> Grouping:
     return Grouping(numpy.arange(len(lengths), dtype=numpy.int64), numbers)
 
 
-def _load_of_packs(lengths: F64, firsts: I64, counts: I64, rule: Rule) -> Load:
-    used = _sums(lengths, firsts)
+def _load_of_packs(columns: Sequence[F64], firsts: I64, counts: I64, rule: Rule) -> Load:
+    used = _sums(columns[0], firsts)
     return Load(used, used, numpy.full(len(firsts), float(rule.size)))
 
 

@@ -340,8 +340,8 @@ class Fluent(PerSample[Item]):
         collation_fn: Function | None = default_collation,
         partial: bool = True,
         *,
-        bucket: str | Mapping[str, str] | None = None,
-        buckets: Sequence[float] | Mapping[tuple[float, float], int] = (),
+        bucket: str | Mapping[str, str] | Sequence[str] | None = None,
+        buckets: Sequence[Any] | Mapping[Any, int] = (),
         same_bucket: bool | int = False,
         budget: float | None = None,
         length: str | Mapping[str, str] | None = None,
@@ -355,12 +355,12 @@ class Fluent(PerSample[Item]):
 
         The loader can also plan batches by a value of each sample; see wdscli-loader(7). With ``bucket="json.width /
         json.height", buckets=[0.8, 1.25]``, the values of all samples in a batch are between the same two edges.
-        ``buckets={(0, 256): 128, (256, 512): 64}`` also sets the batch size of each bucket. With ``same_bucket=True``
-        all ranks have the same bucket in each step. With ``same_bucket=8``, the batches are the same for 1, 2, 4 and 8
-        ranks, and all ranks have the same bucket in each step. With ``budget=16384, length="json.tokens",
-        max_samples=256`` the number of samples times the largest length is at most the budget; ``balance=True`` gives
-        the ranks about equal lengths in each step; ``also={"json.images": 18}`` limits other sums. ``window`` is the
-        number of samples that are planned together."""
+        ``buckets={(0, 256): 128, (256, 512): 64}`` also sets the batch size of each bucket. A list of two expressions
+        needs edges for both. With ``same_bucket=True`` all ranks have the same bucket in each step, with
+        ``same_bucket=8`` the batches are also the same for 1, 2, 4 and 8 ranks. With ``budget=16384,
+        length="json.tokens", max_samples=256`` the number of samples times the largest length is at most the budget;
+        ``balance=True`` gives the ranks about equal lengths in each step; ``also={"json.images": 18}`` limits other
+        sums. ``window`` is the number of samples that are planned together."""
         batchsize = want_whole("batched: batchsize", batchsize, 1)
         groups = (bucket, buckets, same_bucket), (budget, length, max_samples, balance, also)
         rule = rule_of_batches(batchsize, partial, window, *groups)
