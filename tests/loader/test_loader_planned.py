@@ -997,6 +997,24 @@ def test_a_key_that_the_table_lacks_is_an_error(
         wds.WebDataset(tokens, values=str(Path(table).with_name("none.csv"))).packed(200, "tokens")
 
 
+def test_a_table_needs_a_column_for_each_sum(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    rows = {f"n{number:03d}": value_of(number, "30") for number in range(120)}
+    folder = tmp_path_factory.mktemp("tables")
+    table = write_table(folder / "lengths.csv", rows)
+    with pytest.warns(UserWarning, match="gives the same numbers for json.tokens and json.images"):
+        wds.WebDataset(tokens, values=table).packed(64, "json.tokens", also={"json.images": 70})
+    both = folder / "both.csv"
+    both.write_text("key,tokens,images\n" + "".join(f"{key},{n},{n % 3}\n" for key, n in rows.items()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = wds.WebDataset(tokens, values=str(both)).packed(
+            64, "tokens", also={"images": 3}, collation_fn=list
+        )
+        packs = [[rows[sample["__key__"]] for sample in pack] for pack in data]
+    assert sum(map(len, packs)) == 120
+    assert all(sum(pack) <= 64 and sum(n % 3 for n in pack) <= 3 for pack in packs)
+
+
 def test_each_set_of_a_mix_has_its_own_table(tokens: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("tables")
     keys = [f"n{number:03d}" for number in range(120)]

@@ -293,7 +293,15 @@ class Catalog:
         if name in self._read_values or first is None or name in self.index(first).numbers:
             return
         whole = self._values_of(range(len(self.addresses)), name, table)
-        numbers_by_shard = self._read_values[name] = numpy.split(whole, numpy.cumsum(self._held)[:-1])
+        numbers_by_shard = numpy.split(whole, numpy.cumsum(self._held)[:-1])
+        for other, numbers in self._read_values.items() if table else ():
+            if all(map(numpy.array_equal, numbers, numbers_by_shard)):
+                warn(
+                    f"{shown(table or '')} gives the same numbers for {other} and {name};\n"
+                    "a table with one column of numbers gives it to every expression: add a column for each",
+                    stacklevel=2,
+                )
+        self._read_values[name] = numbers_by_shard
         for shard, numbers in enumerate(numbers_by_shard if table and numpy.isnan(whole).any() else ()):
             places, missing = self.kept(shard), numpy.isnan(numbers)
             lacking = missing.nonzero()[0] if places is None else places[missing[places]]
