@@ -180,9 +180,12 @@ def test_the_core_reads_local_files_also_if_they_are_many_or_closed(
     monkeypatch.setattr(Source, "scatter", None)
     with Sources(lambda number: open_source(f"{tmp_path}/{number}")) as files:
         buffer = memoryview(bytearray(60))
-        read(files, laid_out(ranges), buffer)
-        assert bytes(buffer) == b"".join(DATA[file * 1000 + begin :][:3] for file, begin, _ in ranges)
-        assert len(files.opened) <= 2
+        for last in range(5):
+            read(files, laid_out(ranges), buffer)
+            assert bytes(buffer) == b"".join(DATA[file * 1000 + begin :][:3] for file, begin, _ in ranges)
+            assert len(files.opened) <= 2
+            # Whichever file is the oldest open one, none is closed between opening and reading.
+            read(files, laid_out([(last, 0, 3)]), buffer)
 
 
 @pytest.mark.parametrize("has_core", [True, False])

@@ -33,7 +33,7 @@ from weakref import WeakSet
 from wdscli.arrays import I64, U64, distinct, edges, numpy, runs
 from wdscli.errors import WdsError
 from wdscli.storage.ends import LARGE_BYTES, EndsEarly, ReceivedBytes, Source
-from wdscli.storage.local import HeldSource, is_cold, may_open, will_need
+from wdscli.storage.local import HeldSource, is_cold, may_open, most_descriptors, will_need
 from wdscli.tar import core
 from wdscli.threads import holding
 
@@ -44,7 +44,7 @@ READ_AHEAD_BYTES = 64 << 20
 FILL_BYTES = 8 * LARGE_BYTES
 """The size limit of a request by :func:`fill_all`."""
 FILLS_AT_ONCE = 8
-MOST_LOCAL = 64
+MOST_LOCAL = 256
 """The most local files that are open at once, because each needs a descriptor."""
 MOST_REMOTE = 1 << 12
 LONG_RANGE_BYTES = REQUEST_BYTES
@@ -436,7 +436,10 @@ class Sources:
         """Open local files, so that one call can read them. A file that cannot be opened stays closed."""
         with suppress(WdsError):
             for number in map(int, numbers):
-                if number not in self._remote:
+                if number in self.opened:
+                    # Opening the next file must not close this file.
+                    self.opened[number] = self.opened.pop(number)
+                elif number not in self._remote:
                     self[number]
 
     def is_remote(self, number: int) -> bool:
@@ -520,11 +523,13 @@ def read(sources: Sources, ranges: Ranges, buffer: memoryview) -> None:
     """Read all ranges into the buffer. Raises InputError, DataError, and EndsEarly with the row of a range that its
     file does not have as a whole."""
     numbers = distinct(ranges.files) if core.CORE is not None else ()
-    if len(numbers) <= MOST_LOCAL:
+    # All pools of a process share its descriptors, so one call uses a part of them.
+    most = max(1, min(MOST_LOCAL, int(min(most_descriptors(), END) // 8)))
+    if len(numbers) <= most:
         _read_together(sources, ranges, numbers, buffer)
         return
-    for first in range(0, len(numbers), MOST_LOCAL):
-        group = numbers[first : first + MOST_LOCAL]
+    for first in range(0, len(numbers), most):
+        group = numbers[first : first + most]
         rows = numpy.flatnonzero((ranges.files >= group[0]) & (ranges.files <= group[-1]))
         try:
             _read_together(sources, ranges.take(rows), group, buffer)
