@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
@@ -28,7 +28,7 @@ ReadSet: TypeAlias = "Callable[[str, Value | None], Iterator[bytes]]"
 _MAGIC = frozenset("*?[")
 _SHOWN = 3
 _COLUMN = re.compile(r"\s*([\w.-]+)\s*=(?!=)(.*)", re.DOTALL)
-_SET = re.compile(r"\.tar(\.\w+)?$|manifest\.json$|[*{]|/$|::")
+_SET = re.compile(r"\.tar(\.(gz|bz2|xz|zst|lz4))?$|manifest\.json$|[*{]|::")
 
 
 def column_and_value(text: str, option: str = "--on") -> tuple[str, Value]:
@@ -50,29 +50,18 @@ def is_set(address: str) -> bool:
     """Return whether an address names shards, and not a list of keys."""
     if is_stream(address):
         return False
-    return bool(_SET.search(base_name(address))) or address.endswith("/") or _is_folder(address)
+    is_folder = address.endswith("/") or (is_local(address) and os.path.isdir(local_path(address)))
+    return is_folder or _SET.search(base_name(address)) is not None
 
 
-def _is_folder(address: str) -> bool:
-    return is_local(address) and os.path.isdir(local_path(address))
-
-
-class ValueList:
-    """The values of some files. Values may be hashes; ``--near`` limits the bits that differ."""
-
-    def __init__(self, values: Iterable[bytes], near: int | None = None) -> None:
-        self._near = None if near is None else NearHashes(near)
-        self._exact = frozenset(values) if near is None else frozenset()
-        if self._near is not None:
-            for value in values:
-                self._near.add(hash_of(value, "--on"))
-
-    def __contains__(self, value: bytes) -> bool:
-        return (
-            value in self._exact
-            if self._near is None
-            else self._near.find(hash_of(value, "--on")) is not None
-        )
+def _value_list(values: Iterable[bytes], near: int | None) -> Container[bytes]:
+    """Return the values of some files: hashes with ``--near``."""
+    if near is None:
+        return frozenset(values)
+    hashes = NearHashes(near)
+    for value in values:
+        hashes.add(hash_of(value, "--on"))
+    return hashes
 
 
 class KeySelection(NamedTuple):
@@ -182,8 +171,8 @@ class ListedValues(NamedTuple):
     are the addresses of the lists."""
 
     value: Value
-    keep: ValueList | None
-    leave_out: ValueList | None
+    keep: Container[bytes] | None
+    leave_out: Container[bytes] | None
     files: tuple[str, ...] = ()
 
     @classmethod
@@ -205,7 +194,7 @@ class ListedValues(NamedTuple):
         if near is not None:
             checked_bits(near)
         keep, leave_out = [
-            ValueList(listed_values(sources, value, read_set, column), near) if sources else None
+            _value_list(listed_values(sources, value, read_set, column), near) if sources else None
             for sources in both
         ]
         return cls(value, keep, leave_out, both[0] + both[1])
@@ -214,13 +203,11 @@ class ListedValues(NamedTuple):
         """Return the reason to drop a sample, or None. A sample without a value is in no list. Raises DataError
         ``undecodable``."""
         value = self.value.of(sample)
-        if self.keep is not None and (value is None or value not in self.keep):
+        if value is None:
+            return None if self.keep is None else "keys"
+        if self.keep is not None and value not in self.keep:
             return "keys"
-        return (
-            "not-keys"
-            if self.leave_out is not None and value is not None and value in self.leave_out
-            else None
-        )
+        return "not-keys" if self.leave_out is not None and value in self.leave_out else None
 
 
 def sources_of(

@@ -32,6 +32,10 @@ class NearHashes:
         self._hashes = array("Q")
         self._bands: list[dict[int, array[int]]] = [{} for _ in _SHIFTS]
 
+    def __contains__(self, value: object) -> bool:
+        """Return whether a value is similar to a hash. Raises UsageError for a value that is no hash."""
+        return isinstance(value, bytes) and self.find(hash_of(value, "--on")) is not None
+
     def find(self, number: int) -> int | None:
         """Return the place of the first hash that is similar to a hash, or None."""
         near = [
