@@ -19,7 +19,7 @@ from typing import Any
 
 from wdscli.arrays import Backing, Piece
 from wdscli.model import to_text
-from wdscli.samples import new_batch, split_name
+from wdscli.samples import SampleBatch, new_batch, split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.reading import ExpectedMember
 from wdscli.storage import Source
@@ -223,21 +223,9 @@ class MemberReader:
             return
         part = batch.part(row, end)
         fields = list(dict.fromkeys(part.fields))
-        codes = {field: code for code, field in enumerate(fields)}
-        table = (
-            source.name,
-            b"".join(part.keys),
-            fields,
-            array("q", accumulate(map(len, part.keys))),
-            array("q", map(part.starts.__getitem__, part.firsts[:-1])),
-            array("q", part.firsts[1:]),
-            array("q", part.offsets),
-            array("q", part.sizes),
-            array("I", map(codes.__getitem__, part.fields)),
-        )
         names = [to_text(field) if field in self._requested_fields else None for field in fields]
         payloads: list[Any] = [None] * len(part.fields)
-        core.CORE.read(table, names, None, *where, None, payloads)
+        core.CORE.read(_core_table(source.name, part, fields), names, None, *where, None, payloads)
         self._kept = {offset: data for offset, data in zip(part.offsets, payloads) if data is not None}
 
     def _row(self, member: int) -> int:
@@ -245,3 +233,19 @@ class MemberReader:
 
     def _members(self, row: int) -> range:
         return range(self.batch.firsts[row], self.batch.firsts[row + 1])
+
+
+def _core_table(name: str, batch: SampleBatch, fields: list[bytes]) -> tuple[Any, ...]:
+    """Return the columns of a batch of the shard ``name``, for the compiled core."""
+    codes = {field: code for code, field in enumerate(fields)}
+    return (
+        name,
+        b"".join(batch.keys),
+        fields,
+        array("q", accumulate(map(len, batch.keys))),
+        array("q", map(batch.starts.__getitem__, batch.firsts[:-1])),
+        array("q", batch.firsts[1:]),
+        array("q", batch.offsets),
+        array("q", batch.sizes),
+        array("I", map(codes.__getitem__, batch.fields)),
+    )
