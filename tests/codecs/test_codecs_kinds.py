@@ -106,12 +106,13 @@ def test_a_row_is_all_that_a_name_of_a_known_format_needs() -> None:
             "from wdscli.codecs.values import basichandlers\n"
             "from wdscli.codecs.values import encode_field\n"
             "from wdscli.look.unpack import text_form\n"
-            "from wdscli.report.looking import field_type, make_card\n"
+            "from wdscli.report.looking import DrawnSample, field_type, make_card\n"
             "from wdscli.report.looking import CAPTIONS\n"
             "from wdscli.verify.profiles import _is_raw_for_hf\n"
             'assert AV_SOUND["oga"] == "ogg" and MEDIA["audio"].find("oga") is not None\n'
             'assert field_type("oga") == "audio" and not _is_raw_for_hf(b"oga")\n'
-            'part, = make_card(b"k", 0, [("oga", 4, b"OggS")], [], [], 100, "a.tar").parts\n'
+            'drawn = DrawnSample(0, "a.tar", 0, b"k", ())\n'
+            'part, = make_card(drawn, [("oga", 4, b"OggS")], [], [], 100, "a.tar").parts\n'
             'assert part.uri.startswith("data:audio/ogg;base64,")\n'
             'assert basichandlers.find("note")(b"a") == "a" and encode_field("a", "note") == b"a"\n'
             'assert cell_payload("a", "x", "note") == b"a"\n'

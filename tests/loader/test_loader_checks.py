@@ -189,6 +189,7 @@ def test_insides_are_no_public_names(url: str) -> None:
     """Whoever completes ``data.`` sees stages, arguments and what the manual pages name."""
     ours = {"associate", "epoch", "info", "is_stream", "load_state_dict", "packed", "rename", "set_epoch"}
     ours |= {"find", "keys", "source", "state_dict", "stats", "tail"}
+    ours |= {"is_exact", "seek", "skip", "why_not_exact"}
     theirs = """
     append batched close compose decode extract_keys iterator iterator1 listed lmdb_cached log_keys map map_dict
     map_tuple mcached nsamples pipeline rename_keys repeat repetitions rsample select shuffle slice to_tuple unbatched

@@ -35,7 +35,8 @@ def folder(tmp_path: Path) -> str:
     [
         lambda: numbers(),
         lambda: numbers().batched(4),
-        lambda: numbers().select(bool).batched(4).slice(3),
+        lambda: numbers().select(bool).batched(4),
+        lambda: numbers().batched(4).slice(3),
         lambda: numbers().shuffle(10).packed(90, "40"),
         lambda: numbers().batched(4).with_epoch(batches=3),
         lambda: numbers().batched(4).repeat(),
@@ -62,6 +63,7 @@ def test_each_reason(folder: str) -> None:
         (data(nodesplitter=own_splitter), "streamed"),
         (data().compose(iter), "generator"),
         (numbers().shuffle(10, rng=1), "generator"),
+        (numbers().select(bool).batched(4).slice(3), "generator"),
         (data(resampled=True, nodesplitter=None, workersplitter=None), "own order"),
         (data(nodesplitter=None), "nodesplitter=None"),
         (data(workersplitter=None), "workersplitter=None"),

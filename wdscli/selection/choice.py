@@ -217,7 +217,7 @@ class Selection(NamedTuple):
             state.kept += len(batch.keys)
             state.count(batch, len(batch.keys))
             return list(range(len(batch.keys)))
-        if self.field_rule is not None or self.payload_fields:
+        if not (self.field_rule is self.where is self.value_rule is None):
             state.seen_names.fields.update(batch.fields)
         if self.key_rule is not None:
             # Remember keys that are similar to the missing ones, for hints.

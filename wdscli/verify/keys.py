@@ -144,6 +144,8 @@ def _has_repeats(parts: Iterable[array[int] | bytes]) -> bool:
     """Return whether any digest occurs twice."""
     views = [memoryview(part).cast("B").cast("Q") for part in parts]
     total = sum(map(len, views))
+    if total < 2:
+        return False
     if total <= FEW_DIGESTS and "numpy" not in sys.modules:
         return len(set().union(*views)) < total
     ordered: U64 = numpy.concatenate([numpy.asarray(view) for view in views])
