@@ -217,7 +217,7 @@ class Selection(NamedTuple):
             state.kept += len(batch.keys)
             state.count(batch, len(batch.keys))
             return list(range(len(batch.keys)))
-        if not (self.field_rule is self.where is self.value_rule is None):
+        if any(rule is not None for rule in (self.field_rule, self.where, self.value_rule)):
             state.seen_names.fields.update(batch.fields)
         if self.key_rule is not None:
             # Remember keys that are similar to the missing ones, for hints.
