@@ -203,7 +203,7 @@ class TestLostWorkers:
             wait_for(lambda: (tmp_path / "begun").exists())
             time.sleep(0.3)
             os.kill(victim, signal.SIGKILL)
-            _, err = running.communicate(timeout=60)
+            _, err = running.communicate(timeout=240)
             assert running.returncode == 0, err.decode() + cluster.logs()
         left = {name: data for name, data in content(tmp_path / "dask").items() if not name.endswith(".tmp")}
         assert left == content(tmp_path / "serial")
@@ -237,7 +237,7 @@ class TestLostWorkers:
             wait_for(lambda: len(begun()) == 2)
             os.kill(first, signal.SIGTERM)
             (tmp_path / "go").touch()
-            _, err = running.communicate(timeout=60)
+            _, err = running.communicate(timeout=240)
             assert running.returncode == 0, err.decode() + cluster.logs()
         assert content(tmp_path / "serial") == content(tmp_path / "dask")
 
@@ -249,7 +249,7 @@ class TestLostWorkers:
             running = start(tmp_path, "--engine", cluster.url, "--post", "echo {} >> begun; sleep 0.2")
             wait_for(lambda: (tmp_path / "begun").exists())
             os.kill(victim, signal.SIGKILL)
-            _, err = running.communicate(timeout=60)
+            _, err = running.communicate(timeout=240)
             assert running.returncode == 0, err.decode() + cluster.logs()
         left = {name: data for name, data in content(tmp_path / "dask").items() if not name.endswith(".tmp")}
         assert left == content(tmp_path / "serial")
@@ -276,7 +276,7 @@ class TestLostScheduler:
             wait_for(lambda: (tmp_path / "begun").exists())
             cluster.scheduler.kill()
             begun = time.monotonic()
-            _, err = running.communicate(timeout=60)
+            _, err = running.communicate(timeout=240)
             assert time.monotonic() - begun < 15
         assert running.returncode == 5, err.decode()
         assert f"error: the engine {cluster.url} failed" in err.decode()
@@ -292,7 +292,7 @@ class TestLostScheduler:
             running = start(tmp_path, "--engine", cluster.url, "--post", posted)
             wait_for(lambda: done.exists() and len(done.read_text().split()) > 3)
             cluster.scheduler.kill()
-            running.communicate(timeout=60)
+            running.communicate(timeout=240)
         assert running.returncode == 5
         with dask_cluster(tmp_path / "second", 1) as cluster:
             shuffle("--engine", cluster.url, "--post", posted, "--resume", cwd=tmp_path, out="dask")
