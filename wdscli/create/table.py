@@ -268,19 +268,17 @@ class TableReader:
         """Yield each field with its value. A list of pictures or sounds fills several fields: ``0.jpg``, ``1.jpg``."""
         for field in self._fields:
             value = field.value(row)
-            is_media = find(field.text.rpartition(".")[2]).form in ("image", "audio", "video")
-            if type(value) is list and not value and (is_media or field.text.endswith(_ANY)):
-                yield field, None
-            elif (
-                type(value) is list
-                and value
-                and all(isinstance(part, bytes) or _is_media(part) for part in value)
+            if type(value) is not list or not all(
+                isinstance(part, bytes) or _is_media(part) for part in value
             ):
-                for number, part in enumerate(value):
-                    name = f"{number}.{field.text}"
-                    yield field._replace(name=to_bytes(name), text=name), part
-            else:
                 yield field, value
+                continue
+            for number, part in enumerate(value):
+                name = f"{number}.{field.text}"
+                yield field._replace(name=to_bytes(name), text=name), part
+            if not value:
+                is_media = find(field.text.rpartition(".")[2]).form in ("image", "audio", "video")
+                yield field, None if is_media or field.text.endswith(_ANY) else value
 
     def _class(self, value: Any, column: str) -> bytes | None:
         """Return the number of a class, or its :class:`ClassName`. Return None for a missing value. Raises DataError

@@ -67,8 +67,9 @@ class Request(NamedTuple):
     on_error: OnError = "stop"
     on_duplicate: OnDuplicate = "error"
     dedup: Sequence[str] = ()
+    """Leave out selected samples that repeat the key (``key``), or the payloads or values of these names."""
     near: int | None = None
-    """Leave out selected samples that repeat the key (``key``) or the payloads of these fields."""
+    """The hashes of ``dedup`` are the same if at most so many bits differ."""
     rekey: str | None = None
     jobs: int | None = None
     use_index: bool = True
