@@ -39,21 +39,15 @@ def captions(path: Path) -> dict[str, str]:
     return {name[:2]: data.decode() for name, data in dict(members_of(path)).items() if name.endswith(".txt")}
 
 
+def captioned(names: list[str], table: Path, folder: Path) -> list[object]:
+    """The words of a merge that adds captions by URL to a shard in ``folder``."""
+    words = ["--table", table, "--on", "url=json.url", "--column", "txt=caption"]
+    return [*names, *words, "-o", folder / "o.tar"]
+
+
 @pytest.mark.parametrize("how", ["inner", "left"])
 def test_like_sqlite(good: Command, names: list[str], table: Path, tmp_path: Path, how: str) -> None:
-    ran = good(
-        *names,
-        "--join",
-        how,
-        "--table",
-        table,
-        "--on",
-        "url=json.url",
-        "--column",
-        "txt=caption",
-        "-o",
-        tmp_path / "o.tar",
-    )
+    ran = good(*captioned(names, table, tmp_path), "--join", how)
     db = sqlite3.connect(":memory:")
     db.execute("create table samples (key, url)")
     db.execute("create table rows (url, caption)")
@@ -84,9 +78,7 @@ def test_hashes_only_find_candidates(
     good: Command, names: list[str], table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join_table, "hash", lambda value: 7, raising=False)
-    good(
-        *names, "--table", table, "--on", "url=json.url", "--column", "txt=caption", "-o", tmp_path / "o.tar"
-    )
+    good(*captioned(names, table, tmp_path))
     assert captions(tmp_path / "o.tar") == {"k0": "zero", "k1": "one", "k3": "zero", "k5": "one"}
 
 
@@ -141,17 +133,7 @@ def test_sets_are_joined_by_key(names: list[str], tmp_path: Path) -> None:
 
 def test_two_rows_of_one_value(names: list[str], table: Path, tmp_path: Path, good: Command) -> None:
     table.write_text("url,caption\nu0,a\nu0,b\n")
-    words = [
-        *names,
-        "--table",
-        table,
-        "--on",
-        "url=json.url",
-        "--column",
-        "txt=caption",
-        "-o",
-        tmp_path / "o.tar",
-    ]
+    words = captioned(names, table, tmp_path)
     ran = wds("merge", *words)
     assert (ran.code, 'repeated key "k0"' in ran.err) == (3, True)
     good(*words, "--on-duplicate", "skip")
@@ -160,17 +142,7 @@ def test_two_rows_of_one_value(names: list[str], table: Path, tmp_path: Path, go
 
 def test_payloads_that_cannot_be_decoded(good: Command, table: Path, tmp_path: Path) -> None:
     names = write_shards(tmp_path / "in", [[[("a.json", b"{")], [("b.json", b'{"url": "u1"}')]]])
-    words = [
-        *names,
-        "--table",
-        table,
-        "--on",
-        "url=json.url",
-        "--column",
-        "txt=caption",
-        "-o",
-        tmp_path / "o.tar",
-    ]
+    words = captioned(names, table, tmp_path)
     ran = wds("merge", *words)
     assert (ran.code, "json cannot be decoded" in ran.err) == (3, True)
     good(*words, "--on-error", "skip")

@@ -136,6 +136,6 @@ def test_payloads_of_an_index_are_read_together(
                 assert reader(row, b"txt") == expected[row]
         assert len(reads) < 40
         reads.clear()
-        # Without a request, and after a jump, only what is asked for is read.
+        # Without a request, and after a jump, only the requested payloads are read.
         assert reader(20, b"txt") == expected[20]
         assert len(reads) <= 1
