@@ -102,7 +102,7 @@ CALLERS = {
     "parse_index": "ops.index shards.proof",
     "preadv": "create.packing storage.local",
     "proven_by": "shards.proof verify.beside",
-    "read_index": "loader.read.catalog ops.adopt shards.moving shards.proof verify.beside",
+    "read_index": "loader.read.catalog shards.moving shards.proof verify.beside",
     "scan_index": "ops.index shards.proof shards.reading",
 }
 """The modules that call a piece with which a question was once answered in several places. All others call the function

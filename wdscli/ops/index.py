@@ -25,7 +25,6 @@ from wdscli.executors import (
     useful_shard_jobs,
 )
 from wdscli.model import UNKNOWN, Facts, ShardInfo, contradictions
-from wdscli.ops.adopt import index_to_adopt, refuse_other_bytes
 from wdscli.progress import QUIET, Progress
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet
@@ -44,7 +43,7 @@ from wdscli.shards.inputs import (
 )
 from wdscli.shards.locks import OutputLock, remove_receipts
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest, common_folder, name_from, set_prefix
-from wdscli.shards.proof import ProvenIndex, prove_index, scan_index
+from wdscli.shards.proof import ProvenIndex, index_to_adopt, prove_index, refuse_other_bytes, scan_index
 from wdscli.shards.reading import index_batches, new_digest, written
 from wdscli.storage import (
     Source,

@@ -19,7 +19,8 @@ the requests that compare headers.
 open source or the file system. The functions: :func:`read_index` reads the file, :func:`proven_by` judges it by the
 evidence, :func:`differing_headers` reads headers, and :func:`prove_index` does all of this for an open shard.
 :func:`open_by_index` and :attr:`StoredIndex.pinned` do not read the shard. :func:`find_index` is the short form for
-callers that warn.
+callers that warn. :func:`index_to_adopt` and :func:`refuse_other_bytes` are for ``wds index --adopt``: they raise an
+error unless a copied shard and its index belong together.
 
 A caller that reads no header itself asks for a stricter :class:`~wdscli.shards.index.Check`. A view asks the same of
 its bases. This module does not know what a caller does with an index.
@@ -359,3 +360,28 @@ def scanned_index(address: str, source: Source, form: Form = CANONICAL) -> Index
     """Make the index of a shard by a scan of its headers. Raises DataError for a damaged shard."""
     builder, ignored = scan_index(source, form)
     return builder.index(address, source.size or 0, ignored, form)
+
+
+def index_to_adopt(address: str, source: Source | None = None) -> Index:
+    """Return the index of a copied shard, with its values. If the shard is open as ``source``, compare its size and
+    some headers. Raises DataError if they differ, or if there is no index."""
+    stored = read_index(address)
+    if stored.index is None:
+        raise _not_adopted(address, stored.damage or "it has no index")
+    if source is not None and (reason := prove_index(address, source, stored=stored).reason):
+        raise _not_adopted(address, reason)
+    return stored.index
+
+
+def refuse_other_bytes(address: str, index: Index, headers: str, checksums: Mapping[str, str]) -> None:
+    """Raise DataError if the digest of a shard's headers, or the checksums of its bytes, are not those of its index.
+    The caller compares the checksum in the manifest."""
+    if index.digest != headers:
+        raise _not_adopted(address, "its headers differ from its index")
+    if agrees(index.checksums, checksums) is False:
+        raise _not_adopted(address, "its checksum differs from its index")
+
+
+def _not_adopted(address: str, reason: str) -> DataError:
+    hint = "copy the shard and its index again, or make a new index with `wds index --force`"
+    return DataError(f"not adopted: {reason}", code="changed", shard=address, hint=hint)
