@@ -9,7 +9,7 @@ import pytest
 
 from wdscli.errors import DataError, OutputError
 from wdscli.executors import local as later
-from wdscli.executors import make_executor, run_tasks
+from wdscli.executors import make_executor, run_tasks, run_together
 from wdscli.model import PendingCommit
 
 
@@ -106,5 +106,5 @@ def test_a_worker_waits_for_several_ends_at_once() -> None:
     with make_executor(2) as executor:
         list(run_tasks(executor, slow, range(2)))  # they are started
         begin = time.monotonic()
-        assert list(run_tasks(executor, slow, range(32), together=8)) == list(range(32))
+        assert list(run_together(executor, slow, range(32), 8, amount=int)) == list(range(32))
         assert time.monotonic() - begin < 16 * 0.3  # one after the other

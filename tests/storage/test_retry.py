@@ -52,7 +52,7 @@ class Store:
             raise error
 
     def get(self, begin: int, end: int, patience: Network = QUICK) -> bytes:
-        return asyncio.run(fetched(self.fetch, begin, end, patience))
+        return asyncio.run(fetched(self.fetch, begin, end, Attempts(patience)))
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -109,7 +109,7 @@ def test_silence_ends_an_attempt_but_slowness_does_not() -> None:
             await asyncio.sleep(0.03)
             keep(DATA[at : at + 100])
 
-    assert asyncio.run(fetched(slow, 0, 1000, QUICK._replace(timeout_seconds=0.2))) == DATA
+    assert asyncio.run(fetched(slow, 0, 1000, Attempts(QUICK._replace(timeout_seconds=0.2)))) == DATA
     calls = []
 
     async def silent(begin: int, end: int, keep: Keep) -> None:
@@ -117,7 +117,7 @@ def test_silence_ends_an_attempt_but_slowness_does_not() -> None:
         keep(DATA[begin : begin + 1])
         await asyncio.sleep(60)
 
-    assert asyncio.run(fetched(silent, 0, 3, QUICK._replace(timeout_seconds=0.05))) == DATA[:3]
+    assert asyncio.run(fetched(silent, 0, 3, Attempts(QUICK._replace(timeout_seconds=0.05)))) == DATA[:3]
     assert calls == [0, 1, 2]
 
 

@@ -26,6 +26,7 @@ from wdscli.executors.tasks import LostWorkerError as LostWorkerError
 from wdscli.executors.tasks import copying_worth as copying_worth
 from wdscli.executors.tasks import run_shard_tasks as run_shard_tasks
 from wdscli.executors.tasks import run_tasks as run_tasks
+from wdscli.executors.tasks import run_together as run_together
 from wdscli.executors.tasks import useful_shard_jobs as useful_shard_jobs
 from wdscli.executors.tasks import useful_together as useful_together
 from wdscli.executors.tasks import workers_of as workers_of

@@ -90,11 +90,9 @@ def run_tasks(
     window: int | None = None,
     advance: Tick | None = None,
     amount: Callable[[Result], int] | None = None,
-    together: int = 1,
 ) -> Generator[Result]:
     """Yield the results of ``function`` for ``tasks``, in their order. At most ``window`` tasks are in flight (None:
-    enough to keep the executor busy). In this process, pending commits do not count. Another worker gets ``together``
-    tasks at the same time, and waits for their commits.
+    enough to keep the executor busy). In this process, pending commits do not count.
 
     ``advance`` is called with the units of finished work. A task may report its units while it runs
     (:func:`~wdscli.executors.local.tick_of_task`). ``amount`` returns the total units of a result.
@@ -102,13 +100,6 @@ def run_tasks(
     The first failure, in the order of tasks, is raised, and tasks that have not begun are cancelled. WdsError and
     BrokenPipeError are raised unchanged, other exceptions as EngineError.
     """
-    if together > 1 and not getattr(executor, "runs_here", False):
-        remaining = iter(tasks)
-        batches = iter(lambda: list(islice(remaining, together)), [])
-        total: Any = None if amount is None else lambda results: sum(map(amount, results))
-        how: Any = {"window": window, "advance": advance, "amount": total}
-        yield from chain.from_iterable(run_tasks(executor, partial(_run_some, function), batches, **how))
-        return
     flying: deque[Future[Result]] = deque()
     meter = _Meter(executor, advance, amount)
     try:
@@ -121,6 +112,26 @@ def run_tasks(
             yield meter.take(_result(executor, flying.popleft(), meter))
     finally:
         _cancel(executor, flying)
+
+
+def run_together(
+    executor: Executor,
+    function: Callable[[Task], Result | PendingCommit[Result]],
+    tasks: Iterable[Task],
+    together: int,
+    amount: Callable[[Result], int],
+    **options: Any,
+) -> Generator[Result]:
+    """Do the same as :func:`run_tasks`, which has the ``options``. Another worker gets ``together`` tasks at the same
+    time, and waits for their commits."""
+    if together == 1 or getattr(executor, "runs_here", False):
+        yield from run_tasks(executor, function, tasks, amount=amount, **options)
+        return
+    remaining = iter(tasks)
+    batches = iter(lambda: list(islice(remaining, together)), [])
+    some: Any = partial(_run_some, function)
+    results = run_tasks(executor, some, batches, amount=lambda done: sum(map(amount, done)), **options)
+    yield from chain.from_iterable(results)
 
 
 def _cancel(executor: Executor, flying: Iterable[Future[Any]]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from wdscli.copy.maker import Maker, payload_bytes_of
 from wdscli.errors import WdsError
-from wdscli.executors import run_tasks, useful_together
+from wdscli.executors import run_together, useful_together
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.cut import Outputs
 from wdscli.plan.inputs import is_ours_alone
@@ -182,14 +182,14 @@ def run_some(run: Run, numbers: Sequence[int], kept: Existing) -> list[ShardInfo
     written, progress, planned = [], run.progress, [run.contents.shards[number] for number in numbers]
     addresses, size = [shard.address for shard in planned], sum(shard.size_bytes for shard in planned)
     with run.maker.tasks(numbers, progress) as work:
-        results = run_tasks(
+        results = run_together(
             work.executor,
             make_shard,
             (_shard_task(run, kept, number, *task) for number, task in zip(numbers, work.tasks)),
+            useful_together(work.executor, addresses, size),
+            lambda info: info.tar_bytes,
             window=work.window,
             advance=work.advance,
-            amount=lambda info: info.tar_bytes,
-            together=useful_together(work.executor, addresses, size),
         )
         try:
             with closing(results):

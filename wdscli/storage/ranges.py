@@ -250,7 +250,7 @@ def starter(
     """Return a function that starts requests in the thread of an event loop. A request ends with its bytes, or with its
     last error."""
     return lambda begin, end, into: run_coroutine_threadsafe(
-        fetched(fetch, begin, end, patience, size, name, into), loop
+        fetched(fetch, begin, end, Attempts(patience, name), size, into), loop
     )
 
 

@@ -324,7 +324,7 @@ class Attempts:
     ``notice_seconds`` plus ``more_seconds`` gives one warning, with the address ``name``."""
 
     def __init__(self, patience: Network, name: str = "", more_seconds: float = 0.0) -> None:
-        self._patience, self._name = patience, name
+        self.patience, self.name = patience, name
         self._notice_seconds = patience.notice_seconds + more_seconds
         self._failures = 0
         self._is_said = False
@@ -337,14 +337,14 @@ class Attempts:
 
         if not is_passing(error):
             raise error
-        retries, least_seconds = self._patience.retries, self._patience.least_seconds
+        retries, least_seconds = self.patience.retries, self.patience.least_seconds
         self._failures = 0 if progress and retries else self._failures + 1
-        is_lost = is_unreachable(error) and _host(self._name) not in _reached
+        is_lost = is_unreachable(error) and _host(self.name) not in _reached
         if is_lost and not least_seconds and _is_main_process():
             retries = min(retries, FIRST_ATTEMPTS - 1)
         if self._failures > retries and time.monotonic() - self.since >= least_seconds:
             raise GaveUp(error, self._failures) from error
-        pause = min(self._patience.pause_seconds * 2.0 ** max(self._failures - 1, 0), MAX_PAUSE_SECONDS)
+        pause = min(self.patience.pause_seconds * 2.0 ** max(self._failures - 1, 0), MAX_PAUSE_SECONDS)
         pause = max(pause * uniform(0.5, 1), min(retry_after(error), MAX_RETRY_AFTER_SECONDS))
         count_traffic(retries=1)
         if self.quiet_seconds <= pause or (is_lost and least_seconds and not self._is_said):
@@ -367,8 +367,8 @@ class Attempts:
 
     def _say(self, why: str) -> None:
         self._is_said = True
-        if _is_due(self._patience.notice_seconds):
-            warnings.warn(shown(f"waiting for {self._name or 'a store'}: {why}"), stacklevel=3)
+        if _is_due(self.patience.notice_seconds):
+            warnings.warn(shown(f"waiting for {self.name or 'a store'}: {why}"), stacklevel=3)
 
 
 def _reason(error: Exception) -> str:
@@ -419,30 +419,26 @@ async def fetched(
     fetch: Fetch,
     begin: int,
     end: int,
-    patience: Network,
+    attempts: Attempts,
     size: Callable[[], int | None] = lambda: None,
-    name: str = "",
     into: memoryview | None = None,
 ) -> ReceivedBytes:
     """Return the bytes ``begin`` to ``end - 1``, or up to the ``size`` that an answer has reported. If a request ends
-    early, another request continues at that byte. The bytes are put into the buffer ``into``, if it is given. Raises
-    Replaced, GaveUp, and the errors of ``fetch``."""
+    early, another request continues at that byte. ``attempts`` are new. The bytes are put into the buffer ``into``, if
+    it is given. Raises Replaced, GaveUp, and the errors of ``fetch``."""
     import asyncio
 
-    attempts = Attempts(patience, name)
     landing = _Landing(begin, end, attempts, into)
     while True:
         before = landing.at
         try:
-            await _unless_silent(
-                fetch(landing.at, end, landing.keep), landing, attempts, patience.timeout_seconds
-            )
+            await _unless_silent(fetch(landing.at, end, landing.keep), landing, attempts)
             error: Exception | None = None
         except Exception as raised:
             error = raised
         count_traffic(received=landing.at - before)
         if landing.at > before:
-            note_answer(name)
+            note_answer(attempts.name)
         reported_size = size()
         end = end if reported_size is None else min(end, reported_size)
         if landing.at == end and (error is None or is_passing(error)):
@@ -473,12 +469,11 @@ class _Landing:
         self.pieces.append(piece)
 
 
-async def _unless_silent(
-    work: Awaitable[None], landing: _Landing, attempts: Attempts, timeout_seconds: float
-) -> None:
-    """Await ``work``. It fails if no byte arrives for ``timeout_seconds``."""
+async def _unless_silent(work: Awaitable[None], landing: _Landing, attempts: Attempts) -> None:
+    """Await ``work``. It fails if no byte arrives for the seconds of ``--timeout``."""
     import asyncio
 
+    timeout_seconds = attempts.patience.timeout_seconds
     task = asyncio.ensure_future(work)
     landing.came_at = time.monotonic()
     try:
