@@ -100,14 +100,16 @@ def peers(shards: Iterable[Any]) -> Any:
 
 
 def shuffle_ours(data: Data) -> Timed:
-    from wdscli.ops.shuffle import shuffle
+    from wdscli.plan.orders import ShuffledOrder
     from wdscli.plan.request import Request
+    from wdscli.run.execute import reorder
     from wdscli.shards.writing import ShardSettings
 
     begin = time.perf_counter()
     shards = [str(path) for path in data.shards]
     settings = ShardSettings(force=True)
-    report = shuffle(Request(shards, str(_shuffled(data) / "o-%06d.tar"), settings=settings, jobs=1), 1)
+    request = Request(shards, str(_shuffled(data) / "o-%06d.tar"), settings=settings, jobs=1)
+    report = reorder(request, ShuffledOrder(1))
     return Timed(report.samples, time.perf_counter() - begin)
 
 

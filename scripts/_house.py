@@ -1,4 +1,4 @@
-"""The size of the house in one line: code lines of trunk and leaves, modules, what `shuffle` reaches, what is longest.
+"""The size of the house in one line: code lines of trunk and leaves, modules, what a run reaches, what is longest.
 
     python scripts/_house.py            the line that scripts/check prints; fails above a limit
     python scripts/_house.py --longest  and the longest functions
@@ -243,13 +243,13 @@ def main() -> None:
     """Print the line, and then what is beyond a limit."""
     lines = {module: code_lines(path) for module, path in MODULES.items()}
     leaf = sum(count for module, count in lines.items() if is_leaf(module))
-    reached = reach("wdscli.ops.shuffle", ("ops", "plan", "copy", "run"))
+    reached = reach("wdscli.run.execute", ("ops", "plan", "copy", "run"))
     reached_lines = sum(len(MODULES[module].read_text().splitlines()) for module in reached)
     every = sorted(functions(), key=lambda one: -one.lines)
     core = sum(len(path.read_text().splitlines()) for path in (HOUSE / "tar").glob("*.c"))
     print(
         f"code lines {sum(lines.values()) - leaf:,} trunk, {leaf:,} leaves; {len(MODULES)} modules; "
-        f"shuffle reaches {len(reached)} modules, {reached_lines:,} lines; "
+        f"a run reaches {len(reached)} modules, {reached_lines:,} lines; "
         f"{sum(one.lines >= LONG_LINES for one in every)} functions of {LONG_LINES} lines, "
         f"{sum(one.parameters >= MANY_PARAMETERS for one in every)} of {MANY_PARAMETERS} parameters, "
         f"longest {every[0].name} ({every[0].lines}); {records()} records; C core {core:,} lines; "

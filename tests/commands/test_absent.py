@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from conftest import Command
+from reorders import shuffle
 from shard_cases import keys_of, leftovers, members_of, write_shards
 
 from wdscli.errors import DataError
 from wdscli.ops.cat import cat
-from wdscli.ops.shuffle import shuffle
 from wdscli.plan.request import Request
 from wdscli.selection import Selection
 from wdscli.selection.named import Place, SeenNames

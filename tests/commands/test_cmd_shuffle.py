@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reorders import shuffle
 from shard_cases import (
     Ran,
     assert_true_set,
@@ -36,7 +37,6 @@ from tiers import examples
 
 from wdscli.cli.main import main
 from wdscli.copy.copier import COPY_BUFFER_BYTES
-from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan

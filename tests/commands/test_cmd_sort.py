@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reorders import sort
 from shard_cases import (
     Members,
     Ran,
@@ -35,7 +36,7 @@ from tiers import examples
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.sort import sort, sort_order
+from wdscli.ops.sort import sort_order
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.plan.sort import MAX_VALUE_BYTES, SortValues, sort_key

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reorders import shuffle
 from shard_cases import Ran, leftovers, wds
 from tiers import examples
 from verify_cases import tar_bytes
@@ -22,7 +23,6 @@ from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
 from wdscli.loader import TarWriter as LoaderTarWriter
 from wdscli.ops.cat import cat
-from wdscli.ops.shuffle import shuffle
 from wdscli.plan.request import Request
 from wdscli.shards import ShardWriter
 from wdscli.tar import END_OF_ARCHIVE, TarWriter, build_header

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reorders import shuffle
 from shard_cases import (
     assert_true_set,
     by_gnu_tar,
@@ -33,7 +34,6 @@ from shard_cases import (
 from storage_servers import s3_server
 
 from wdscli.errors import DataError, InputError, OutputError, UsageError
-from wdscli.ops.shuffle import shuffle
 from wdscli.plan import inputs as opened_inputs
 from wdscli.plan.cut import Cuts
 from wdscli.plan.inputs import Input

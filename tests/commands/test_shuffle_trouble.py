@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reorders import shuffle
 from shard_cases import (
     content,
     keys_of,
@@ -34,7 +35,6 @@ from wdscli.cli.main import main
 from wdscli.copy import copier as gathering
 from wdscli.copy import maker as running
 from wdscli.errors import DataError, EngineError, UsageError, WdsError
-from wdscli.ops.shuffle import shuffle
 from wdscli.plan import duplicates, survey
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from cold_files import announced_ranges, let_go_of
+from reorders import shuffle
 from shard_cases import numbered, outputs, samples_of, shuffled_by_the_book, write_shards
 
 from wdscli.copy import copier as gathering
-from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.plan import make_plan

@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 
 import pytest
+from reorders import shuffle
 
 from wdscli.ops.cat import cat
-from wdscli.ops.shuffle import shuffle
 from wdscli.plan.request import Request
 from wdscli.tar import TarWriter, core
 

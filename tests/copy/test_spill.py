@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from awkward_sets import write_awkward
+from reorders import shuffle
 from shard_cases import Members, content, numbered, outputs, sample, samples_of, tar_of, wds, write_shards
 from storage_servers import S3
 from tiers import EXHAUSTIVE
@@ -24,7 +25,6 @@ from tiers import EXHAUSTIVE
 from wdscli.cli.main import main
 from wdscli.copy import spill
 from wdscli.errors import DataError, OutputError, UsageError
-from wdscli.ops.shuffle import shuffle
 from wdscli.plan import scratch
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import ShuffledOrder

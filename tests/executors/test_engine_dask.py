@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 from dask_cluster import Cluster, dask_cluster, wait_for
+from reorders import shuffle as by_function
 from shard_cases import Ran, assert_true_set, content, numbered, tar_of, wds, write_shards
 from storage_servers import S3, s3_server, web_server
 
 from wdscli.copy import maker
 from wdscli.errors import WdsError
-from wdscli.ops.shuffle import shuffle as by_function
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
 from wdscli.plan.strategy import Limits

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reorders import shuffle
 from shard_cases import Ran, content, leftovers, outputs, tar_of, wds
 
 from wdscli.copy import maker as gathering
 from wdscli.errors import OutputExistsError
-from wdscli.ops.shuffle import shuffle
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
 from wdscli.run import execute as running

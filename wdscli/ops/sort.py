@@ -32,8 +32,6 @@ from wdscli.plan.sort import (
 )
 from wdscli.plan.split import KeyExtract
 from wdscli.plan.values import Values
-from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import ReorderReport, reorder
 from wdscli.selection.keyfiles import key_lines
 from wdscli.selection.named import MissingName, listed
 
@@ -144,36 +142,3 @@ def sort_order(
     """
     keys = [sort_key(key, how, reverse) if isinstance(key, str) else key for key in by or (KEY,)]
     return SortOrder(SortValues(tuple(keys), missing or "last", lenient, missing is not None), missing)
-
-
-def sort(
-    request: Request,
-    by: Sequence[str | SortKey] = (KEY,),
-    *,
-    how: How = "plain",
-    reverse: bool = False,
-    missing: Missing | None = None,
-    order_from: str | None = None,
-    progress: Progress = QUIET,
-) -> ReorderReport:
-    """Sort ``request.inputs`` into ``request.output``. :func:`sort_order` explains the options. ``order_from`` is the
-    address of a list of keys (:func:`listed_order`).
-
-    Samples with equal values stay in input order, even in a reversed order. Raises UsageError, InputError, DataError,
-    OutputError.
-
-    >>> from wdscli.shards import ShardWriter, ShardReader
-    >>> folder = getfixture("tmp_path")
-    >>> with ShardWriter(f"{folder}/in-%06d.tar", max_count=2) as writer:
-    ...     for number in range(5):
-    ...         writer.write(f"n{number}", {"cls": b"%d" % (number * 7 % 10), "txt": b"x"})
-    >>> report = sort(Request([f"{folder}/in-manifest.json"], f"{folder}/out.tar"), by=["txt", "cls:nr"])
-    >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
-    (5, ['n4', 'n1', 'n2', 'n3', 'n0'])
-    """
-    order: Order = sort_order(
-        by, how=how, reverse=reverse, missing=missing, lenient=request.on_error == "skip"
-    )
-    if order_from is not None:
-        order = listed_order(request, order_from, missing)
-    return reorder(request, order, progress=progress)
