@@ -123,6 +123,12 @@ class TestEverywhere:
             good(command, folder, "--dedup", name, "-o", tmp_path / f"{command}.tar")
             assert keys_of(tmp_path / f"{command}.tar") == ["k0", "k1", "k2"]
 
+    def test_rekey(self, folder: Path, name: str, tmp_path: Path) -> None:
+        wanted = [f"{value}-{number}" for number, value in enumerate(ALL[name])]
+        for command in ("split", "cat"):
+            good(command, folder, "--rekey", f"{{{name}}}-{{n}}", "-o", tmp_path / f"{command}.tar")
+            assert keys_of(tmp_path / f"{command}.tar") == wanted
+
     def test_keys_from(self, folder: Path, name: str, tmp_path: Path) -> None:
         (tmp_path / "list").write_text(f"{ALL[name][1]}\nother\n")
         for option, keys in (("--keys-from", ["k1", "k3"]), ("--not-keys-from", ["k0", "k2"])):

@@ -48,8 +48,10 @@ from wdscli.plan.table import (
     in_turn,
 )
 from wdscli.samples import SampleBatch, group_columns
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
+from wdscli.selection.reading import MemberReader
 from wdscli.selection.values import Numbers
 from wdscli.shards.moving import copied, find_original
 from wdscli.shards.view_shards import changed_shard
@@ -332,7 +334,12 @@ class Copier:
         runs, offsets, sizes, fields = self.runs.tolist(), batch.offsets, batch.sizes, batch.fields
         firsts = [0, *counts.cumsum().tolist()]
         low = 0
-        for sample, key, end in zip(self.samples, batch.keys, batch.firsts[1:], strict=True):
+
+        def payload_of(row: int, field: bytes) -> bytes:
+            member = fields.index(field, batch.firsts[row])
+            return bytes(view[offsets[member] - base :][: sizes[member]])
+
+        for row, (sample, end) in enumerate(zip(self.samples, batch.firsts[1:], strict=True)):
             high = firsts.index(end, low)
             shapes = [tuple(fields[firsts[run] : firsts[run + 1]]) for run in range(low, high)]
             members = []
@@ -340,7 +347,7 @@ class Copier:
                 place = firsts[low + number] + member
                 begin = offsets[place] - base
                 members.append((field, view[begin : begin + sizes[place]]))
-            self.shard.write(self._key(sample, key), members)
+            self.shard.write(self._key(sample, SampleAt(batch, row, "", payload_of)), members)
             low = high
 
     def _slots(self, runs: Sequence[int], shapes: Sequence[Shape]) -> list[tuple[bytes, int, int]]:
@@ -377,14 +384,19 @@ class Copier:
         assert self.task.beside is not None
         return row % self.width or self.task.beside.sets[int(self.chunk.rows.shards[row])]
 
-    def _key(self, sample: int, key: bytes) -> bytes:
+    def _key(self, sample: int, at: SampleAt) -> bytes:
         """Return the key with which a sample is written: its old key or its new key. The planned hash decides."""
+        key = at.key
         if not self._is_renamed(sample):
             return key
         if self.task.rekey is not None:
             place = int(self.chunk.rows.places[sample])
             first = self.task.inputs[int(self.chunk.rows.shards[sample])].first
-            new = self.task.rekey.key(key, shard_stem(self._address(sample)), place, first)
+            at = SampleAt(
+                at.batch._replace(index=place - at.row), at.row, self._address(sample), at.payload_of
+            )
+            stem, values = shard_stem(at.shard), self.task.rekey.values
+            new = self.task.rekey.key(key, stem, place, first, at if values else None)
             if hash_key(new) == self._planned_key(sample):
                 return new
         if hash_key(key) != self._planned_key(sample):
@@ -398,7 +410,9 @@ class Copier:
         for field, number, member in self._slots(rows, [tuple(batch.fields) for batch in batches]):
             offset, size = batches[number].offsets[member], batches[number].sizes[member]
             members.append((field, size, self._pieces(rows[number], offset, size)))
-        self.shard.write_pieces(self._key(sample, batches[0].keys[0]), members)
+        payloads = MemberReader(self.inputs[self.chunk.files[rows[0]]])
+        payloads.batch = batches[0]
+        self.shard.write_pieces(self._key(sample, SampleAt(batches[0], 0, "", payloads)), members)
 
     def _batches_alone(self, sample: int) -> list[SampleBatch]:
         """Return the members of each run of a sample. Check that all runs have the same key."""

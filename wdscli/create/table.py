@@ -30,6 +30,7 @@ from wdscli.create.payloads import NamedSource, SourcePayloads
 from wdscli.create.rows import ABSENT, Table, class_names, column_names, reach, read_lines, table_files
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
+from wdscli.plan.names import KeyFormat
 from wdscli.progress import QUIET, Progress
 from wdscli.selection.keyfiles import key_of
 from wdscli.storage import base_name, is_stream
@@ -47,21 +48,14 @@ class Row(NamedTuple):
     cells: Mapping[str, Any]
 
 
-class _Format(Formatter):
-    """Fills in formats with columns, and with members of objects in columns. ``{path!k}`` is a path up to the first dot
-    of its last part."""
+class _Format(KeyFormat):
+    """Fills in formats with columns, and with members of objects in columns."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         value = reach(kwargs, field_name)
         if value is None or value is ABSENT:
             raise KeyError(field_name)
         return _in_text(value, field_name), field_name
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        if conversion != "k":
-            return super().convert_field(value, conversion)
-        folder, slash, name = str(value).rpartition("/")
-        return folder + slash + name.partition(".")[0]
 
 
 _FORMAT = _Format()

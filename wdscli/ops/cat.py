@@ -40,6 +40,7 @@ from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.run.execute import run_plan
 from wdscli.run.receipts import run_post
 from wdscli.samples import SampleBatch, iter_batches
+from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
@@ -384,8 +385,9 @@ class _Keys:
         return chosen
 
     def _new(self, page: Page, row: int) -> bytes:
-        stem, first = shard_stem(page.source.name), self._picker.first
-        return self._rekey.key(page.batch.keys[row], stem, page.batch.index + row, first)
+        at = SampleAt(page.batch, row, page.source.name, page.reader) if self._rekey.values else None
+        stem, place = shard_stem(page.source.name), page.batch.index + row
+        return self._rekey.key(page.batch.keys[row], stem, place, self._picker.first, at)
 
     def _error(self, page: Page, row: int, key: bytes) -> DataError:
         first = "" if self.renames_all else self._first_place(key)

@@ -58,25 +58,24 @@ HINT_IN_ONE_SHARD = (
 
 
 class RereadSample(NamedTuple):
-    """A sample that was read again: its row in the plan's table, the number and address of its input, its batch, and
-    its place in the batch."""
+    """A sample that was read again: its row in the plan's table, and the number of its input. The payloads of ``at``
+    can be read until the next sample."""
 
     row: int
     number: int
-    shard: str
-    batch: SampleBatch
-    batch_row: int
+    at: SampleAt
     first: int = 0
     """The number of samples in the inputs before."""
 
     @property
     def key(self) -> bytes:
         """The sample's key in the input."""
-        return self.batch.keys[self.batch_row]
+        return self.at.key
 
     def new_key(self, rekey: Rekey) -> bytes:
         """The sample's new key."""
-        return rekey.key(self.key, shard_stem(self.shard), self.batch.index + self.batch_row, self.first)
+        stem, place = shard_stem(self.at.shard), self.at.batch.index + self.at.row
+        return rekey.key(self.key, stem, place, self.first, self.at if rekey.values else None)
 
 
 KeyOf: TypeAlias = Callable[[RereadSample], bytes]
@@ -100,8 +99,8 @@ class Rereader(NamedTuple):
     def _of_shard(self, number: int, rows: dict[int, int]) -> Iterator[RereadSample]:
         """Yield samples of one shard. ``rows`` maps places in the shard to rows."""
         task, read_samples = self.template._replace(input=self.inputs[number]), 0
-        for row, (batch, batch_row) in zip(rows.values(), samples_at(task, list(rows))):
-            yield RereadSample(row, number, task.address, batch, batch_row, task.input.first)
+        for row, sample in zip(rows.values(), samples_at(task, list(rows))):
+            yield RereadSample(row, number, sample, task.input.first)
             read_samples += 1
         if read_samples < len(rows):
             raise DataError(
@@ -154,7 +153,7 @@ class Comparison(NamedTuple):
         rows, firsts = array("q"), array("q")
         with Inputs(dict(enumerate(self.reader.inputs))) as inputs:
             for block in groups.lists():
-                facts = self._read(sorted(chain(*block)), inputs)
+                facts = self._read(sorted(chain(*block)))
                 for group in block:
                     for row, first in self._repeats(group, facts, inputs):
                         rows.append(row)
@@ -166,18 +165,13 @@ class Comparison(NamedTuple):
         order = numpy.argsort(repeats)
         return Pairs(repeats[order], numpy.frombuffer(firsts, dtype=numpy.int64)[order])
 
-    def _read(self, rows: list[int], inputs: Inputs) -> dict[int, _Facts]:
+    def _read(self, rows: list[int]) -> dict[int, _Facts]:
         facts_of_rows = {}
         for sample in self.reader.samples(self.table, rows):
             key = b"" if self.key_of is None else self.key_of(sample)
-            batch, members = sample.batch, members_of(sample.batch, sample.batch_row, self.fields) or []
+            batch, members = sample.at.batch, members_of(sample.at.batch, sample.at.row, self.fields) or []
             places = [(batch.offsets[member], batch.sizes[member]) for member in members]
-            texts: list[bytes | None] = [key]
-            if self.values:
-                payloads = MemberReader(inputs[sample.number])
-                payloads.batch = batch
-                at = SampleAt(batch, sample.batch_row, sample.shard, payloads)
-                texts += [value.of(at) for value in self.values]
+            texts = [key, *(value.of(sample.at) for value in self.values)]
             exact = tuple(texts), tuple(size for _, size in places)
             facts_of_rows[sample.row] = _Facts(sample.number, exact, places)
         return facts_of_rows
@@ -257,7 +251,8 @@ def repeated_error(
 ) -> DataError:
     """Return the error that names the first two samples with the same key."""
     row, first = int(pairs.rows[0]), int(pairs.firsts[0])
-    key = (key_of or reader.written_key)(next(reader.samples(table, [row])))
+    samples = reader.samples(table, [row])  # keeps the shard open
+    key = (key_of or reader.written_key)(next(samples))
     both = table.take([first, row])
     before, again = [reader.inputs[number].address for number in both.shards.tolist()]
     return DataError(
@@ -275,7 +270,8 @@ def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey
     template, chosen = reader.template, frozenset(rows)
     for sample in reader.samples(table, rows):
         key = sample.new_key(rekey)
-        sizes = out_sizes(sample.batch, sample.batch_row, template.selection, sample.shard, key)
+        batch, row, shard, _ = sample.at
+        sizes = out_sizes(batch, row, template.selection, shard, key)
         table.out_lengths[sample.row] = out_length(sizes, template.form)
         table.marks[sample.row] |= RENAMED
         table.keys[sample.row] = hash_key(key)

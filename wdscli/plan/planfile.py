@@ -399,7 +399,7 @@ def _contents(file: PlanFile, settings: ShardSettings, parts: Sequence[str]) -> 
         for part, number, *numbers in file.shards[:, :SHARD_NUMBERS].tolist()
     )
     joined, rekey = header["joined"], header["rekey"]
-    contents = Contents(sets, shards, inputs, rekey=rekey and Rekey(rekey))
+    contents = Contents(sets, shards, inputs, rekey=rekey and Rekey.parse(rekey))
     if header["parcels"]:
         return contents
     ordered, *later_parts = (OrderedSamples(StoredTable(file, number)) for number in range(file.lists))

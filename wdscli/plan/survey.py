@@ -33,6 +33,7 @@ from wdscli.plan.table import RENAMED, GrowingTable, PlanTable, blocks_of, hashe
 from wdscli.plan.values import Extract, GrowingValues, PackedValues, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import IgnoredMembers, SampleBatch, may_be_unsafe
+from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
@@ -125,7 +126,11 @@ class SurveyTask(NamedTuple):
     def payload_fields(self) -> frozenset[bytes]:
         """The fields whose payloads a survey reads."""
         looked_into = frozenset[bytes]() if self.extract is None else self.extract.payload_fields
-        return self.selection.payload_fields | looked_into
+        return (
+            self.selection.payload_fields
+            | looked_into
+            | (self.rekey.payload_fields if self.rekey else frozenset())
+        )
 
     def using(self, index: Index | None) -> SurveyTask:
         """Return the task that uses values stored in an index instead of payloads."""
@@ -306,7 +311,7 @@ def survey(
     tick, position = tick_of_task(), 0
     with checking(task.check):
         task, source, index = _at_any_place(task, result)
-    extract = task.extract
+    extract, at_once = task.extract, 1 if task.rekey and task.rekey.values else BATCHES_AT_ONCE
     with source:
         result.is_packed = source.stored is not source
         payloads = MemberReader(source, task.payload_fields, by_index=index is not None)
@@ -323,11 +328,13 @@ def survey(
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
                     _look(extract.named, result.seen_names, batch, chosen, payloads)
-            if len(chosen_of) >= BATCHES_AT_ONCE:
-                _keep(task, result, RowBlock(rows_of_batches(task, chosen_of), PackedValues.of(values)), take)
+            if len(chosen_of) >= at_once:
+                rows = rows_of_batches(task, chosen_of, payloads)
+                _keep(task, result, RowBlock(rows, PackedValues.of(values)), take)
                 chosen_of, values = [], []
         if chosen_of:
-            _keep(task, result, RowBlock(rows_of_batches(task, chosen_of), PackedValues.of(values)), take)
+            rows = rows_of_batches(task, chosen_of, payloads)
+            _keep(task, result, RowBlock(rows, PackedValues.of(values)), take)
         source.confirm()
     result.members, result.payload_bytes = (state.members - members, state.payload_bytes - payload_bytes)
     result.ignored, result.end, result.copy = ignored.counts, state.end, task.input.copy
@@ -447,8 +454,8 @@ def _walk(
     return Walk(task.selection, state, payloads, task.form, ignored, salvage, checks_names=True)
 
 
-def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
-    """Return the rows of the selected samples of some batches, in order."""
+def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf], reader: MemberReader) -> Rows:
+    """Return the rows of the selected samples of some batches, in order. ``reader`` reads those of the last batch."""
     fields: list[bytes] = []
     starts, offsets, sizes, counts, marks, keys, places, chosen = (list[Any]() for _ in range(8))
     for batch, batch_rows in batches:
@@ -483,7 +490,7 @@ def rows_of_batches(task: SurveyTask, batches: Sequence[ChosenOf]) -> Rows:
     first_row = 0
     for batch, batch_rows in batches:
         if task.rekey is not None or task.selection.changes_members or not _are_usual(batch):
-            _look_closer(task, batch, batch_rows, rows[first_row : first_row + len(batch_rows)])
+            _look_closer(task, batch, batch_rows, rows[first_row : first_row + len(batch_rows)], reader)
         first_row += len(batch_rows)
     return rows
 
@@ -498,14 +505,17 @@ def _are_usual(batch: SampleBatch) -> bool:
     return is_short and not set(batch.marks) - {0, FOREIGN}
 
 
-def _look_closer(task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], rows: Rows) -> None:
+def _look_closer(
+    task: SurveyTask, batch: SampleBatch, chosen: Sequence[int], rows: Rows, payloads: MemberReader
+) -> None:
     """Correct the rows of some samples of a batch, one by one. New keys, members and lengths may differ."""
     stem = shard_stem(task.address)
     lengths, members, keys = [], [], []
     for row in chosen:
         key = batch.keys[row]
         if task.rekey is not None:
-            key = task.rekey.key(key, stem, batch.index + row, task.input.first)
+            sample = SampleAt(batch, row, task.address, payloads) if task.rekey.values else None
+            key = task.rekey.key(key, stem, batch.index + row, task.input.first, sample)
             keys.append(hash_key(key))
         sizes = out_sizes(batch, row, task.selection, task.address, key)
         lengths.append(out_length(sizes, task.form))
@@ -576,8 +586,8 @@ def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:
     return length
 
 
-def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[SampleBatch, int]]:
-    """Yield some samples of a shard, each as a batch and a row of the batch. ``places`` must rise."""
+def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[SampleAt]:
+    """Yield some samples of a shard. The payloads of each can be read until the next. ``places`` must rise."""
     wanted = iter(places)
     place = next(wanted, None)
     with task.input.open() as source:
@@ -588,7 +598,7 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[tuple[Sample
         )
         for batch, _ in walk.chosen(None if index is None else index_batches(index)):
             while place is not None and place < batch.index + len(batch.keys):
-                yield batch, place - batch.index
+                yield SampleAt(batch, place - batch.index, task.address, payloads)
                 place = next(wanted, None)
             if place is None:
                 return

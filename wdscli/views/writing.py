@@ -19,14 +19,15 @@ from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import FieldTotals, ShardInfo
 from wdscli.plan.cut import PlannedShard
+from wdscli.plan.duplicates import Rereader
 from wdscli.plan.inputs import Input
 from wdscli.plan.join import Join, JoinKind
-from wdscli.plan.names import shard_stem
 from wdscli.plan.plan import ReorderPlan, make_plan
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
-from wdscli.plan.survey import hash_key
-from wdscli.plan.table import MISSING_SHARD, RENAMED
+from wdscli.plan.survey import SurveyTask, hash_key
+from wdscli.plan.table import MISSING_SHARD, RENAMED, PlanTable
+from wdscli.selection import Selection
 from wdscli.selection.layers import OnConflict
 from wdscli.shards.index import Check, Index
 from wdscli.shards.inputs import (
@@ -305,14 +306,11 @@ class _Writer:
         part = self.contents.ordered.part(shard.first, shard.end)
         renamed = part.marks & RENAMED if self.contents.joined is None else numpy.zeros(0, dtype=numpy.uint8)
         keys: dict[int, bytes] = {}
-        has_new_keys = any(source.new_keys for source in self.inputs)
-        for sample in range(part.total) if has_new_keys else numpy.flatnonzero(renamed).tolist():
-            number, place = int(part.shards[sample]), int(part.places[sample])
-            source = self.inputs[number]
-            if len(renamed) and renamed[sample]:
-                keys[sample] = self._renamed(number, place, int(part.keys[sample]))
-            elif place in source.new_keys:
+        for sample in range(part.total) if any(source.new_keys for source in self.inputs) else ():
+            source, place = self.inputs[int(part.shards[sample])], int(part.places[sample])
+            if place in source.new_keys:
                 keys[sample] = source.new_keys[place]
+        keys = dict(sorted((keys | dict(self._renamed(part, numpy.flatnonzero(renamed)))).items()))
         if not keys:
             return b""
         numbers = [len(keys), *keys, *map(len, keys.values())]
@@ -320,22 +318,14 @@ class _Writer:
         head: bytes = words.astype("<u4").tobytes()
         return head + b"".join(keys.values())
 
-    def _renamed(self, number: int, place: int, planned: int) -> bytes:
-        """Return the new key of a sample of an input. The hash in the plan decides."""
-        shard = self.inputs[number]
-        index = self.indexes.used(shard.address)
-        if shard.view is not None:
-            index = shard.view.layout(shard.number).index
-        elif index is None:
-            with shard.open() as source:
-                index = self._index(shard.address, source)
-        old = index.key(place)
-        if self.contents.rekey is None:
-            return old
-        new = self.contents.rekey.key(
-            old, shard_stem(shard.address), place, self.contents.inputs[number].first
-        )
-        return new if hash_key(new) == planned else old
+    def _renamed(self, part: PlanTable, rows: I64) -> Iterator[tuple[int, bytes]]:
+        """Yield the new keys of some samples, each with its row. The hash in the plan decides."""
+        rows = rows[numpy.lexsort((part.places[rows], part.shards[rows]))]
+        template = SurveyTask(Input(""), self.request.settings.form, Selection(), check=Check.ALL_LOCAL)
+        for sample in Rereader(self.contents.inputs, template).samples(part, rows.tolist()):
+            rekey = self.contents.rekey
+            new = sample.key if rekey is None else sample.new_key(rekey)
+            yield sample.row, new if hash_key(new) == int(part.keys[sample.row]) else sample.key
 
 
 def _either(rules: Sequence[ViewRule | None]) -> ViewRule | None:
