@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -728,16 +727,14 @@ def test_a_reader_that_leaves_ends_it_quietly(big: Path) -> None:
 
 
 def test_rows_come_before_the_stream_ends_and_an_interrupt_stops_it(folder: Path) -> None:
-    command = [*WDS, "pipe:cat cats.tar; exec sleep 60"]
+    command = [*WDS, "pipe:cat cats.tar; exec sleep 3600"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith(b"n01/a\t")
-        started = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(20) == 130
-        assert time.monotonic() - started < 20
+        assert process.wait(60) == 130
         assert process.stderr is not None
         assert b"interrupted" in process.stderr.read()
 

@@ -230,7 +230,6 @@ class TestACommand:
 
     def test_what_it_leaves_running_ends(self, run: Command, texts: list[str], tmp_path: Path) -> None:
         mark = f"3{os.getpid()}.5"
-        began = time.monotonic()
         ran = run(
             *texts,
             "-o",
@@ -242,7 +241,6 @@ class TestACommand:
         )
         assert ran.code == 5
         assert "took more than 0.2 s" in ran.err
-        assert time.monotonic() - began < 30
         assert not subprocess.run(["pgrep", "-f", f"sleep {mark}"], capture_output=True).stdout
 
     def test_a_child_that_goes_on_does_not_hold_it(

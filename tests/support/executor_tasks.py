@@ -75,7 +75,7 @@ def finalizes(path: str) -> None:
 
 
 def leave_a_thread(number: int) -> int:
-    Thread(target=time.sleep, args=(60,)).start()
+    Thread(target=time.sleep, args=(3600,)).start()
     return number
 
 

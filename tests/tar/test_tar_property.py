@@ -1,10 +1,9 @@
-"""Any bytes, any cut, any flipped bit: the same names and sizes or a DataError, in bounded memory and time."""
+"""Any bytes, any cut, any flipped bit: the same names and sizes or a DataError, in bounded memory and reads."""
 
 from __future__ import annotations
 
 import io
 import tarfile
-import time
 import tracemalloc
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tar_cases import FileSource, Outcome, StreamSource, archive, outcome, patched, scanned, with_checksum
 from tiers import examples
+from waits import seconds_of
 
 from wdscli.errors import DataError
 from wdscli.samples import iter_batches, iter_samples
@@ -223,27 +223,27 @@ def test_hostile(data: bytes, stream: bool) -> None:
     data += build_header(b"after", 0) + bytes(1024)
     source = StreamSource(data, range(0, len(data), 65536)) if stream else FileSource(data)
     tracemalloc.start()
-    before = time.process_time()
     found = outcome(source)
     list(scan_salvaging(StreamSource(data) if stream else FileSource(data), lambda error: None))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.error is not None or found.names == [b"s", b"after"]
     assert peak < 80 << 20
-    # A hang is minutes; the limit leaves room for a machine that is busy.
-    assert time.process_time() - before < 20
+    if isinstance(source, FileSource):  # a stream asserts that nothing is read twice
+        assert source.bytes_read <= 2 * len(data)
 
 
 def test_many_small_globals_take_no_time() -> None:
     big = extended(b"g", b"".join(pax_record(b"k%d" % index, b"v" * 20) for index in range(20000)))
-    small = extended(b"g", pax_record(b"k1", b"w")) + build_header(b"a", 0)
-    before = time.process_time()
-    assert scanned(big + build_header(b"a", 0) + small * 3000 + bytes(1024)).error is None
-    assert time.process_time() - before < 5
+    small = (extended(b"g", pax_record(b"k1", b"w")) + build_header(b"a", 0)) * 3000 + bytes(1024)
+    assert scanned(big + small).error is None
+    apart = seconds_of(lambda: scanned(big + bytes(1024))) + seconds_of(lambda: scanned(small))
+    assert seconds_of(lambda: scanned(big + small)) < 10 * apart
 
 
 def test_a_pax_header_of_many_records_is_linear() -> None:
-    data = archive(extended(b"x", b"6 a=1\n" * 170000) + build_header(b"a", 0))
-    before = time.process_time()
-    assert scanned(data).names == [b"a"]
-    assert time.process_time() - before < 5
+    few, many = (
+        archive(extended(b"x", b"6 a=1\n" * count) + build_header(b"a", 0)) for count in (17_000, 170_000)
+    )
+    assert scanned(many).names == [b"a"]
+    assert seconds_of(lambda: scanned(many)) < 40 * seconds_of(lambda: scanned(few))
