@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pytest
 from storage_servers import S3, s3_server
+from stores import hub
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = sorted((ROOT / "man" / "guides").glob("*.md"))
@@ -69,6 +70,14 @@ def s3() -> Iterator[S3]:
             server.client.delete_object(Bucket="mine", Key=name)
 
 
+@pytest.fixture
+def hub_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The Hub's stand-in, for the program hf."""
+    pytest.importorskip("huggingface_hub")
+    with hub("ada/pets") as (_, environment):
+        yield environment | {"HF_HOME": str(tmp_path / "hf-home")}
+
+
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The commands that pages call."""
@@ -91,8 +100,9 @@ def test_every_block_runs(page: Path, tools: Path, tmp_path: Path, request: pyte
             pytest.importorskip(module)
     if "s3://" in whole:
         request.getfixturevalue("s3")
+    uploads = request.getfixturevalue("hub_environment") if "hf upload" in whole else {}
     path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"} | uploads
     said = ""
     for block in found:
         where = f"{page.name}, line {block.line}"

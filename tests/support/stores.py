@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -387,11 +388,13 @@ class _Quiet(ThreadingHTTPServer):
 
 
 class Hub(_Quiet):
-    """What the Hugging Face Hub answers to who reads one data set."""
+    """What the Hugging Face Hub answers to who reads one data set, or uploads it with the program hf."""
 
-    def __init__(self) -> None:
+    def __init__(self, repository: str = f"o/{BUCKET}") -> None:
         super().__init__(("127.0.0.1", 0), _HubHandler)
+        self.repository = repository
         self.files: dict[str, bytes] = {}
+        self.blobs: dict[str, bytes] = {}
         self.seen: list[str] = []
 
 
@@ -405,11 +408,12 @@ class _HubHandler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.server.seen.append(f"{self.command} {self.path} {self.headers.get('Range')}")
         query = parse_qs(urlsplit(self.path).query)
-        if match := re.fullmatch(rf"/api/datasets/o/{BUCKET}/tree/([^/]+)/?(.*)", path):
+        name = re.escape(self.server.repository)
+        if match := re.fullmatch(rf"/api/datasets/{name}/tree/([^/]+)/?(.*)", path):
             self._json(self._tree(match[2], query.get("recursive", [""])[0].lower() == "true"))
-        elif re.fullmatch(rf"/api/datasets/o/{BUCKET}(/revision/[^/]+)?", path):
-            self._json({"id": f"o/{BUCKET}", "sha": "1" * 40, "private": False, "siblings": []})
-        elif match := re.fullmatch(rf"/datasets/o/{BUCKET}/resolve/[^/]+/(.*)", path):
+        elif re.fullmatch(rf"/api/datasets/{name}(/revision/[^/]+)?", path):
+            self._json({"id": self.server.repository, "sha": "1" * 40, "private": False, "siblings": []})
+        elif match := re.fullmatch(rf"/datasets/{name}/resolve/[^/]+/(.*)", path):
             self._file(match[1])
         else:
             self._none("RepoNotFound")
@@ -419,12 +423,47 @@ class _HubHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         self.server.seen.append(f"POST {self.path} {body}")
+        if "/paths-info/" not in self.path:
+            self._json(self._upload(body))
+            return
         try:
             asked = json.loads(body)["paths"]
         except ValueError:
             asked = parse_qs(body).get("paths", [])
         everything = {one["path"]: one for one in self._tree("", True)}
         self._json([everything[path] for path in asked if path in everything])
+
+    def do_PUT(self) -> None:
+        """Large files come here, named by their hash."""
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.blobs[self.path.rpartition("/")[2]] = data
+        self._answer(200, b"", {})
+
+    def _upload(self, body: str) -> object:
+        """The answers to an upload: where to put the bytes of shards, and the commit, which has the small files."""
+        end = self.path.partition("?")[0].removeprefix(f"/api/datasets/{self.server.repository}")
+        url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        if end.startswith("/preupload/"):
+            names = [file["path"] for file in json.loads(body)["files"]]
+            modes = {name: "lfs" if name.endswith(".tar") else "regular" for name in names}
+            return {"files": [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in modes.items()]}
+        if end.endswith("/objects/batch"):
+            blobs = json.loads(body)["objects"]
+            uploads = [{"upload": {"href": f"{url}/blobs/{blob['oid']}"}} for blob in blobs]
+            return {
+                "transfer": "basic",
+                "objects": [blob | {"actions": one} for blob, one in zip(blobs, uploads)],
+            }
+        if end.startswith("/commit/"):
+            for line in map(json.loads, body.splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    self.server.files[value["path"]] = b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    self.server.files[value["path"]] = self.server.blobs[value["oid"]]
+        name = self.server.repository
+        return {"url": f"{url}/datasets/{name}", "id": name, "commitUrl": f"{url}/datasets/{name}/commit/{'1' * 40}",
+                "commitOid": "1" * 40, "hookOutput": "", "pullRequestUrl": None}  # fmt: skip
 
     def _tree(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
@@ -485,6 +524,17 @@ def _serving(server: ThreadingHTTPServer) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def hub(repository: str) -> Iterator[tuple[Hub, dict[str, str]]]:
+    """The Hub with one data set, and the environment in which the program hf knows it."""
+    server = Hub(repository)
+    with _serving(server) as endpoint:
+        yield server, {
+            "HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }  # fmt: skip
 
 
 @contextmanager

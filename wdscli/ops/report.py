@@ -11,8 +11,8 @@ page. Memory grows by only 16 bytes a sample, to find repeated keys. This module
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from wdscli.errors import StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks
 from wdscli.look.listing import Listing
 from wdscli.look.summary import summarize
+from wdscli.look.table import count
 from wdscli.plan.inputs import is_read_once
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
@@ -36,14 +37,17 @@ from wdscli.report.looking import (
     order,
 )
 from wdscli.report.page import make_page, needed_packages
+from wdscli.report.publishing import Publication, PublishedShard, make_croissant, make_readme
 from wdscli.run.digests import option_of
 from wdscli.selection import Selection
-from wdscli.shards.inputs import ShardSet, manifest_beside, open_set, without_index
-from wdscli.shards.manifest import Manifest, set_prefix
+from wdscli.selection.places import parse_place
+from wdscli.shards.inputs import ShardSet, ShardStage, manifest_beside, open_set, without_index
+from wdscli.shards.manifest import Manifest, common_folder, set_prefix
 from wdscli.shards.proof import find_index
+from wdscli.shards.reading import checksum_of
 from wdscli.shown import shown
 from wdscli.storage import base_name, folder_of, is_local, open_sink, open_source
-from wdscli.storage.addresses import local_path, natural
+from wdscli.storage.addresses import local_path, natural, view_of
 from wdscli.verify.set import VerifyReport, choose_jobs, verify
 from wdscli.verify.shard import Checks
 
@@ -54,6 +58,15 @@ PICTURED_SAMPLES = 10_000
 MEDIA_BYTES = 2_800_000
 """The most bytes of pictures and sound on all cards together. Base64 on the page adds a third."""
 MAX_FINDINGS = 12
+
+
+class Documents(NamedTuple):
+    """The addresses of documents for publishing the set: a dataset card and Croissant metadata. ``license`` is the
+    licence of the set, or a place in JSON with the licence of each sample. None leaves a document out."""
+
+    card: str | None = None
+    croissant: str | None = None
+    license: str | None = None
 
 
 class ReportOptions(NamedTuple):
@@ -74,32 +87,101 @@ class ReportOptions(NamedTuple):
 def report(
     request: Request,
     options: ReportOptions = ReportOptions(),  # noqa: B008  (immutable)
+    documents: Documents = Documents(),  # noqa: B008
     *,
     progress: Progress = QUIET,
 ) -> tuple[PageFacts, int]:
-    """Write a page about ``request.inputs`` to the address ``request.output``. Return the facts on it, and its size in
-    bytes. The page is one HTML file that needs no network. It shows the samples of the request's selection, including
-    the intact samples of damaged shards. An existing output is replaced only if ``force`` of the request's settings is
+    """Write a page about ``request.inputs`` to the address ``request.output``, and ``documents``. Return the facts on
+    it, and the size of all outputs in bytes. The page is one HTML file that needs no network. It shows the samples of
+    the request's selection, including the intact samples of damaged shards. An empty ``request.output`` writes no page,
+    and then the set is not verified. An existing output is replaced only if ``force`` of the request's settings is
     true.
 
     Raises UsageError (also if jinja2, pygal or Pillow is missing), InputError, OutputError.
     """
     needed_packages()
     selection = request.selection
+    if not request.output:
+        options = options._replace(check=False, media=False)
     shards = open_set(
         request.inputs, missing="list", warn=progress.warn, trust_addresses=request.trust_addresses
     )
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+    if documents.card or documents.croissant:
+        _check_documents(shards, selection)
     # The output is opened first, so that an error about it comes before the work.
     # Several steps read a whole remote shard, unless its index shows which parts are needed.
     held = shards.addresses if _reads_all(options, selection) else sorted(without_index(shards))
-    with Scratch() as scratch, open_sink(request.output, force=request.settings.force) as sink:
+    with Scratch() as scratch, ExitStack() as outputs:
+        sinks = [
+            outputs.enter_context(open_sink(address, force=request.settings.force)) if address else None
+            for address in (request.output, documents.card, documents.croissant)
+        ]
         with hold_remote_shards(held, scratch, progress):
             facts = _facts(shards, request, options, scratch, progress)
-        page = make_page(facts)
-        sink.write(page)
-    return facts, len(page)
+        published = Publication(facts, *_published(shards, facts, documents, progress))
+        contents: list[Callable[[], bytes]] = [
+            lambda: make_page(facts),
+            lambda: make_readme(published),
+            lambda: make_croissant(published),
+        ]
+        size_bytes = 0
+        for sink, content in zip(sinks, contents):
+            if sink is not None:
+                data = content()
+                sink.write(data)
+                size_bytes += len(data)
+    return facts, size_bytes
+
+
+def _check_documents(shards: ShardSet, selection: Selection) -> None:
+    """Raise UsageError if a card cannot describe these shards."""
+    if not selection.is_trivial:
+        raise UsageError(
+            "--card and --croissant describe whole shards, so they allow no selection",
+            hint="write the selected samples with wds split first",
+        )
+    for address in shards.addresses:
+        if is_read_once(address) or view_of(address) is not None:
+            raise UsageError(
+                f"{shown(address)} is no file that can be published", hint="write shards with wds cat first"
+            )
+
+
+def _published(
+    shards: ShardSet, facts: PageFacts, documents: Documents, progress: Progress
+) -> tuple[list[PublishedShard], list[tuple[str, int | None]]]:
+    """Return the shards and the licences in the documents. A shard is read whole if the manifest has no SHA-256 of
+    it."""
+    if not (documents.card or documents.croissant):
+        return [], []
+    manifest, rows = facts.input.manifest, facts.input.summary.rows
+    listed = {} if manifest is None else {shard.name: shard for shard in manifest.shards}
+    folder, entries = common_folder([row.shard for row in rows]), []
+    stage = ShardStage(progress, "checksums", [row.shard for row in rows])
+    for row in rows:
+        entry = listed.get(base_name(row.shard))
+        algorithm, _, digest = ((entry and entry.checksum) or "").partition(":")
+        with open_source(row.shard, decompress=False, whole=algorithm != "sha256") as source:
+            size_bytes = source.size
+            if algorithm != "sha256" or entry is None or entry.size_bytes != size_bytes:
+                digest = (checksum_of(source, "sha256", stage.at) or "").partition(":")[2]
+        entries.append(PublishedShard(row.shard[len(folder) :], row.samples, size_bytes or 0, digest))
+        stage.next()
+    return entries, _licences(shards, documents.license, progress)
+
+
+def _licences(shards: ShardSet, license: str | None, progress: Progress) -> list[tuple[str, int | None]]:
+    """Return the licences with their numbers of samples. A licence that is no place in JSON is the whole set's."""
+    place = None if license is None else parse_place(license)
+    if license is None or place is None or not place.path:
+        return [] if license is None else [(license, None)]
+    listing = Listing(shards, Selection(), "skip", progress)
+    (counts,) = count(listing, [license])
+    for remark in listing.report().remarks:
+        progress.warn(remark)
+    return [("" if row.value is None else str(row.value), row.samples) for row in counts.rows]
 
 
 def _reads_all(options: ReportOptions, selection: Selection) -> bool:

@@ -1,11 +1,12 @@
 """``wds report``: parse the options, and write a page about a set."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from wdscli.cli.options import GeneralOptions, Positive, SelectionOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
-from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions
+from wdscli.ops.report import CARDS, LOOKED_SAMPLES, Documents, ReportOptions
 from wdscli.ops.report import report as make
 from wdscli.plan.request import Request
 from wdscli.report.facts import PageFacts
@@ -21,6 +22,9 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
 @panel("Output")("""
     -o, --output FILE  Page to write: a file, - or a URL.
     --force  Replace an existing file.
+    +--card FILE  Write a dataset card for the Hub: README.md. Without -o, no page is written.
+    +--croissant FILE  Write Croissant metadata as JSON: fields, records, shards and their SHA-256.
+    +--license TEXT|PLACE  With --card or --croissant: the licence, as cc-by-4.0, or its place in JSON: json.license.
     """)
 @panel("Page")("""
     --title TEXT  Heading of the page. Default: the names of the folder and of the set.
@@ -34,8 +38,11 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
 class PageOptions(NamedTuple):
     """The options about the page and its address."""
 
-    output: str
+    output: Text = None
     force: bool = False
+    card: Text = None
+    croissant: Text = None
+    license: Text = None
     title: Text = None
     samples: Texts = None
     seed: int = 0
@@ -58,6 +65,19 @@ class PageOptions(NamedTuple):
             "checks" not in skipped,
             self.decode,
         )
+
+    def documents(self) -> Documents:
+        """Return the documents to write. Raises UsageError if nothing would be written."""
+        outputs = [address for address in (self.output, self.card, self.croissant) if address is not None]
+        if not outputs:
+            raise UsageError(
+                "no output", hint="-o report.html, or --card README.md --croissant croissant.json"
+            )
+        if len({*outputs}) < len(outputs):
+            raise UsageError("two outputs have the same name", hint="give each output its own name")
+        if self.license is not None and self.card is None and self.croissant is None:
+            raise UsageError("--license is for --card and --croissant", hint="add --card README.md")
+        return Documents(self.card, self.croissant, self.license)
 
     def _counts(self) -> tuple[int, int]:
         """Return how many samples are shown, and how many are read. Raises UsageError."""
@@ -90,19 +110,23 @@ def report(
         wds report shards/ -o report.html
         wds report s3://bucket/train/ -o report.html --samples 100 --seed 7
         wds report shards/ -o cats.html --where 'json.label == "cat"' --title Cats
+        wds report shards/ --card README.md --croissant croissant.json
         wds report train-manifest.json -o - --skip images | gzip > report.html.gz
     """
-    out = Out.of(general, page.output)
+    documents = page.documents()
+    output = page.output or ""
+    written = [address for address in (page.output, page.card, page.croissant) if address is not None]
+    out = Out.of(general, "-" if "-" in written else output)
     request = Request(
         shards,
-        page.output,
+        output,
         ShardSettings(force=page.force),
         selection=selection.parse(own_seed=True),
         trust_addresses=general.trust_addresses,
         jobs=page.jobs,
     )
-    page_facts, size_bytes = make(request, page.parse(), progress=out.progress())
-    _print_result(out, page.output, page_facts, size_bytes)
+    page_facts, size_bytes = make(request, page.parse(), documents, progress=out.progress())
+    _print_result(out, written, page_facts, size_bytes)
     # The page shows an incomplete set too, but the command fails like the others.
     if missing := page_facts.input.summary.report.missing:
         from wdscli.shards.inputs import missing_error
@@ -110,16 +134,18 @@ def report(
         raise missing_error(missing)
 
 
-def _print_result(out: Out, output: str, page_facts: PageFacts, size_bytes: int) -> None:
+def _print_result(out: Out, outputs: Sequence[str], page_facts: PageFacts, size_bytes: int) -> None:
     """Print the page's totals, in one line or as JSON."""
     summary = page_facts.input.summary
     for remark in summary.report.remarks:
         out.warn(remark)
     if out.json:
-        out.object({"output": shown(output), "output_bytes": size_bytes, **_object(page_facts)})
+        out.object(
+            {"output": " ".join(map(shown, outputs)), "output_bytes": size_bytes, **_object(page_facts)}
+        )
     total = f"{plural(summary.samples, 'sample')} in {plural(summary.shards, 'shard')}"
     judged = ", ".join(verdict.text for verdict in page_facts.verdicts)
-    message = f"{total}: {judged}; wrote {output}, {human_size(size_bytes)},"
+    message = f"{total}: {judged}; wrote {', '.join(map(shown, outputs))}, {human_size(size_bytes)},"
     out.done(message, summary.size_bytes)
 
 
