@@ -229,9 +229,10 @@ class TestBytesAreCounted:
 
     @pytest.mark.parametrize("compressed", [False, True])
     def test_commands_that_read_shards(self, shards: list[str], tmp_path: Path, compressed: bool) -> None:
+        from indexing import index
+
         from wdscli.look.listing import ls
         from wdscli.ops.cat import cat
-        from wdscli.ops.index import index
 
         if compressed:
             for path in shards:
@@ -256,10 +257,10 @@ class TestBytesAreCounted:
     def test_of_a_store(self, command: str, listed: bool, shards: list[str], tmp_path: Path) -> None:
         """Whose sizes are known where the folder was listed; where not, few shards count bytes all the same."""
         import fsspec
+        from indexing import index
 
         from wdscli.look.listing import ls
         from wdscli.ops.cat import cat
-        from wdscli.ops.index import index
         from wdscli.verify.set import verify
 
         folder = f"progress-{command.replace(' ', '-')}-{listed}"

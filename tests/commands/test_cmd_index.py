@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from indexing import index
 from shard_cases import wds
 from storage_servers import Web, web_server
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.index import index
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.shards import ShardWriter, find_index, read_manifest
 from wdscli.shards.index import index_address

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indexing import index
 from tiers import examples
 
 from tests.support.shard_cases import foreign_tar, wds
-from wdscli.ops.index import index
 from wdscli.selection.reading import MemberReader
 from wdscli.shards import ShardWriter
 from wdscli.storage import open_source

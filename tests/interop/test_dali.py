@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("nvidia.dali", reason="nvidia-dali-cuda120 is not installed")
 from conftest import flagged, write_set
+from indexing import index
 
 from wdscli.errors import DataError
-from wdscli.ops.index import index
 from wdscli.tar import Form
 
 

@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("megatron.energon", reason="megatron-energon is not installed")
 from conftest import flagged, write_set
+from indexing import index
 
 from wdscli.errors import DataError
-from wdscli.ops.index import index
 
 #: What we leave to a person: what the samples are.
 DATASET = """

@@ -8,7 +8,7 @@ import pytest
 
 webshart = pytest.importorskip("webshart", reason="webshart is not installed")
 
-from wdscli.ops.index import index  # noqa: E402
+from indexing import index  # noqa: E402
 
 
 def test_webshart_reads_every_member_by_our_metadata(shards, content):

@@ -9,8 +9,9 @@ import pytest
 
 wids = pytest.importorskip("wids", reason="wids is not installed")
 
+from indexing import index  # noqa: E402
+
 from wdscli.cli.main import main  # noqa: E402
-from wdscli.ops.index import index  # noqa: E402
 
 
 def read(document: Path) -> list[dict]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy
 import pytest
+from indexing import index
 from loader_cases import Cls, Numbers, World, everything, make_ragged, make_set
 from shard_cases import numbered, write_shards
 from storage_servers import Web, web_server
@@ -30,7 +31,6 @@ from wdscli.loader.read import reading
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.fetch import Pool
 from wdscli.loader.read.reading import IndexedSource
-from wdscli.ops.index import index
 
 OTHERS = (6, 0, 17, 1, 11)
 

@@ -14,13 +14,13 @@ import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from indexing import index
 from tiers import examples
 
 from wdscli.errors import WdsError
 from wdscli.loader import IndexedDataset
 from wdscli.loader.read.catalog import Catalog, ShardTable
 from wdscli.loader.read.rows import read_samples
-from wdscli.ops.index import index
 from wdscli.shards import ShardReader, ShardWriter
 from wdscli.shards.proof import find_index
 from wdscli.storage import Source, open_source

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from indexing import index
 from loader_cases import RAGGED, Numbers, World, everything, make_set, value_of
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
 from wdscli.loader.dataset import PositionDataset
-from wdscli.ops.index import index
 
 LONGEST = "40"
 

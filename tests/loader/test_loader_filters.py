@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from awkward_sets import write_awkward
+from indexing import index
 from loader_sets import Reads, oracle, serve, write_set
 from storage_servers import web_server
 from xxhash import xxh3_128
@@ -20,7 +21,6 @@ from wdscli.loader.read import selected as filters
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.selected import FilteredCatalog, filtered
 from wdscli.look.listing import ls
-from wdscli.ops.index import index
 from wdscli.selection import Selection, reading
 from wdscli.shards import ShardWriter
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy
 import pytest
 from awkward_sets import write_awkward
+from indexing import index
 from loader_sets import Raw, Reads, oracle, serve, write_set
 from storage_servers import s3_server, web_server
 
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader import IndexedDataset, WebDataset
-from wdscli.ops.index import index
 from wdscli.shards import ShardWriter
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 import pytest
+from indexing import index
 from loader_cases import Numbers, World, everything, value_of
 
 import wdscli.loader as wds
@@ -22,7 +23,6 @@ from wdscli.loader import mix
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order.batches import Misfit, Rule, planned
 from wdscli.loader.order.grid import grid_of
-from wdscli.ops.index import index
 from wdscli.shards import ShardWriter
 
 LONGEST = "40"

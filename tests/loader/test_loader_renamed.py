@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from indexing import index
 from shard_cases import tar_of
 from shard_cases import wds as wds_command
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.index import index
 
 DOTS = ["22.05.png", "22.05.txt", "22.06.png", "22.06.txt", "23.01.png", "23.01.txt"]
 FOLDERS = [

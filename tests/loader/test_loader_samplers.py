@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from awkward_sets import write_awkward
+from indexing import index
 from loader_sets import oracle, write_set
 
 from wdscli.errors import UsageError
 from wdscli.loader import IndexedDataset, ShardSampler, WebDataset
-from wdscli.ops.index import index
 
 
 @pytest.fixture

@@ -371,7 +371,7 @@ class TestTask:
     def test_keys_of_one_hash_are_told_apart(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, with_index: bool
     ) -> None:
-        from wdscli.ops.index import index
+        from indexing import index
 
         for module in (survey, copier):
             monkeypatch.setattr(module, "hash_key", lambda key: len(key) // 9)
@@ -388,7 +388,7 @@ class TestTask:
 
     @pytest.mark.exhaustive
     def test_jobs_and_indexes_do_not_show(self, tmp_path: Path) -> None:
-        from wdscli.ops.index import index
+        from indexing import index
 
         sets = small_sets()
         made: set[bytes] = set()

@@ -27,7 +27,7 @@ from wdscli.tar import CANONICAL
 def indexed(folder: Path, samples: list[list[tuple[str, bytes]]], **how: object) -> tuple[str, Index]:
     """A shard, and its index."""
     (name,) = write_shards(folder, [samples], **how)
-    from wdscli.ops.index import index
+    from indexing import index
 
     index([name])
     with open_source(name) as source:

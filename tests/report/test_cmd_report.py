@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from indexing import index
 from PIL import Image
 from report_sets import EVIL, Page, picture, tone, write_set
 from shard_cases import Ran, keys_of, tar_of, wds, wds_here
 
-from wdscli.ops.index import index
 from wdscli.ordering import mix
 from wdscli.report import charts
 from wdscli.shards import ShardWriter

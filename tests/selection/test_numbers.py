@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy
 import pytest
+from indexing import index
 from shard_cases import wds
 
 from wdscli.errors import DataError, InputError, UsageError
-from wdscli.ops.index import index
 from wdscli.selection.values import MISSING, value_names
 from wdscli.shards import ShardWriter
 from wdscli.shards.proof import find_index, read_index

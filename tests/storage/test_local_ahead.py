@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy
 import pytest
 from cold_files import announced_ranges, let_go_of
+from indexing import index
 from reorders import sort
 from shard_cases import numbered, write_shards
 
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.fetch import Pool
-from wdscli.ops.index import index
 from wdscli.plan.request import Request
 from wdscli.storage import open_source
 

@@ -34,7 +34,6 @@ from wdscli.shards.dialects import Dialect, ShardPlace, SideFile, make_dialect
 from wdscli.shards.index import Check, Index, index_address, parse_index
 from wdscli.shards.inputs import (
     MANIFEST_SUFFIX,
-    MissingPolicy,
     ShardSet,
     open_set,
     read_manifest,
@@ -133,70 +132,69 @@ class IndexedShard(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def index(
-    inputs: Sequence[str],
-    *,
-    manifest: str | None = None,
-    with_manifest: bool = True,
-    with_index: bool = True,
-    checksum: str = "xxh3_128",
-    dialects: Sequence[str] = (),
-    values: str | Sequence[str] | None = None,
-    force: bool = False,
-    trust_addresses: bool = False,
-    dry_run: bool = False,
-    check: bool = False,
-    adopt: Adoption = "",
-    jobs: int | None = None,
-    progress: Progress = QUIET,
-) -> IndexReport:
-    """Write the index of every shard of ``inputs`` (paths, folders, globs, braces, URLs, a manifest), then the
-    manifest. With ``dialects``, write the files of other programs instead: ``dali``, ``energon``, ``parquet``,
-    ``webshart``, ``wids``.
+class IndexSettings(NamedTuple):
+    """What is written, and what happens to existing files. The manifest is written to ``manifest``. By default, this is
+    the manifest in the inputs, or else ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the
+    algorithm of the manifest's checksums: ``xxh3_128``, ``sha256``, ``md5``, or ``none``, which reads no payloads. With
+    ``dialects``, the files of other programs are written instead: ``dali``, ``energon``, ``parquet``, ``webshart``,
+    ``wids``.
 
     ``values`` are expressions (``json.tokens``, ``width(jpg)``). The indexes store the values of these expressions, and
     keep the values that they already have. A value that cannot be computed is stored as missing, and a warning names
     the sample.
 
-    ``manifest`` is the address of the manifest. The default is the manifest in ``inputs``, or else
-    ``<prefix>-manifest.json`` in the folder of the shards. ``checksum`` is the algorithm of the manifest's checksums:
-    ``xxh3_128``, ``sha256``, or ``none``, which reads no payloads. Files that are up to date are kept unless ``force``.
-    ``dry_run`` reads the shards and writes nothing. With ``check``, a manifest that contradicts the shards is no error;
-    it counts as a file to rewrite. With ``adopt``, indexes are compared with the shards' bytes or sizes, and become
-    their proven indexes. ``jobs`` is the number of processes; None means one per processor.
+    Files that are up to date are kept unless ``force``. ``dry_run`` reads the shards and writes nothing. With
+    ``check``, a manifest that contradicts the shards is no error; it counts as a file to rewrite. With ``adopt``,
+    indexes are compared with the shards' bytes or sizes, and become their proven indexes."""
+
+    manifest: str | None = None
+    with_manifest: bool = True
+    with_index: bool = True
+    checksum: str = "xxh3_128"
+    dialects: Sequence[str] = ()
+    values: str | Sequence[str] | None = None
+    force: bool = False
+    dry_run: bool = False
+    check: bool = False
+    adopt: Adoption = ""
+
+
+def index(
+    inputs: Sequence[str],
+    settings: IndexSettings,
+    *,
+    trust_addresses: bool = False,
+    jobs: int | None = None,
+    progress: Progress = QUIET,
+) -> IndexReport:
+    """Write the index of every shard of ``inputs`` (paths, folders, globs, braces, URLs, a manifest), then the
+    manifest. ``jobs`` is the number of processes; None means one per processor.
 
     Raises UsageError for streams and compressed shards, and InputError if nothing is found. Raises DataError for a
     damaged shard, a key repeated in a shard, and a manifest that contradicts the shards. Raises OutputExistsError for
     an existing file with other content, and OutputError if a file cannot be written.
     """
-    names = value_names(values)
-    if names and (dialects or not with_index):
+    names = value_names(settings.values)
+    if names and (settings.dialects or not settings.with_index):
         raise UsageError("values are stored in an index, but no index is written", hint="leave out --values")
-    # With ``force``, the shards of an interrupted run are accepted.
-    shards = _opened(
-        inputs,
-        "accept" if force or check else "stop",
-        takes_unfinished=force,
-        trust_addresses=trust_addresses,
-    )
-    new_digest(checksum)
-    plan = SetPlan(
-        shards, manifest, with_manifest and not dialects, force=force, dry_run=dry_run, check=check
-    )
-    plan.adopt = adopt
-    makers = [make_dialect(name, plan.folder, plan.prefix) for name in dict.fromkeys(dialects)]
-    tasks = plan.tasks(checksum, with_index=with_index, has_makers=bool(makers), values=names)
+    shards = _opened(inputs, settings, trust_addresses=trust_addresses)
+    new_digest(settings.checksum)
+    plan = SetPlan(shards, settings)
+    makers = [make_dialect(name, plan.folder, plan.prefix) for name in dict.fromkeys(settings.dialects)]
+    tasks = plan.tasks(names)
     # Another run that is writing these shards will write their manifest too.
-    with OutputLock.take(None if dry_run else plan.manifest, SHARED_CLAIM):
-        return _carried_out(plan, tasks, makers, with_index=with_index, jobs=jobs, progress=progress)
+    with OutputLock.take(None if settings.dry_run else plan.manifest, SHARED_CLAIM):
+        return _carried_out(plan, tasks, makers, jobs=jobs, progress=progress)
 
 
-def _opened(
-    inputs: Sequence[str], missing: MissingPolicy, *, takes_unfinished: bool, trust_addresses: bool
-) -> ShardSet:
+def _opened(inputs: Sequence[str], settings: IndexSettings, *, trust_addresses: bool) -> ShardSet:
     """Open the set to index. Raises UsageError for a view, a stream, and a shard that is given twice."""
+    # With ``force``, the shards of an interrupted run are accepted.
     shards = open_set(
-        inputs, missing=missing, takes_unfinished=takes_unfinished, trust_addresses=trust_addresses
+        inputs,
+        missing="accept" if settings.force or settings.check else "stop",
+        takes_unfinished=settings.force,
+        trust_addresses=trust_addresses,
     )
     if shards.manifest is not None and shards.manifest.view is not None:
         raise UsageError(
@@ -219,12 +217,11 @@ def _carried_out(
     tasks: list[IndexTask],
     makers: list[Dialect],
     *,
-    with_index: bool,
     jobs: int | None,
     progress: Progress,
 ) -> IndexReport:
     """Run the tasks in parallel, write the files of other programs as their indexes arrive, and the manifest last."""
-    addresses = [task.address for task in tasks]
+    addresses, with_index = [task.address for task in tasks], plan.settings.with_index
     without = set(tasks[0].values) if tasks else set()
     infos: list[ShardInfo] = []
     files: list[Side] = []
@@ -452,7 +449,7 @@ def _refuse_repeats(index: Index, address: str) -> None:
 
 def _put(plan: SetPlan, file: SideFile, of: str | None = None) -> Side:
     """Write a file of another program unless the same file exists."""
-    force, dry_run = plan.force, plan.dry_run
+    force, dry_run = plan.settings.force, plan.settings.dry_run
     reason = "there was none"
     if exists(file.address):
         reason = "forced" if force else "its content differs"
@@ -487,23 +484,13 @@ class SetPlan:
     DataError for a manifest that contradicts itself.
     """
 
-    def __init__(
-        self,
-        shards: ShardSet,
-        manifest: str | None,
-        with_manifest: bool,
-        *,
-        force: bool,
-        dry_run: bool,
-        check: bool,
-    ) -> None:
-        self.force, self.dry_run, self.takes_contradictions = force, dry_run, force or check
-        self.writes = not (dry_run or check)
-        self.adopt: Adoption = ""
+    def __init__(self, shards: ShardSet, settings: IndexSettings) -> None:
+        self.settings, self.takes_contradictions = settings, settings.force or settings.check
         self._shards, self._addresses = shards, shards.addresses
+        with_manifest = settings.with_manifest and not settings.dialects
         prefix, folder = set_prefix(self._addresses), common_folder(self._addresses)
         default = folder + (f"{prefix}-{MANIFEST_SUFFIX}" if prefix else MANIFEST_SUFFIX)
-        self.manifest = (manifest or shards.manifest_address or default) if with_manifest else None
+        self.manifest = (settings.manifest or shards.manifest_address or default) if with_manifest else None
         self.old: Manifest | None = None
         self.contradiction: ContradictoryManifestError | None = None
         self.is_there = False
@@ -520,22 +507,24 @@ class SetPlan:
         if not self.takes_contradictions:
             self._check()
 
-    def tasks(
-        self, checksum: str, *, with_index: bool, has_makers: bool, values: tuple[str, ...]
-    ) -> list[IndexTask]:
-        """Return the task of each shard. With makers, indexes are only read, to make the files of other programs."""
-        unindexed = without_index(self._shards)
+    def tasks(self, values: tuple[str, ...]) -> list[IndexTask]:
+        """Return the task of each shard. With dialects, indexes are only read, to make the files of other programs."""
+        settings, has_makers, unindexed = (
+            self.settings,
+            bool(self.settings.dialects),
+            without_index(self._shards),
+        )
         return [
             IndexTask(
                 address,
-                self._algorithm(address, checksum) if self.manifest and not self.dry_run else "none",
-                None if self.force or self.adopt else self.listed(address),
-                (self.force and not has_makers) or self.adopt == "bytes",
-                write=with_index and not has_makers and not self.dry_run,
+                self._algorithm(address) if self.manifest and not settings.dry_run else "none",
+                None if settings.force or settings.adopt else self.listed(address),
+                (settings.force and not has_makers) or settings.adopt == "bytes",
+                write=settings.with_index and not has_makers and not settings.dry_run,
                 want_index=has_makers,
                 has_index=address not in unindexed,
                 values=values,
-                adopt=self.adopt,
+                adopt=settings.adopt,
             )
             for address in self._addresses
         ]
@@ -543,11 +532,13 @@ class SetPlan:
     def remove_state(self, progress: Progress) -> None:
         """Remove the files that an interrupted run left, and with ``force`` the other manifests that list missing
         shards, because they would make the set incomplete. Call it after the manifest is written."""
-        for stale in stale_manifests(self._shards) if self.writes and self.force else ():
+        if self.settings.dry_run or self.settings.check:
+            return
+        for stale in stale_manifests(self._shards) if self.settings.force else ():
             if stale != self.manifest:
                 remove(stale)
                 progress.warn(f"removed {stale}, because it lists shards that do not exist")
-        if self.writes and self._shards.unfinished:
+        if self._shards.unfinished:
             for state in self._shards.unfinished:
                 remove(state.address)
             remove_receipts([*self._addresses, self.manifest or ""])
@@ -571,10 +562,11 @@ class SetPlan:
         """Return the name of a shard in the manifest."""
         return name_from(self.folder, address)
 
-    def _algorithm(self, address: str, checksum: str) -> str:
+    def _algorithm(self, address: str) -> str:
         """Return the algorithm for a shard's checksum. To adopt a shard, it is the algorithm in the manifest."""
-        shard = self._listed.get(self.name(address)) if self.adopt else None
-        return "none" if self.adopt == "sizes" else ((shard and shard.checksum) or checksum).partition(":")[0]
+        adopt, checksum = self.settings.adopt, self.settings.checksum
+        shard = self._listed.get(self.name(address)) if adopt else None
+        return "none" if adopt == "sizes" else ((shard and shard.checksum) or checksum).partition(":")[0]
 
     def listed(self, address: str) -> ShardInfo | None:
         """Return the manifest's entry for a local shard if the shard is not newer than the manifest."""
@@ -590,9 +582,9 @@ class SetPlan:
 def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manifest, Side]:
     """Write the manifest, or complete the existing manifest, unless nothing changes. Raises DataError if the existing
     manifest contradicts the shards, and neither ``force`` nor ``check`` is true."""
-    address, force, dry_run = plan.manifest or "", plan.force, plan.dry_run
+    address, force, dry_run = plan.manifest or "", plan.settings.force, plan.settings.dry_run
     old = plan.old if plan.lists_these() else None
-    if old is not None and (dry_run or plan.adopt == "sizes"):
+    if old is not None and (dry_run or plan.settings.adopt == "sizes"):
         shards = tuple(replace(shard, checksum=listed.checksum) for shard, listed in zip(shards, old.shards))
     differences = [_difference(*pair) for pair in zip(old.shards, shards)] if old is not None else []
     place = next((row for row, difference in enumerate(differences) if difference), None)
@@ -608,9 +600,11 @@ def _write_manifest(plan: SetPlan, shards: tuple[ShardInfo, ...]) -> tuple[Manif
     else:
         # Keep the old manifest's record of how the set was made.
         manifest = replace(old, shards=shards)
-    if plan.adopt:
+    if plan.settings.adopt:
         made = {name: fact for name, fact in manifest.made.items() if name != BELIEVED}
-        manifest = replace(manifest, made={**made, **({BELIEVED: "sizes"} if plan.adopt == "sizes" else {})})
+        manifest = replace(
+            manifest, made={**made, **({BELIEVED: "sizes"} if plan.settings.adopt == "sizes" else {})}
+        )
     if manifest == old and not force and plan.contradiction is None:
         return manifest, Side(address, "kept")
     is_stale = old is None or place is not None or plan.contradiction is not None

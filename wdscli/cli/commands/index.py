@@ -1,6 +1,6 @@
 """``wds index``: parse the options, make indexes, and print the names of the written files."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from wdscli.cli.options import (
     Algorithm,
@@ -15,7 +15,7 @@ from wdscli.cli.options import (
 )
 from wdscli.cli.output import Out, plural
 from wdscli.errors import UsageError
-from wdscli.ops.index import IndexReport
+from wdscli.ops.index import IndexReport, IndexSettings
 from wdscli.ops.index import index as run
 from wdscli.shards.dialects import DIALECTS
 from wdscli.shown import shown
@@ -55,8 +55,8 @@ class IndexOptions(NamedTuple):
     dry_run: bool = False
     jobs: Positive = None
 
-    def parse(self) -> dict[str, Any]:
-        """Return these options as the library's arguments. Raises UsageError for options that exclude each other."""
+    def parse(self) -> IndexSettings:
+        """Return these options as the library's settings. Raises UsageError for options that exclude each other."""
         if self.dialect and (self.output or self.no_manifest or self.no_index):
             raise UsageError(
                 "--for writes only the index of another program, not wdscli's manifest and index",
@@ -77,18 +77,17 @@ class IndexOptions(NamedTuple):
             raise UsageError(
                 "--adopt makes no indexes", hint="leave out --for, --no-index, --force and --check"
             )
-        return {
-            "manifest": self.output,
-            "with_manifest": not self.no_manifest,
-            "with_index": not self.no_index,
-            "checksum": self.checksum,
-            "dialects": self.dialect or (),
-            "force": self.force,
-            "dry_run": self.dry_run or self.check,
-            "check": self.check,
-            "adopt": ("sizes" if self.trust_sizes else "bytes") if self.adopt else "",
-            "jobs": self.jobs,
-        }
+        return IndexSettings(
+            self.output,
+            not self.no_manifest,
+            not self.no_index,
+            self.checksum,
+            self.dialect or (),
+            force=self.force,
+            dry_run=self.dry_run or self.check,
+            check=self.check,
+            adopt="" if not self.adopt else "sizes" if self.trust_sizes else "bytes",
+        )
 
 
 @grouped
@@ -108,13 +107,12 @@ def index(shards: Shards, *, options: IndexOptions, values: Values = None, gener
         wds index --check shards/ || wds index --force shards/
         wds index --adopt s3://bucket/train/
     """
-    how, out = options.parse(), Out.of(general)
+    settings, out = options.parse()._replace(values=values), Out.of(general)
     if options.adopt and values:
         raise UsageError("--adopt makes no indexes, so it stores no values", hint="leave out --values")
-    report = run(
-        shards, **how, values=values, trust_addresses=general.trust_addresses, progress=out.progress()
-    )
-    _print_report(out, report, dry=how["dry_run"])
+    trusts, progress = general.trust_addresses, out.progress()
+    report = run(shards, settings, trust_addresses=trusts, jobs=options.jobs, progress=progress)
+    _print_report(out, report, dry=settings.dry_run)
     return 1 if options.check and report.made else 0
 
 
