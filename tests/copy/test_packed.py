@@ -39,12 +39,17 @@ def buffer_of(samples: list[Sample], form: Form = CANONICAL) -> tuple[bytearray,
     return data, begins
 
 
+def keys_of(arrays: SampleArrays) -> list[bytes]:
+    """The keys, apart."""
+    return [arrays.keys[first:end] for first, end in pairwise([0, *arrays.key_lengths.cumsum().tolist()])]
+
+
 def made(data: bytearray, begins: list[int], form: Form = CANONICAL) -> tuple[bytes, SampleArrays] | None:
     """The canonical samples that a buffer becomes, and what is said of them. Neighbours of one key are as good as none:
     the copier leaves them to the exact path."""
     view = memoryview(bytearray(data))
     found = packed(view, numpy.array(begins, dtype=numpy.int64), form)
-    if found is None or any(one == other for one, other in pairwise(found.names)):
+    if found is None or any(one == other for one, other in pairwise(keys_of(found.arrays))):
         return None
     return bytes(found.settle(view)), found.arrays
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy
 import pytest
 from crafted_keys import one_core_hash, one_low_lane, one_xxh3_64, one_xxh3_128
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waits import seconds_of
+from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError, OutputError
 from wdscli.samples import keys as keyset
-from wdscli.samples.keys import KeySet
+from wdscli.samples.keys import KeySet, hashes_of_joined, joined_may_be_unsafe, may_be_unsafe
 from wdscli.tar import core
 
 
@@ -128,6 +131,25 @@ def test_memory_is_16_bytes_a_key(plain: None) -> None:
     assert held <= 16 * 200_000
     assert held + 16 * len(keys._small) >= 16 * 199_000
     assert len(keys._runs) <= 10
+
+
+@pytest.mark.parametrize("seed", [0, 1, 0x9E3779B97F4A7C15])
+def test_hashes_of_joined_keys_are_those_of_xxhash(seed: int) -> None:
+    rng = random.Random(seed)
+    keys = [rng.randbytes(length) for length in [*range(241), 0, 16, 17, 240]]
+    for group in keys, [*keys, rng.randbytes(241)]:
+        lengths = array("q", map(len, group))
+        expected = [xxh3_64_intdigest(key, seed) for key in group]
+        assert hashes_of_joined(b"".join(group), lengths, seed).tolist() == expected
+
+
+@pytest.mark.parametrize("field", [b"txt", b"../txt"])
+@pytest.mark.parametrize("key", [b"a", b"", b"/a", b"a/../b", b"a/b", b"a\0b"])
+def test_joined_keys_are_as_unsafe_as_keys_apart(key: bytes, field: bytes) -> None:
+    for keys in [key], [b"k", key], [key, b"k"]:
+        lengths = numpy.array(list(map(len, keys)))
+        is_unsafe = may_be_unsafe(keys) or may_be_unsafe([b"cls", field])
+        assert joined_may_be_unsafe(b"".join(keys), lengths, [b"cls", field]) == is_unsafe
 
 
 class TestTable:

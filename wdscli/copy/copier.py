@@ -18,7 +18,6 @@ found.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -49,6 +48,7 @@ from wdscli.plan.table import (
 )
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.samples.grouping import SampleAt
+from wdscli.samples.keys import hashes_of_joined
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
 from wdscli.selection.reading import MemberReader
@@ -262,7 +262,8 @@ class Copier:
         usual = packed(view, chunk.totals[rows] - chunk.totals[rows.start], self.task.settings.form)
         if usual is None:
             return False
-        keys = numpy.frombuffer(array("Q", map(hash_key, usual.names)), dtype=numpy.uint64)
+        hashes = hashes_of_joined(usual.arrays.keys, usual.arrays.key_lengths)
+        keys = numpy.frombuffer(hashes, dtype=numpy.uint64)
         # Only the plan shows that neighbours with equal keys are two samples.
         if not (keys == chunk.rows.keys[rows]).all() or (keys[1:] == keys[:-1]).any():
             return False

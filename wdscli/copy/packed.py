@@ -18,11 +18,10 @@ from wdscli.tar import Form, core
 
 
 class PackedSamples(NamedTuple):
-    """Usual samples in a buffer. ``names`` are their keys. ``arrays`` has their places after :meth:`settle`. ``heads``
-    has the beginnings of the members' headers before :meth:`settle`, and ``end`` the end of all samples before it.
-    ``foreign`` is the number of members that are not canonical, or have a padding other than zeros."""
+    """Usual samples in a buffer. ``arrays`` has their places after :meth:`settle`. ``heads`` has the beginnings of the
+    members' headers before :meth:`settle`, and ``end`` the end of all samples before it. ``foreign`` is the number of
+    members that are not canonical, or have a padding other than zeros."""
 
-    names: list[bytes]
     arrays: SampleArrays
     heads: I64
     end: int
@@ -47,13 +46,12 @@ def packed(view: memoryview, begins: I64 | None, form: Form) -> PackedSamples | 
         packing = core.CORE.pack(view, begins, form.mtime_field, form.long_names == "gnu")
     if packing is None:
         return None
-    keys, fields, *columns, end, foreign = packing
-    counts, starts, lengths, heads, codes, offsets, sizes = [
+    fields, keys, *columns, end, foreign = packing
+    key_lengths, counts, starts, lengths, heads, codes, offsets, sizes = [
         numpy.frombuffer(column, dtype=numpy.int64) for column in columns
     ]
-    widths = numpy.fromiter(map(len, keys), dtype=numpy.int64, count=len(keys))
-    arrays = SampleArrays(b"".join(keys), widths, starts, lengths, counts, fields, codes, offsets, sizes)
-    return PackedSamples(keys, arrays, heads, end, foreign, form)
+    arrays = SampleArrays(keys, key_lengths, starts, lengths, counts, fields, codes, offsets, sizes)
+    return PackedSamples(arrays, heads, end, foreign, form)
 
 
 def walk_packed(source: Source, buffer: memoryview, form: Form) -> Iterator[tuple[int, PackedSamples]]:

@@ -41,10 +41,10 @@ from wdscli.run.execute import run_plan
 from wdscli.run.receipts import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.grouping import SampleAt
-from wdscli.samples.keys import KeySet
+from wdscli.samples.keys import KeySet, joined_may_be_unsafe
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
-from wdscli.selection.walk import check_names, is_suspect
+from wdscli.selection.walk import check_names
 from wdscli.shards.index import Index, index_address
 from wdscli.shards.inputs import ShardSet, check_mixing, classes_of, fingerprint_of
 from wdscli.shards.layout import ViewSource
@@ -428,13 +428,14 @@ class _Copier:
             return end, samples
         source.expect([(0, source.size)])
         for offset, usual in walk_packed(source, self._buffer, self._shard.form):
-            if is_suspect(usual.names, usual.arrays.fields) or not keys.seen.add_new(usual.names):
+            names = usual.arrays.keys, usual.arrays.key_lengths
+            if joined_may_be_unsafe(*names, usual.arrays.fields) or not keys.seen.add_joined(*names):
                 break
             if isinstance(source, ViewSource):
                 source.check_arrays(samples, usual.arrays)
             self._shard.write_arrays(usual.settle(self._buffer), usual.arrays)
             self._shard.flush()
-            end, samples = offset + usual.end, samples + len(usual.names)
+            end, samples = offset + usual.end, samples + len(usual.arrays.counts)
         return end, samples
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
@@ -491,9 +492,11 @@ class _Copier:
         starts = list(map(batch.starts.__getitem__, batch.firsts[first:end]))
         begins = numpy.array(starts, dtype=numpy.int64) - begin
         samples = packed(view, begins, self._shard.form)
-        if samples is None or samples.names != batch.keys[first:end]:
+        if samples is None:
             return False
-        arrays = samples.arrays
+        keys, arrays = batch.keys[first:end], samples.arrays
+        if arrays.keys != b"".join(keys) or arrays.key_lengths.tolist() != list(map(len, keys)):
+            return False
         fields = list(map(arrays.fields.__getitem__, arrays.codes.tolist()))
         if fields != batch.fields[members] or arrays.sizes.tolist() != batch.sizes[members]:
             return False

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.arrays import I64, U32, Rows, numpy
+from wdscli.arrays import I64, U32, Rows, numpy, steps
 from wdscli.errors import DataError
 from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
 from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
@@ -32,8 +32,9 @@ from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
 from wdscli.plan.table import RENAMED, GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, row_type
 from wdscli.plan.values import Extract, GrowingValues, PackedValues, RowBlock, Values
 from wdscli.progress import Progress
-from wdscli.samples import IgnoredMembers, SampleBatch, may_be_unsafe
+from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.grouping import SampleAt
+from wdscli.samples.keys import hashes_of_joined, joined_may_be_unsafe
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
@@ -530,7 +531,10 @@ def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
     """Return the rows of an index if all its samples are copied unchanged. Return None if a selection, a new key, a
     mark or a name makes it necessary to check single samples."""
     special = task.selection.changes_members or task.rekey is not None
-    if special or not task.selection.is_trivial or index.marks.any() or _may_be_unsafe(index):
+    if special or not task.selection.is_trivial or index.marks.any():
+        return None
+    lengths = steps(index.key_ends)
+    if joined_may_be_unsafe(index.keys, lengths, index.fields):
         return None
     rows: Rows = numpy.zeros(index.samples, dtype=row_type())
     rows["start"] = index.starts
@@ -539,8 +543,7 @@ def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
     rows["members"] = numpy.diff(index.member_ends, prepend=numpy.uint64(0))
     names = hashes_of(index.fields)[index.member_fields]
     rows["headers"] = headers_of(names, index.member_sizes, rows["members"].astype(numpy.int64))
-    for first, keys in blocks_of_keys(index):
-        rows["key"][first : first + KEYS_AT_ONCE] = array("Q", map(hash_key, keys))
+    rows["key"] = hashes_of_joined(index.keys, lengths)
     return rows
 
 
@@ -554,16 +557,6 @@ def packed_keys(index: Index) -> PackedValues:
     """Return the keys of all samples of an index, in the form of an extract's values."""
     lengths: U32 = numpy.diff(index.key_ends, prepend=numpy.uint64(0)).astype(numpy.uint32)
     return PackedValues(lengths, numpy.frombuffer(index.keys, numpy.uint8))
-
-
-def _may_be_unsafe(index: Index) -> bool:
-    """Return whether a name may be unsafe. This is a quick check of all keys together, and of all fields."""
-    keys = index.keys
-    ends: I64 = index.key_ends.astype(numpy.int64)
-    begins: I64 = numpy.append(0, ends)[:-1]
-    if b".." in keys or b"\0" in keys or (begins == ends).any() or may_be_unsafe(index.fields):
-        return True
-    return bool((numpy.frombuffer(keys, dtype=numpy.uint8)[begins] == ord("/")).any())
 
 
 def out_sizes(

@@ -3,7 +3,8 @@
 The rule is webdataset's (``base_plus_ext``). The key is the folder and the file name up to its first dot, and the field
 is the rest after that dot. Some members belong to no sample: folders, names without a dot, AppleDouble ``._x``, names
 of the form ``__x__``, and everything in a folder with such a name. :func:`why_unsafe` decides which names may be
-written: relative, no ``..``, no NUL, no leading slash. :func:`may_be_unsafe` checks many names at once.
+written: relative, no ``..``, no NUL, no leading slash. :func:`may_be_unsafe` checks many names at once, and
+:func:`joined_may_be_unsafe` many joined keys.
 
 :class:`KeySet` is a set to which keys are added in batches. It needs 16 bytes of memory per key, and free places in its
 hash table. :class:`KeyLog` keeps the keys themselves. Many keys are kept in a temporary file. For each key the set has
@@ -15,8 +16,8 @@ its size. In plain Python, a small set is a dictionary. A larger set is a list o
 merge). Each array is at least twice as long as the next; shorter arrays are merged.
 
 Keys may come from an attacker. Each pair of keys with equal hashes costs a comparison, so an attacker must not know
-such pairs. Therefore the hash is Python's SipHash, with a secret of the process, times :data:`MULTIPLIER`. The
-multiplier is a second secret, in case PYTHONHASHSEED is known. The output does not depend on these secrets.
+such pairs. Therefore the hash has a secret of the process, :data:`MULTIPLIER`: the core takes XXH3 with this seed, and
+plain Python takes its own SipHash; both are then multiplied by it. The output does not depend on these secrets.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ import mmap
 import os
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
-from wdscli.arrays import U64, numpy
+from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, UsageError, failing, printable
 from wdscli.model import to_text
 from wdscli.tar import DIRECTORY, core
@@ -95,6 +96,28 @@ def may_be_unsafe(names: Sequence[bytes]) -> bool:
     )
 
 
+def joined_may_be_unsafe(keys: bytes, lengths: I64, fields: Sequence[bytes]) -> bool:
+    """Check many joined keys, and all their fields, quickly. Return False if all names are safe."""
+    if b".." in keys or b"\0" in keys or not lengths.all() or may_be_unsafe(fields):
+        return True
+    return bool((numpy.frombuffer(keys, dtype=numpy.uint8)[lengths.cumsum() - lengths] == ord("/")).any())
+
+
+def hashes_of_joined(keys: bytes, lengths: I64 | array[int], seed: int = 0) -> array[int]:
+    """Return the XXH3-64 of joined keys with these lengths in bytes.
+
+    >>> [f"{key_hash:x}" for key_hash in hashes_of_joined(b"cat1cat22", array("q", [4, 5]))]
+    ['144a54fa4bc2ed5e', 'bf733afe52c4de57']
+    """
+    packed = None if core.CORE is None else core.CORE.hashes(keys, lengths, seed)
+    if packed is not None:
+        return array("Q", packed)
+    from xxhash import xxh3_64_intdigest
+
+    bounds = pairwise(accumulate(lengths, initial=0))
+    return array("Q", [xxh3_64_intdigest(keys[begin:end], seed) for begin, end in bounds])
+
+
 def check_name(key: bytes, field: bytes) -> None:
     """Raise UsageError unless ``key.field`` is a safe name, and readers split it into this key and this field."""
     name = key + b"." + field
@@ -153,9 +176,13 @@ class KeyLog:
     def append(self, keys: Sequence[bytes]) -> int:
         """Add keys, and return the first byte of the first key. Raises OutputError, and DataError for a key that is too
         long."""
+        return self.append_joined(b"".join(keys), map(len, keys))
+
+    def append_joined(self, keys: bytes, lengths: Iterable[int]) -> int:
+        """Do the work of :meth:`append` for joined keys with these lengths."""
         # Add one more byte, so that no key begins where the previous key ends.
-        joined, begin = b"".join((*keys, b"\n")), self._end
-        if len(joined) > _LONGEST and max(map(len, keys)) > _LONGEST:
+        joined, begin = keys + b"\n", self._end
+        if len(joined) > _LONGEST and max(lengths) > _LONGEST:
             raise DataError(f"a key of more than {_LONGEST} bytes", code="unsafe-name", hint="shorten it")
         self._end += len(joined)
         if self._file is None and self._end <= HELD_BYTES:
@@ -222,20 +249,27 @@ class KeySet:
         """Add ``keys`` if all keys are new and different. Otherwise add no key, and return False."""
         return self._add(keys, None)
 
+    def add_joined(self, keys: bytes, lengths: I64) -> bool:
+        """Do the work of :meth:`add_new` for joined keys with these lengths. Only with the compiled core."""
+        return self._add_by_core(lengths, self._log.append_joined(keys, lengths), None)
+
     def _add(self, keys: Sequence[bytes], repeated: list[int] | None) -> bool:
         begin = self._log.append(keys)
         if self._core is None:
             return self._add_plain(keys, begin, repeated)
+        return self._add_by_core(array("q", map(len, keys)), begin, repeated)
+
+    def _add_by_core(self, lengths: I64 | array[int], begin: int, repeated: list[int] | None) -> bool:
+        """Add the keys with these lengths in the log from byte ``begin``."""
+        assert self._core is not None
         table = self._table
-        while 4 * (self._count + len(keys)) > 3 * (len(table) // _SLOT_BYTES):
+        while 4 * (self._count + len(lengths)) > 3 * (len(table) // _SLOT_BYTES):
             table = bytearray(2 * len(table))
         if table is not self._table:
-            self._core.remember(table, self._table, self._log.data, 0, 0, None)
+            self._core.remember(table, self._table, self._log.data, 0, None, None)
             self._table = table
-        is_new: bool = self._core.remember(
-            table, list(keys), self._log.data, begin, self._multiplier, repeated
-        )
-        self._count += len(keys) - len(repeated or ()) if is_new else 0
+        is_new: bool = self._core.remember(table, lengths, self._log.data, begin, self._multiplier, repeated)
+        self._count += len(lengths) - len(repeated or ()) if is_new else 0
         return is_new
 
     def _add_plain(self, keys: Sequence[bytes], begin: int, repeated: list[int] | None) -> bool:

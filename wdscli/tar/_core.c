@@ -1520,9 +1520,11 @@ whole_name(const Member *m, char *joined, Py_ssize_t *length)
 }
 
 /* The columns of some samples and their members. */
-enum { COUNTS, BEGINS, LENGTHS, HEADS, CODES, PAYLOADS, BYTES, PACKED_COLUMNS };
+enum { KEYS, COUNTS, BEGINS, LENGTHS, HEADS, CODES, PAYLOADS, BYTES, PACKED_COLUMNS };
 typedef struct {
-    PyObject *keys, *fields;
+    PyObject *fields;
+    char *keys;
+    Py_ssize_t keys_len, keys_room;
     Numbers columns[PACKED_COLUMNS];
     i64 out;     /* where the next header will be */
     i64 foreign; /* how many members are not canonical, padding included */
@@ -1555,6 +1557,25 @@ comes_again(const Numbers *numbers, Py_ssize_t count)
         if (last[-i] == *last)
             return 1;
     return 0;
+}
+
+/* Add a key to the joined keys. Returns -1 on error. */
+static int
+add_key(Packed *packed, const char *key, Py_ssize_t length)
+{
+    if (length > packed->keys_room - packed->keys_len) {
+        Py_ssize_t room = 2 * packed->keys_room + length + BLOCK;
+        char *keys = PyMem_Realloc(packed->keys, (size_t)room);
+        if (!keys) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        packed->keys = keys;
+        packed->keys_room = room;
+    }
+    memcpy(packed->keys + packed->keys_len, key, (size_t)length);
+    packed->keys_len += length;
+    return push(&packed->columns[KEYS], length);
 }
 
 /* Parse one sample from byte `begin` of a buffer. Returns its end, 0 if it is unusual, or -1 on error. It ends at byte
@@ -1605,7 +1626,7 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
     }
     if (!members)
         return 0;
-    if (append(packed->keys, PyBytes_FromStringAndSize(key, key_len)) < 0 || push(&columns[COUNTS], members) < 0 ||
+    if (add_key(packed, key, key_len) < 0 || push(&columns[COUNTS], members) < 0 ||
         push(&columns[BEGINS], packed->out) < 0 || push(&columns[LENGTHS], out - packed->out) < 0)
         return -1;
     packed->out = out;
@@ -1632,11 +1653,11 @@ pack_open(Packed *packed, const byte *buffer, Py_ssize_t length, const Form *for
 }
 
 PyDoc_STRVAR(pack_doc, "pack(buffer, begins, mtime_field, gnu_names)\n--\n\n"
-"Return (keys, fields, counts, starts, lengths, heads, codes, offsets, sizes, end, foreign) of the samples in a buffer:\n"
-"lists of bytes, then columns of packed i64, and how many members are not canonical, padding included. The samples\n"
-"begin at the bytes `begins` (packed i64, rising) and fill the buffer. Places are those after `settle`; only `heads` are\n"
-"the present places of headers. Returns None for unusual samples. If `begins` is None, samples are found by their keys,\n"
-"up to the byte `end`, where an unusual or possibly incomplete sample begins.");
+"Return (fields, keys, key_lengths, counts, starts, lengths, heads, codes, offsets, sizes, end, foreign) of the samples\n"
+"in a buffer: a list, the joined keys, columns of packed i64, and how many members are not canonical, padding included.\n"
+"The samples begin at the bytes `begins` (packed i64, rising) and fill the buffer. Places are those after `settle`; only\n"
+"`heads` are the present places of headers. Returns None for unusual samples. If `begins` is None, samples are found by\n"
+"their keys, up to the byte `end`, where an unusual or possibly incomplete sample begins.");
 
 static PyObject *
 core_pack(PyObject *self, PyObject *args)
@@ -1655,11 +1676,10 @@ core_pack(PyObject *self, PyObject *args)
         PyBuffer_Release(&view);
         return NULL;
     }
-    packed.keys = PyList_New(0);
     packed.fields = PyList_New(0);
     Py_ssize_t samples = begins.len / (Py_ssize_t)sizeof(i64);
     const i64 *begin = begins.buf;
-    if (!packed.keys || !packed.fields)
+    if (!packed.fields)
         end = -1;
     else if (places == Py_None)
         end = pack_open(&packed, view.buf, view.len, &form);
@@ -1678,13 +1698,14 @@ core_pack(PyObject *self, PyObject *args)
         for (int i = 0; i < PACKED_COLUMNS; i++)
             columns[i] = PyBytes_FromStringAndSize((const char *)packed.columns[i].at,
                                                    packed.columns[i].count * (Py_ssize_t)sizeof(i64));
-        result = Py_BuildValue("OONNNNNNNnL", packed.keys, packed.fields, columns[COUNTS], columns[BEGINS],
-                               columns[LENGTHS], columns[HEADS], columns[CODES], columns[PAYLOADS], columns[BYTES], end,
-                               packed.foreign);
+        result = Py_BuildValue("ONNNNNNNNNnL", packed.fields,
+                               PyBytes_FromStringAndSize(packed.keys, packed.keys_len), columns[KEYS], columns[COUNTS],
+                               columns[BEGINS], columns[LENGTHS], columns[HEADS], columns[CODES], columns[PAYLOADS],
+                               columns[BYTES], end, packed.foreign);
     }
     for (int i = 0; i < PACKED_COLUMNS; i++)
         PyMem_Free(packed.columns[i].at);
-    Py_DecRef(packed.keys);
+    PyMem_Free(packed.keys);
     Py_DecRef(packed.fields);
     if (places != Py_None)
         PyBuffer_Release(&begins);
@@ -1740,6 +1761,125 @@ core_settle(PyObject *self, PyObject *args)
     return PyLong_FromSsize_t(out);
 }
 
+/* --- keys: their hashes ------------------------------------------------------------------------------------------ */
+
+enum { LONGEST_HASHED = 240 };
+
+/* The beginning of XXH3's secret. */
+static const byte secret[] =
+    "\xb8\xfe\x6c\x39\x23\xa4\x4b\xbe\x7c\x01\x81\x2c\xf7\x21\xad\x1c\xde\xd4\x6d\xe9\x83\x90\x97\xdb\x72\x40\xa4\xa4\xb7\xb3\x67\x1f"
+    "\xcb\x79\xe6\x4e\xcc\xc0\xe5\x78\x82\x5a\xd0\x7d\xcc\xff\x72\x21\xb8\x08\x46\x74\xf7\x43\x24\x8e\xe0\x35\x90\xe6\x81\x3a\x26\x4c"
+    "\x3c\x28\x52\xbb\x91\xc3\x00\xcb\x88\xd0\x65\x8b\x1b\x53\x2e\xa3\x71\x64\x48\x97\xa2\x0d\xf9\x4e\x38\x19\xef\x46\xa9\xde\xac\xd8"
+    "\xa8\xfa\x76\x3f\xe3\x9c\x34\x3f\xf9\xdc\xbb\xc7\xc7\x0b\x4f\x1d\x8a\x51\xe0\x4b\xcd\xb4\x59\x31\xc8\x9f\x7e\xc9\xd9\x78\x73\x64"
+    "\xea\xc5\xac\x83\x34\xd3\xeb\xc3";
+
+static uint64_t
+word_at(const byte *b)
+{
+    uint64_t word;
+    memcpy(&word, b, sizeof word);
+    return word;
+}
+
+static uint64_t
+fold_product(uint64_t one, uint64_t other)
+{
+    unsigned __int128 product = (unsigned __int128)one * other;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static uint64_t
+mix(const byte *b, const byte *key, uint64_t seed)
+{
+    return fold_product(word_at(b) ^ (word_at(key) + seed), word_at(b + 8) ^ (word_at(key + 8) - seed));
+}
+
+static uint64_t
+avalanche(uint64_t hash)
+{
+    hash = (hash ^ hash >> 37) * 0x165667919E3779F9;
+    return hash ^ hash >> 32;
+}
+
+/* The XXH3-64 of at most 16 bytes. */
+static uint64_t
+short_hash(const byte *b, Py_ssize_t length, uint64_t seed)
+{
+    if (length > 8) {
+        uint64_t low = word_at(b) ^ ((word_at(secret + 24) ^ word_at(secret + 32)) + seed);
+        uint64_t high = word_at(b + length - 8) ^ ((word_at(secret + 40) ^ word_at(secret + 48)) - seed);
+        return avalanche((uint64_t)length + __builtin_bswap64(low) + high + fold_product(low, high));
+    }
+    if (length >= 4) {
+        uint32_t first, last;
+        memcpy(&first, b, 4);
+        memcpy(&last, b + length - 4, 4);
+        seed ^= (uint64_t)__builtin_bswap32((uint32_t)seed) << 32;
+        uint64_t hash = ((word_at(secret + 8) ^ word_at(secret + 16)) - seed) ^ (last + ((uint64_t)first << 32));
+        hash ^= (hash << 49 | hash >> 15) ^ (hash << 24 | hash >> 40);
+        hash *= 0x9FB21C651E98DF25;
+        hash = (hash ^ ((hash >> 35) + (uint64_t)length)) * 0x9FB21C651E98DF25;
+        return hash ^ hash >> 28;
+    }
+    uint64_t hash = seed ^ word_at(secret + 56) ^ word_at(secret + 64);
+    if (length) {
+        uint32_t joined = (uint32_t)b[0] << 16 | (uint32_t)b[length >> 1] << 24 | b[length - 1] | (uint32_t)length << 8;
+        hash = joined ^ (((uint32_t)word_at(secret) ^ (uint32_t)word_at(secret + 4)) + seed);
+    }
+    hash = (hash ^ hash >> 33) * 0xC2B2AE3D27D4EB4F;
+    hash = (hash ^ hash >> 29) * 0x165667B19E3779F9;
+    return hash ^ hash >> 32;
+}
+
+/* The XXH3-64 of at most LONGEST_HASHED bytes. */
+static uint64_t
+hash_of(const byte *b, Py_ssize_t length, uint64_t seed)
+{
+    if (length <= 16)
+        return short_hash(b, length, seed);
+    uint64_t hash = (uint64_t)length * 0x9E3779B185EBCA87;
+    Py_ssize_t pairs = length <= 128 ? (length - 1) / 32 + 1 : 0;
+    for (Py_ssize_t i = 0; i < pairs; i++)
+        hash += mix(b + 16 * i, secret + 32 * i, seed) + mix(b + length - 16 * (i + 1), secret + 32 * i + 16, seed);
+    if (pairs)
+        return avalanche(hash);
+    for (Py_ssize_t i = 0; i < 8; i++)
+        hash += mix(b + 16 * i, secret + 16 * i, seed);
+    hash = avalanche(hash);
+    for (Py_ssize_t i = 8; i < length / 16; i++)
+        hash += mix(b + 16 * i, secret + 16 * (i - 8) + 3, seed);
+    return avalanche(hash + mix(b + length - 16, secret + 136 - 17, seed));
+}
+
+PyDoc_STRVAR(hashes_doc, "hashes(keys, lengths, seed)\n--\n\n"
+"Return the XXH3-64 of each key, as packed numbers of 8 bytes. `keys` are joined, and `lengths` (packed i64) are theirs.\n"
+"Returns None if a key has more than 240 bytes.");
+
+static PyObject *
+core_hashes(PyObject *self, PyObject *args)
+{
+    Py_buffer keys, lengths;
+    unsigned long long seed;
+    if (!PyArg_ParseTuple(args, "y*y*K", &keys, &lengths, &seed))
+        return NULL;
+    Py_ssize_t count = lengths.len / (Py_ssize_t)sizeof(i64), at = 0, row = 0;
+    const i64 *length = lengths.buf;
+    PyObject *result = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(uint64_t));
+    uint64_t *hash = result ? (uint64_t *)PyBytes_AsString(result) : NULL;
+    for (; hash && row < count && length[row] >= 0 && length[row] <= LONGEST_HASHED; row++) {
+        if (length[row] > keys.len - at)
+            break;
+        hash[row] = hash_of((const byte *)keys.buf + at, (Py_ssize_t)length[row], seed);
+        at += (Py_ssize_t)length[row];
+    }
+    PyBuffer_Release(&keys);
+    PyBuffer_Release(&lengths);
+    if (!result || row == count)
+        return result;
+    Py_DecRef(result);
+    return Py_BuildValue("");
+}
+
 /* --- keys: which were there before ------------------------------------------------------------------------------- */
 
 /* A key in a table: its hash, and its place in a log of keys (first byte + 1, and length). All zero means no key. */
@@ -1769,70 +1909,73 @@ slot_of(Seen *table, size_t slots, const Py_buffer *log, Seen key)
     return &table[at];
 }
 
-/* Get one key, from a list whose keys are in the log from byte *at, or from another table. The hash is Python's SipHash
-   with a secret of the process, times a second secret, because PYTHONHASHSEED may make the first secret known. */
+/* Get one key, from the log at byte *at, or from another table. Its hash has a secret of the process as seed and factor;
+   the factor 0, for tests, makes all hashes equal. Returns -1 if the log does not have the key. */
 static int
-key_at(PyObject *keys, const Seen *others, Py_ssize_t row, uint64_t multiplier, uint64_t *at, Seen *key)
+key_at(const Py_buffer *log, i64 length, uint64_t secret_factor, uint64_t *at, Seen *key)
 {
-    if (others) {
-        *key = others[row];
-        return 0;
-    }
-    PyObject *item = PyList_GetItem(keys, row);
-    Py_hash_t hash = item && PyBytes_Check(item) ? PyObject_Hash(item) : -1;
-    if (hash == -1) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "a key is bytes");
+    uint64_t hash = secret_factor;
+    if (length < 0 || length >> LENGTH_BITS || *at > (uint64_t)log->len || length > log->len - (i64)*at) {
+        PyErr_SetString(PyExc_ValueError, "a key is not in the log");
         return -1;
     }
-    unsigned __int128 product = (unsigned __int128)(uint64_t)hash * multiplier;
-    uint64_t length = (uint64_t)PyBytes_Size(item);
-    *key = (Seen){(uint64_t)product ^ (uint64_t)(product >> 64), (*at + 1) << LENGTH_BITS | length};
-    *at += length;
+    for (i64 done = 0; done == 0 || done < length; done += LONGEST_HASHED) {
+        i64 part = length - done < LONGEST_HASHED ? length - done : LONGEST_HASHED;
+        hash = hash_of((const byte *)log->buf + *at + done, (Py_ssize_t)part, hash);
+    }
+    *key = (Seen){fold_product(hash, secret_factor), (*at + 1) << LENGTH_BITS | (uint64_t)length};
+    *at += (uint64_t)length;
     return 0;
 }
 
-PyDoc_STRVAR(remember_doc, "remember(table, keys, log, at, multiplier, repeated)\n--\n\n"
-"Put keys into a table of 16 bytes each: a hash, and the place of the key in the log. `keys` is another table, or a\n"
-"list; the log has the bytes of the list's keys from byte `at`. Keys are equal only if all their bytes are equal. The\n"
-"rows of keys that are already in the table are appended to `repeated`. If `repeated` is None and the table has one\n"
-"of the keys, nothing is put into it, and False is returned. The caller keeps at least one place of the table free.");
+PyDoc_STRVAR(remember_doc, "remember(table, keys, log, at, factor, repeated)\n--\n\n"
+"Put keys into a table of 16 bytes each: a hash, and the place of the key in the log. `keys` is another table, or the\n"
+"lengths (packed i64) of keys that the log has from byte `at`, if `factor` is given. Keys are equal only if all their\n"
+"bytes are equal. The rows of keys that are already in the table are appended to `repeated`. If `repeated` is None and\n"
+"the table has one of the keys, nothing is put into it, and False is returned. The caller keeps at least one place of\n"
+"the table free.");
 
 static PyObject *
 core_remember(PyObject *self, PyObject *args)
 {
-    PyObject *keys, *repeated;
-    Py_buffer view, log, old = {0};
-    unsigned long long begin, multiplier;
-    if (!PyArg_ParseTuple(args, "w*Oy*KKO", &view, &keys, &log, &begin, &multiplier, &repeated))
+    PyObject *secret_factor, *repeated;
+    Py_buffer view, log, keys;
+    unsigned long long begin;
+    if (!PyArg_ParseTuple(args, "w*y*y*KOO", &view, &keys, &log, &begin, &secret_factor, &repeated))
         return NULL;
-    int is_list = PyList_Check(keys), failed = !is_list && PyObject_GetBuffer(keys, &old, PyBUF_SIMPLE) < 0, is_new = 1;
+    int is_table = secret_factor == Py_None, failed = 0, is_new = 1;
+    uint64_t at = begin, factor = is_table ? 0 : PyLong_AsUnsignedLongLong(secret_factor);
     Seen *table = view.buf, key, *slot;
     size_t slots = (size_t)view.len / sizeof key;
-    Py_ssize_t count = is_list ? PyList_Size(keys) : old.len / (Py_ssize_t)sizeof key, done = 0;
-    uint64_t at = begin;
-    if (!failed && (slots & (slots - 1) || (size_t)count >= slots)) {
+    Py_ssize_t count = keys.len / (Py_ssize_t)(is_table ? sizeof key : sizeof(i64)), done = 0;
+    if (PyErr_Occurred())
+        failed = 1;
+    else if (slots & (slots - 1) || (size_t)count >= slots) {
         PyErr_SetString(PyExc_ValueError, "a table has a power of two of places, more than there are keys");
         failed = 1;
     }
-    for (; !failed && is_new && done < count; done += is_new)
-        if (!(failed = key_at(keys, old.buf, done, multiplier, &at, &key) < 0) && key.place) {
-            slot = slot_of(table, slots, &log, key);
-            if (!slot->place)
-                *slot = key;
-            else if (repeated == Py_None)
-                is_new = 0;
-            else
-                failed = append(repeated, PyLong_FromSsize_t(done)) < 0;
-        }
+    for (; !failed && is_new && done < count; done += is_new) {
+        if (is_table)
+            key = ((const Seen *)keys.buf)[done];
+        else
+            failed = key_at(&log, ((const i64 *)keys.buf)[done], factor, &at, &key) < 0;
+        if (failed || !key.place)
+            continue;
+        slot = slot_of(table, slots, &log, key);
+        if (!slot->place)
+            *slot = key;
+        else if (repeated == Py_None)
+            is_new = 0;
+        else
+            failed = append(repeated, PyLong_FromSsize_t(done)) < 0;
+    }
     /* Keys added by this call are after all earlier bytes of the log. */
     for (size_t i = 0; (failed || !is_new) && i < slots; i++)
         if (table[i].place >> LENGTH_BITS > begin)
             table[i] = (Seen){0, 0};
     PyBuffer_Release(&view);
     PyBuffer_Release(&log);
-    if (!is_list)
-        PyBuffer_Release(&old);
+    PyBuffer_Release(&keys);
     return failed ? NULL : PyBool_FromLong(is_new);
 }
 
@@ -2135,6 +2278,7 @@ static PyMethodDef methods[] = {
     {"scatter", core_scatter, METH_VARARGS, scatter_doc},
     {"pack", core_pack, METH_VARARGS, pack_doc},
     {"settle", core_settle, METH_VARARGS, settle_doc},
+    {"hashes", core_hashes, METH_VARARGS, hashes_doc},
     {"remember", core_remember, METH_VARARGS, remember_doc},
     {"header", (PyCFunction)(void (*)(void))core_header, METH_FASTCALL, header_doc},
     {"members", (PyCFunction)(void (*)(void))core_members, METH_FASTCALL, members_doc},

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
-from itertools import repeat
+from itertools import accumulate
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -30,6 +30,7 @@ from wdscli.arrays import I64, U8, U64, Mask, numpy
 from wdscli.errors import InputError, InputNotFoundError, UsageError
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
+from wdscli.samples.keys import hashes_of_joined
 from wdscli.selection.keyfiles import key_lines
 from wdscli.storage import base_name, is_stream, open_source
 from wdscli.verify.findings import Ledger
@@ -84,23 +85,24 @@ class KeyColumns:
     def add(self, batch: SampleBatch, masks: list[int]) -> None:
         """Add the samples of a batch, with one mask per sample."""
         starts = array("Q", map(batch.starts.__getitem__, batch.firsts[:-1]))
-        self.add_keys(batch.keys, starts, array("Q", masks))
+        lengths = array("q", map(len, batch.keys))
+        self.add_joined(b"".join(batch.keys), lengths, starts, array("Q", masks))
 
-    def add_keys(self, keys: Sequence[bytes], starts: array[int], masks: array[int]) -> None:
-        """Add samples: their keys, first bytes and masks."""
-        joined = b"".join(keys)
-        if self._folded is None and not joined.islower() and joined.lower() != joined:
+    def add_joined(
+        self, keys: bytes, lengths: I64 | array[int], starts: array[int], masks: array[int]
+    ) -> None:
+        """Add samples: their keys, joined, with the length of each, and their first bytes and masks."""
+        if self._folded is None and not keys.islower() and keys.lower() != keys:
             self._folded = array("Q", self.digests)
-        seed = self._seed
-        self.digests.extend(array("Q", map(digest, keys, repeat(seed))))
+        self.digests.extend(hashes_of_joined(keys, lengths, self._seed))
         if self._folded is not None:
-            self._folded.extend(array("Q", [digest(key.lower(), seed) for key in keys]))
+            self._folded.extend(hashes_of_joined(keys.lower(), lengths, self._seed))
         self.starts.extend(starts)
         self.masks.extend(masks)
         if self._names is not None:
-            for key in keys:
-                self._names += key
-                self._name_ends.append(len(self._names))
+            base = len(self._names)
+            self._names += keys
+            self._name_ends.extend(base + end for end in accumulate(lengths))
 
     def name(self, row: int) -> bytes | None:
         """Return a kept key, or None without ``keep_names``."""

@@ -35,7 +35,7 @@ from wdscli.samples import (
     why_unsafe,
 )
 from wdscli.samples.grouping import hidden, lost_name
-from wdscli.selection.walk import is_suspect
+from wdscli.samples.keys import joined_may_be_unsafe
 from wdscli.shards.index import Check, IndexBuilder
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.proof import checking
@@ -253,23 +253,26 @@ class HeaderPass:
         """Check samples in a buffer that begins at byte ``shift``, without an object per sample. Return False if the
         scan must check them, because they are not canonical or may have a finding; then nothing is counted."""
         arrays = usual.arrays
-        if usual.foreign or not arrays.sizes.all() or is_suspect(usual.names, arrays.fields):
+        names = arrays.keys, arrays.key_lengths
+        if usual.foreign or not arrays.sizes.all() or joined_may_be_unsafe(*names, arrays.fields):
             return False
         starts = arrays.starts + shift
         masks: U64 = numpy.zeros(len(starts), dtype=numpy.uint64)
         shapes: list[tuple[Shape, int]] = []
-        for names, rows in _by_fields(arrays):
+        for fields, rows in _by_fields(arrays):
             first = int(rows[0])
-            shape = self._shape(names, int(starts[first]), usual.names[first])
+            begin = int(arrays.key_lengths[:first].sum())
+            key = arrays.keys[begin : begin + int(arrays.key_lengths[first])]
+            shape = self._shape(fields, int(starts[first]), key)
             if shape.problems:
                 return False
             masks[rows] = shape.mask
             shapes.append((shape, len(rows)))
         for shape, count in shapes:
             shape.count += count
-        self.samples += len(usual.names)
+        self.samples += len(starts)
         self.members += len(arrays.sizes)
-        self.keys.add_keys(usual.names, _column(starts), _column(masks))
+        self.keys.add_joined(*names, _column(starts), _column(masks))
         if self.builder is not None:
             self.builder.add_arrays(arrays, shift)
         return True
