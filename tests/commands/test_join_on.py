@@ -126,9 +126,73 @@ def test_refused(
     assert (ran.code, message in ran.err) == (code, True), ran.err
 
 
-def test_sets_are_joined_by_key(names: list[str], tmp_path: Path) -> None:
-    ran = wds("merge", *names, "--join", "inner", "--on", "json.url", "-o", tmp_path / "o.tar")
-    assert (ran.code, "--on joins a table" in ran.err) == (2, True)
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    """A set with the rows of the table as samples, whose own keys are those of other samples."""
+    samples = [
+        [(f"k{number}.link.json", json.dumps({"to": url}).encode()), (f"k{number}.txt", text.encode())]
+        for number, (url, text) in enumerate(reversed(ROWS))
+    ]
+    write_shards(tmp_path / "texts", [samples[:2], samples[2:]])
+    return str(tmp_path / "texts")
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_sets_like_a_table(
+    good: Command, names: list[str], table: Path, texts: str, tmp_path: Path, how: str
+) -> None:
+    good(*captioned(names, table, tmp_path), "--join", how)
+    words = [*names, texts, "--join", how, "--on", "link.json.to=json.url", "-o", tmp_path / "s.tar"]
+    ran = good(*words, "--drop", "link.json")
+    assert dict(members_of(tmp_path / "s.tar")) == dict(members_of(tmp_path / "o.tar"))
+    assert f"no-partner {1 if how == 'left' else 3}" in ran.err
+
+
+def test_sets_by_the_key_of_the_second(good: Command, names: list[str], tmp_path: Path) -> None:
+    write_shards(tmp_path / "b", [[[("u1.txt", b"one")], [("u7.txt", b"none")]]])
+    good(*names, tmp_path / "b", "--join", "left", "--on", "key=json.url", "-o", tmp_path / "o.tar")
+    assert captions(tmp_path / "o.tar") == {"k1": "one", "k5": "one"}
+
+
+def test_sets_are_up_to_date(good: Command, names: list[str], texts: str, tmp_path: Path) -> None:
+    words = [*names, texts, "--join", "inner", "--on", "link.json.to=json.url", "-o", tmp_path / "o.tar"]
+    good(*words, "--if-changed")
+    assert "nothing to do" in good(*words, "--if-changed").err
+    write_shards(tmp_path / "texts", [[[("k0.link.json", b'{"to": "u0"}'), ("k0.txt", b"new")]], []])
+    good(*words, "--if-changed")
+    assert captions(tmp_path / "o.tar") == {"k0": "new", "k3": "new"}
+
+
+def test_sets_with_a_value_twice(good: Command, names: list[str], tmp_path: Path) -> None:
+    samples = [[(f"{key}.json", b'{"url": "u0"}'), (f"{key}.txt", key.encode())] for key in ("k8", "k9")]
+    write_shards(tmp_path / "b", [[*samples, [("k7.json", b"{")]]])
+    words = [*names, tmp_path / "b", "--join", "inner", "--on", "json.url", "--on-conflict", "left"]
+    words += ["-o", tmp_path / "o.tar"]
+    ran = wds("merge", *words)
+    assert (ran.code, "an earlier sample of the set has the same json.url" in ran.err) == (3, True)
+    assert "json cannot be decoded" in wds("merge", *words, "--on-duplicate", "skip").err
+    good(*words, "--on-duplicate", "skip", "--on-error", "skip")
+    assert captions(tmp_path / "o.tar") == {"k0": "k8", "k3": "k8"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--join", "outer"], 2, "--on joins two sets, inner or left"),
+        (["--join", "inner", "--plan", "PLAN"], 2, "the tasks cannot read the set"),
+        (["--join", "inner", "-o", "VIEW.json"], 2, "a view cannot read the set"),
+        (["--join", "inner", "--on", "json.urls"], 3, "no value of json.urls is in all 2 sets"),
+        (["--join", "inner"], 3, 'has a field "json" in two sets'),
+    ],
+)
+def test_sets_refused(names: list[str], tmp_path: Path, words: list[str], code: int, message: str) -> None:
+    write_shards(tmp_path / "b", [[[("b.json", b'{"url": "u0"}')]]])
+    words = [str(tmp_path / word) if word.isupper() or word == "VIEW.json" else word for word in words]
+    more = [] if "-o" in words else ["-o", str(tmp_path / "o.tar")]
+    more += [] if "--on" in words else ["--on", "json.url"]
+    ran = wds("merge", *names, tmp_path / "b", *words, *more)
+    assert (ran.code, message in ran.err) == (code, True), ran.err
+    assert not list(tmp_path.glob("[oV]*"))
 
 
 def test_two_rows_of_one_value(names: list[str], table: Path, tmp_path: Path, good: Command) -> None:

@@ -141,6 +141,12 @@ class TestEverywhere:
             out = good("ls", folder, "--not-keys-from", source, "--on", name).out
             assert [line.split(b"\t")[0] for line in out.splitlines()] == [b"k0", b"k2"]
 
+    def test_join(self, folder: Path, name: str, tmp_path: Path) -> None:
+        good("split", folder, "--keys", "k3", "-o", tmp_path / "b.tar")
+        how = ["--join", "inner", "--on-conflict", "left", "--on", name]
+        good("merge", folder, tmp_path / "b.tar", *how, "-o", tmp_path / "o.tar")
+        assert keys_of(tmp_path / "o.tar") == ["k1", "k3"]
+
     def test_column(self, folder: Path, name: str) -> None:
         out = good("ls", folder, "--to", "csv", "--column", name).out.decode()
         cells = [row[name].strip() for row in csv.DictReader(out.splitlines())]

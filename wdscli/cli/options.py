@@ -186,7 +186,7 @@ class GeneralOptions(NamedTuple):
         column key: Parquet, .csv, .tsv, .jsonl. FILE may also be a set. Repeatable.
     --not-keys-from FILE  Keep samples whose key is not listed in FILE. Repeatable.
     +--on EXPR  With --keys-from and --not-keys-from: compare this value instead of the key: json.url, 'dhash(jpg)'.
-        COLUMN=EXPR names the column of a table.
+        COLUMN=EXPR names the column of a table. With --join: join two sets by it. OTHER=EXPR is for different places.
     +--near N  Hashes are the same if at most N bits differ, from 1 to 3: --dedup 'dhash(jpg)' --near 3.
     --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression. Names: key, shard, index,
         fields, cls, txt, json.a.b[0] (a place in JSON) and size.jpg (bytes). Compare with ==, !=, <, <=, >, >= and

@@ -253,13 +253,7 @@ class _Noting(Extract):
     ) -> list[bytes]:
         for row in rows:
             sample = SampleAt(batch, row, shard, payload_of)
-            try:
-                value = self.compared.of(sample)
-            except DataError as error:
-                if not self.is_lenient or error.code != "undecodable":
-                    raise
-                continue
-            if value is not None:
+            if (value := self.compared.of(sample, self.is_lenient)) is not None:
                 self.keys.add(value, sample.key)
         return []
 

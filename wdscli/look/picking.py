@@ -53,6 +53,12 @@ class Page(NamedTuple):
         """The input."""
         return self.reader.source
 
+    def members(self, row: int) -> Iterator[tuple[bytes, int, Iterator[bytes]]]:
+        """Yield the members of a sample: field, size and the pieces of the payload."""
+        batch = self.batch
+        for member in range(batch.firsts[row], batch.firsts[row + 1]):
+            yield batch.fields[member], batch.sizes[member], self.reader.pieces(member)
+
 
 class Part(NamedTuple):
     """The payloads that a caller reads. ``fields`` says whether a field, by its new name, is read. With ``key``, only

@@ -7,20 +7,67 @@ module does not know where samples are written.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wdscli.create.join_table import KeysByValue
 from wdscli.errors import UsageError
+from wdscli.look.picking import SampleReader
 from wdscli.ordering import Shares, Stop, interleaved
-from wdscli.plan.join import Join
-from wdscli.plan.orders import Arrangement, InputOrder, Order, SurveyedSamples
+from wdscli.plan.inputs import Stamp, TableShard
+from wdscli.plan.join import NO_PARTNER, Join, JoinedTable
+from wdscli.plan.orders import Arrangement, InputOrder, Look, Order, SurveyedSamples
+from wdscli.plan.plan import DUPLICATE_KEY
 from wdscli.plan.request import Request
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
+from wdscli.samples.grouping import SampleAt
+from wdscli.samples.keys import KeySet
+from wdscli.selection import Selection
+from wdscli.selection.listed import column_and_value
+from wdscli.shards.writing import ShardFile, ShardSettings
 
+_OF_KEY = re.compile(r"\s*key\s*=(?!=)")
 SET_ENDED = "set-ended"
 """The reason for leaving out samples with ``stop="first"``."""
+
+
+@dataclass(frozen=True)
+class SetByValue(JoinedTable):
+    """The second set of a join by a value. It is joined like a table: a shard in scratch space has its samples, with
+    the keys of the samples of the first set that have the same value. Several of these may have the same sample."""
+
+    on_conflict = "error"
+    noun = "set"
+    hint = "give both sets keys by the value first, as views: wds split SET -o NAME.json --rekey '{json.id}'"
+
+    def write_shard(self, address: str, request: Request, progress: Progress, look: Look) -> TableShard:
+        column, value = column_and_value(self.on)
+        other = column_and_value(column)[1] if column != "key" or _OF_KEY.match(self.on) else value
+        is_lenient = request.on_error == "skip"
+        keys, seen, dropped = KeysByValue(value, is_lenient), KeySet(), Counter[str]()
+        look(keys.extract)
+        request = request._replace(inputs=[str(self.files)], selection=Selection(), dedup=())
+        with ShardFile(address, ShardSettings(with_index=False)) as shard:
+            for page in SampleReader(request, progress=progress).pages():
+                for row in page.rows:
+                    sample = SampleAt(page.batch, row, page.source.name, page.reader)
+                    text = other.of(sample, is_lenient)
+                    sample_keys = () if text is None else keys.of(text)
+                    if sample_keys and seen.add_new(sample_keys):
+                        for key in sample_keys:
+                            shard.write_pieces(key, page.members(row))
+                        continue
+                    if sample_keys and request.on_duplicate != "skip":
+                        message = f"an earlier sample of the set has the same {other.text}"
+                        hint = "--on-duplicate skip leaves out later samples"
+                        raise sample.error(message, DUPLICATE_KEY, hint=hint)
+                    dropped[DUPLICATE_KEY if sample_keys else NO_PARTNER] += 1
+            info = shard.commit()
+        return TableShard(dropped, info.size_bytes, Stamp(info.size_bytes, info.checksum or ""), [])
 
 
 @dataclass(frozen=True)

@@ -445,14 +445,11 @@ class Dedup(NamedTuple):
         texts = [sample.key] * self.by_key
         for value in self.values:
             try:
-                text = value.of(sample)
+                text = value.of(sample, self.lenient)
             except DataError as error:
-                if error.code != "undecodable":
-                    raise
-                if not self.lenient:
+                if error.code == "undecodable":
                     error.hint = "--on-error skip keeps such samples without comparing them"
-                    raise
-                text = None
+                raise
             if text is None:
                 return None
             texts.append(text)

@@ -22,7 +22,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from xxhash import xxh3_64_intdigest
 
@@ -54,6 +54,7 @@ from wdscli.selection.layers import JoinedMembers, OnConflict, Shape, Slot, lay_
 from wdscli.selection.named import MissingName
 from wdscli.selection.reading import MemberReader
 from wdscli.shards.index import Index
+from wdscli.shards.view import is_view
 from wdscli.storage import addresses_of, base_name
 from wdscli.tar import Form
 from wdscli.tar.header import BLOCK
@@ -81,6 +82,10 @@ class JoinedTable:
     """Whether the remaining columns are added to the JSON objects of the earlier sets."""
     on: str = ""
     """The expression whose value in a sample is the key of its row. If it is empty, the sample's key is."""
+    on_conflict: ClassVar[OnConflict] = "right"
+    """The default policy for a field that the earlier sets have."""
+    noun: ClassVar[str] = "table"
+    hint: ClassVar[str] = "make a set of the table first: wds create --from; or share a folder: --tmp DIR"
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -179,7 +184,7 @@ class Join(Order):
         """Return the policy of each of ``sets`` sets for a field that already exists."""
         default: list[OnConflict] = ["error"] * sets
         if self.table is not None:
-            default[-1] = "right"
+            default[-1] = self.table.on_conflict
         return tuple(self.on_conflict or policy for policy in default)
 
     def templates(self, template: SurveyTask, request: Request, sets: int) -> list[SurveyTask]:
@@ -205,10 +210,11 @@ class Join(Order):
         if (table := self.table) is None:
             return None
         address = "::".join(table.addresses)
-        if scratch is None:
+        if scratch is None or is_view(request.output):
+            reader = "the tasks" if scratch is None else "a view"
             raise UsageError(
-                f"the tasks cannot read the table {address}: its copy is in local scratch space",
-                hint="make a set from the table first (wds create --from), or use a shared folder: --tmp DIR",
+                f"{reader} cannot read the {table.noun} {address}: its copy is in local scratch space",
+                hint=table.hint,
             )
         place = scratch.place(number)
         shard = table.write_shard(place, request, progress, look)
@@ -270,12 +276,11 @@ class Join(Order):
 
     def _absent(self, surveyed: SurveyedSamples) -> MissingName:
         """Return the description of a join that matches no key. For a table, it is an error."""
-        if self.table is None:
-            return MissingName(
-                f"no key is in all {surveyed.total_sets} sets",
-                "each argument is one set, so quote patterns; `wds ls` lists keys",
-                needed=False,
-            )
+        if self.table is None or self.table.noun == "set":
+            what = "key" if self.table is None else f"value of {self.table.on}"
+            hint = "each argument is one set, so quote patterns; `wds ls` lists keys"
+            total = surveyed.total_sets
+            return MissingName(f"no {what} is in all {total} sets", hint, needed=self.table is not None)
         ends = [(first, end) for first, end in _bounds(surveyed) if first < end]
         firsts = [to_text(surveyed.reader.key(surveyed.samples.part(first, end), 0)) for first, end in ends]
         unlike = f': the table has "{firsts[-1]}", the set has "{firsts[0]}"' if len(firsts) > 1 else ""

@@ -182,7 +182,7 @@ def input_digest(request: Request, order: Order, shards: ShardSet, sets: Sequenc
 def _content_of(address: str) -> Any:
     """Return what shows a change of a file, or of a set that lists values."""
     if is_set(address):
-        return _versions_of(open_set([address]))
+        return list(_versions_of(open_set([address])))
     return digest_of(os.fsdecode(read_all(address)))
 
 

@@ -202,9 +202,18 @@ class Value:
         value = self._value(sample, exact, documents)
         return None if value is Absent else value
 
-    def of(self, sample: SampleAt) -> bytes | None:
+    def of(self, sample: SampleAt, lenient: bool = False) -> bytes | None:
         """Return the value of one sample as text that is compared and named, or None: text and payloads without white
-        space at both ends, and any other value as compact JSON. Raises DataError ``undecodable``."""
+        space at both ends, and any other value as compact JSON. Raises DataError ``undecodable``; with ``lenient``,
+        such a value is None."""
+        try:
+            return self._text(sample)
+        except DataError as error:
+            if not lenient or error.code != "undecodable":
+                raise
+            return None
+
+    def _text(self, sample: SampleAt) -> bytes | None:
         if self.is_field and self.place:
             field = self.place.field
             return sample.payload(field).strip() or None if field in sample.fields else None

@@ -4,6 +4,7 @@ Annotations of option groups must be real objects (see ``cli/options.py``). For 
 __future__ import annotations``.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
@@ -13,7 +14,7 @@ from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
-    from wdscli.plan.join import Join
+    from wdscli.plan.join import Join, JoinedTable
 
 Sets = Annotated[
     list[str],
@@ -30,8 +31,8 @@ Sets = Annotated[
     +--stop  With --weights: stop when the first set ends, or when all sets have ended. Default: all.
     """)
 @panel("Join")("""
-    --join  Join samples by key. Keep the keys of every set (inner), of the first set (left), or of any set (outer).
-        Default with --table: left.
+    --join  Join samples by key, or with --on by a value. Keep the keys of every set (inner), of the first set (left),
+        or of any set (outer). Default with --table: left.
     --table TABLE  Join a table as the last set. TABLE is a file, folder, glob or address of CSV, TSV, JSON Lines,
         Parquet or Arrow (pip install 'wdscli[parquet]'). Repeatable: several files are read as one table.
     key: --key-column COLUMN  Column of the table with the keys. To join by a value of the samples, use --on
@@ -55,9 +56,9 @@ class MergeOptions(NamedTuple):
     on_conflict: Literal["error", "left", "right", "suffix"] | None = None
     cells: CellOptions = CellOptions()
 
-    def parse_join(self, on: str | None) -> "Join | None":
-        """Return the join that the options describe, or None. ``on`` is the option of this name. Raises UsageError for
-        options that exclude each other."""
+    def parse_join(self, on: str | None, shards: Sequence[str]) -> "Join | None":
+        """Return the join that the options describe, or None. ``on`` is the option of this name, and
+        ``shards`` are the sets. Raises UsageError for options that exclude each other."""
         if not self.table and (self.key is not None or self.field or self.json_rest):
             raise UsageError(
                 "--key-column, --column and --json-rest need --table",
@@ -71,7 +72,7 @@ class MergeOptions(NamedTuple):
         from wdscli.create.join_table import TableSet
         from wdscli.plan.join import Join
 
-        table = None
+        table: JoinedTable | None = None
         if self.table:
             key, expression = self._key(on)
             if key is None or not (self.field or self.json_rest):
@@ -82,10 +83,13 @@ class MergeOptions(NamedTuple):
             fields = tuple(self.field or ())
             table = TableSet(tuple(self.table), key, fields, self.json_rest, expression, reading)
         elif on is not None:
-            raise UsageError(
-                "--on joins a table, but sets are joined by key",
-                hint="list the values of one set as a table: wds ls SET --to values.csv --column json.url",
-            )
+            from wdscli.ops.merge import SetByValue
+
+            if len(shards) != 2 or self.join == "outer":
+                raise UsageError(
+                    "--on joins two sets, inner or left", hint="wds merge A B --join left --on json.url"
+                )
+            table = SetByValue(shards[1], "key", (), on=on)
         return Join(self.join or "left", self.on_conflict, table)
 
     def _key(self, on: str | None) -> tuple[str | None, str]:
@@ -122,8 +126,10 @@ def merge(*, shards: Sets, output: OutputOptions, sets: MergeOptions, options: R
         # The option belongs to the join.
         options = options._replace(inputs=options.inputs._replace(selection=selection._replace(on=None)))
     out, request = read_options(shards, output, options)
-    how = sets.parse_join(selection.on if joins else None)
+    how = sets.parse_join(selection.on if joins else None, shards)
     if how is not None:
+        if not sets.table and how.table is not None:
+            request = request._replace(inputs=shards[:1])
         for name, value in (("weights", sets.weights), ("stop", sets.stop)):
             if value:
                 raise UsageError(
