@@ -217,6 +217,27 @@ class TestLists:
         Path("d/list.txt").write_text("# a comment\n\nz.tar\r\n  d/a*.tar\ns3://b/{0..1}.tar\n-\n")
         assert expand("@d/list.txt") == ["z.tar", "d/a1.tar", "d/a2.tar", "s3://b/0.tar", "s3://b/1.tar", "-"]
 
+    def test_a_list_in_json(self, here: Path) -> None:
+        """As programs write it; a text file may begin with a bracket too."""
+        touch("d/a1.tar", "d/a2.tar")
+        Path("list.json").write_text('\ufeff["z.tar",\n "d/a*.tar", "#1.tar"]')
+        assert expand("@list.json") == ["z.tar", "d/a1.tar", "d/a2.tar", "#1.tar"]
+        Path("list").write_text('["z.tar"]')
+        assert expand("@list") == ["z.tar"]
+        Path("list").write_text("[1]")
+        touch("[1]")
+        assert expand("@list") == ["[1]"]
+        for text in ('{"shardlist": []}', '["a", 1]', '["a"', '[["a"]]', '[""]', "[" * 100_000):
+            Path("list.json").write_text(text)
+            with pytest.raises(InputError, match=r"list\.json is no JSON list of addresses"):
+                expand("@list.json")
+        Path("list.json").write_text("[]")
+        with pytest.raises(InputError, match="the list is empty"):
+            expand("@list.json")
+        Path("list.json").write_text('["@other"]')
+        with pytest.raises(InputError, match="names another list"):
+            expand("@list.json")
+
     def test_names_that_are_not_utf8(self, here: Path) -> None:
         Path("list").write_bytes(b"\xff.tar\n")
         assert expand("@list") == [os.fsdecode(b"\xff.tar")]

@@ -18,8 +18,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, InputNotFoundError, UsageError
 from wdscli.storage.addresses import (
@@ -101,9 +102,9 @@ def expand(
     A path, ``-`` or URL is one address. ``a.tar::b.tar`` are two addresses. ``x-{000..041}.tar`` or ``{a,b}`` are
     expanded like in a shell. A glob gives its shards, and so does a folder; on an object store, a folder needs its last
     slash. They are in natural order (``img2`` before ``img10``), without hidden files and side files. ``@list.txt``
-    (``@-``: standard input) has one address per line; blank lines and ``#`` comments are skipped. Relative addresses in
-    a list begin at the current folder, or at the folder of a downloaded list. In ``pipe:CMD``, only ``{000..041}`` is
-    expanded, because the shell expands the rest.
+    (``@-``: standard input) has one address per line; blank lines and ``#`` comments are skipped. ``@list.json`` has a
+    list in JSON. Relative addresses in a list begin at the current folder, or at the folder of a downloaded list. In
+    ``pipe:CMD``, only ``{000..041}`` is expanded, because the shell expands the rest.
 
     :mod:`~wdscli.storage.addresses` defines which addresses a downloaded list may name; ``trust_addresses`` allows
     more. Without ``pipes``, commands are refused. Raises InputError if nothing matches.
@@ -175,8 +176,10 @@ def _listed(address: str, trusted: bool) -> list[str]:
         hint = f"@ begins the name of a list; the file of this name is ./{address}"
         raise InputError(f"cannot read {name}: no such file", hint=hint)
     text = read_all(name).removeprefix(b"\xef\xbb\xbf")  # some Windows text files begin with it
-    lines = [os.fsdecode(line).strip() for line in text.split(b"\n")]
-    lines = [line for line in lines if line and not line.startswith("#")]
+    lines = _json_list(name, text)
+    if lines is None:
+        lines = [os.fsdecode(line).strip() for line in text.split(b"\n")]
+        lines = [line for line in lines if line and not line.startswith("#")]
     for line in lines:
         if line.startswith("@"):
             raise InputError(f"{name} names another list, {line}", hint="a list holds addresses, not lists")
@@ -185,6 +188,23 @@ def _listed(address: str, trusted: bool) -> list[str]:
             f"no shard matches {address}: the list is empty", hint="write one address on each line"
         )
     return [listed_address(name, line, trusted=trusted) for line in lines]
+
+
+def _json_list(name: str, text: bytes) -> list[str] | None:
+    """Return the addresses in a list in JSON, or None if the text is no JSON. Raises InputError for other JSON in a
+    file with the suffix ``.json``."""
+    import json
+
+    lines: Any = None
+    with suppress(ValueError, RecursionError):
+        lines = json.loads(text) if text.lstrip()[:1] == b"[" or name.endswith(".json") else None
+    if isinstance(lines, list) and all(isinstance(line, str) and line for line in lines):
+        return lines
+    if name.endswith(".json"):
+        raise InputError(
+            f"{name} is no JSON list of addresses", hint='["train-000000.tar", "train-000001.tar"]'
+        )
+    return None
 
 
 def _sequences(command: str) -> list[str]:
