@@ -11,9 +11,8 @@ import pytest
 from conftest import Command
 from shard_cases import keys_of, wds, write_shards
 
-from wdscli.codecs.likeness import dhash, simhash
 from wdscli.errors import UsageError
-from wdscli.selection.near import NearHashes, hash_of
+from wdscli.selection.near import NearHashes, dhash, hash_of, simhash
 
 COMMAND: list[str] = []
 Image = pytest.importorskip("PIL.Image")

@@ -113,22 +113,16 @@ class Out:
         are shown at once, and memory does not grow with the number of rows.
         """
         if self.terminal:
-            self._aligned(header, _batches(rows, _BATCH_ROWS), right, droppable, has_rule=False)
+            self._aligned(header, _batches(rows, _BATCH_ROWS), right=right, droppable=droppable)
             return
         for row in rows:
             self.write(tab_line(row))
 
-    def listing(
-        self,
-        names: Sequence[str],
-        rows: Iterable[Sequence[Cell]],
-        *,
-        right: Sequence[int] = (),
-        droppable: Sequence[int] = (),
-    ) -> None:
-        """Write rows, or with ``--json`` an object for each row."""
+    def listing(self, names: Sequence[str], rows: Iterable[Sequence[Cell]], **layout: Sequence[int]) -> None:
+        """Write rows, or with ``--json`` an object for each row. ``layout`` is ``right`` and ``droppable`` of
+        :meth:`rows`, also in the methods below."""
         if not self.json:
-            self.rows(names, rows, right=right, droppable=droppable)
+            self.rows(names, rows, **layout)
             return
         for row in rows:
             self.object(dict(zip(names, row, strict=True)))
@@ -137,41 +131,32 @@ class Out:
         self,
         header: Sequence[str],
         pages: Iterable[Sequence[Sequence[bytes | int]]],
-        *,
-        right: Sequence[int] = (),
-        droppable: Sequence[int] = (),
+        **layout: Sequence[int],
     ) -> None:
         """Write rows that arrive in pages. In a pipe, each page is one write."""
         if self.terminal:
-            self.rows(header, chain.from_iterable(pages), right=right, droppable=droppable)
+            self.rows(header, chain.from_iterable(pages), **layout)
             return
         for page in pages:
             if page:
                 self.write(tab_lines(page))
 
-    def table(
-        self,
-        header: Sequence[str],
-        rows: Iterable[Sequence[Cell]],
-        *,
-        right: Sequence[int] = (),
-        droppable: Sequence[int] = (),
-    ) -> None:
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[Cell]], **layout: Sequence[int]) -> None:
         """Write a small table with a header. A terminal also gets a line below the header, and columns as in
         :meth:`rows`; a pipe gets TAB-separated cells."""
         if not self.terminal:
             self.rows(header, [header, *rows])
             return
-        self._aligned(header, [list(rows)], right, droppable, has_rule=True)
+        self._aligned(header, [list(rows)], has_rule=True, **layout)
 
     def _aligned(
         self,
         header: Sequence[str],
         batches: Iterable[Sequence[Sequence[Cell]]],
-        right: Sequence[int],
-        droppable: Sequence[int],
         *,
-        has_rule: bool,
+        right: Sequence[int] = (),
+        droppable: Sequence[int] = (),
+        has_rule: bool = False,
     ) -> None:
         widths, columns = [len(name) for name in header], list(range(len(header)))
         for number, batch in enumerate(batches):

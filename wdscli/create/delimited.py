@@ -70,8 +70,8 @@ def say_nothing(text: str) -> None:
 
 
 class TextReading(NamedTuple):
-    """How text becomes rows. The columns ``text`` are read as text, even if their cells are numbers. ``max_decoded`` is
-    the most bytes of a cell; a line of JSON may have twice as many. ``refuse`` is called for each bad row; if it
+    """How text becomes rows. The columns ``text`` are read as text, even if their cells are numbers. ``max_cell_bytes``
+    is the limit for a cell; a line of JSON may have twice as many. ``refuse`` is called for each bad row; if it
     returns, the rows after it are read."""
 
     encoding: str = UTF8

@@ -30,7 +30,7 @@ Each noun of this table has one meaning in the whole loader. The module in paren
     spare       a reader for the substitutes of failed samples (``order.source``)
     filter      chooses the samples of a set; a filtered catalog counts only these (``read.selected``)
     handler     a function that gets an exception of a stage; a guard calls it and counts samples (``read.failures``)
-stage       a function of a sample, a function that makes batches, a function of a batch, or a generator (``stages``)
+    stage       a function of a sample, one that makes batches, one of a batch, or a generator (``stages``)
     pipeline    the stages of a dataset, in order (``stages.flow``)
     unit        the result of the pipeline for one batch; an iteration yields the items of its units
     counts      the numbers of skipped samples by shard and reason (``read.failures``)

@@ -102,17 +102,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     if is_view(request.output) or (is_each and (request.resume or not is_local(request.output))):
         return _planned(request, dry_run, progress)
     picker = _picker(request, progress)
-    addresses = picker.set.addresses
-    output = OutputSet(request.output, request.settings, names=names_of(addresses) if is_each else None)
-    if not (is_each or output.pattern.single):
-        raise UsageError(
-            f"{request.output} is for more than one shard, but cat writes one shard",
-            hint="-o all.tar, or -o 'OUT/{name}.tar' to copy each shard; wds split writes numbered shards",
-        )
-    check_post(request.post, request.output, is_stream=output.pattern.is_stream)
-    output.check(addresses)
-    if addresses and not output.pattern.is_stream:
-        check_mixing(picker.set, output.address(0), force=request.settings.force, warn=progress.warn)
+    addresses, output = picker.set.addresses, _output(request, picker.set, progress)
     with nullcontext() if dry_run else output.claimed(addresses):
         request = request._replace(settings=output.settings)
         places = [
@@ -123,6 +113,22 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
     if is_each and manifest is not None:
         carry_views(addresses, manifest, request, progress.warn)
     return _report(done, manifest)
+
+
+def _output(request: Request, shards: ShardSet, progress: Progress) -> OutputSet:
+    """Return the output of a command that passes once over its inputs. Raises UsageError, and OutputExistsError."""
+    names = names_of(shards.addresses) if NAME in request.output else None
+    output = OutputSet(request.output, request.settings, names=names)
+    if names is None and not output.pattern.single:
+        raise UsageError(
+            f"{request.output} is for more than one shard, but cat writes one shard",
+            hint="-o all.tar, or -o 'OUT/{name}.tar' to copy each shard; wds split writes numbered shards",
+        )
+    check_post(request.post, request.output, is_stream=output.pattern.is_stream)
+    output.check(shards.addresses)
+    if shards.addresses and not output.pattern.is_stream:
+        check_mixing(shards, output.address(0), force=request.settings.force, warn=progress.warn)
+    return output
 
 
 def _written(

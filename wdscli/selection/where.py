@@ -4,7 +4,7 @@ An expression has the names ``key``, ``shard``, ``index`` (the sample's place in
 and ``fields``. Any other name is a field (:mod:`wdscli.selection.places`), which is decoded only when it is evaluated.
 Four functions take the name of a field and read the header of its payload: ``width(jpg)``, ``height(jpg)``,
 ``seconds(wav)``, ``shape(npy)``. ``dhash(jpg)`` and ``simhash(txt)`` are hashes of what a picture and a text look like
-(:mod:`wdscli.codecs.likeness`). Two read any field as text: ``len(py)`` counts its characters and ``lines(py)`` its
+(:mod:`wdscli.selection.near`). Two read any field as text: ``len(py)`` counts its characters and ``lines(py)`` its
 lines. All names are those of the shard, before ``--rename``. An expression is parsed and checked once, so that a
 mistake is an error before anything is read. simpleeval then evaluates it for each sample, with a scope that computes
 values on demand; a place needs no simpleeval. The size of values, and the time of ``search`` and of ``for``, are
@@ -417,12 +417,12 @@ class _Scope:
 
     def _likeness(self, function: str, field: str) -> int | None:
         """The hash of what a picture or text looks like; None for a text without letters."""
-        from wdscli.codecs import likeness
+        from wdscli.selection import near
 
         if function == "simhash":
-            return likeness.simhash(self.text(field))
+            return near.simhash(self.text(field))
         try:
-            return likeness.dhash(self.payload(field))
+            return near.dhash(self.payload(field))
         except ValueError as error:
             raise self.undecodable(field, ValueError(f"dhash() fails: {error}")) from None
 

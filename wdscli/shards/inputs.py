@@ -40,7 +40,10 @@ _NAMED_AT_MOST = 5
 
 
 MissingPolicy: TypeAlias = Literal["stop", "skip", "list", "keep", "accept"]
-"""What :func:`open_set` does about missing shards."""
+"""What :func:`open_set` does about missing shards: ``"stop"`` raises InputNotFoundError, ``"skip"`` leaves the shards
+out and warns, ``"list"`` leaves them out for a caller that reports :attr:`ShardSet.missing`, ``"keep"`` keeps their
+places for a caller that handles unreadable shards, and ``"accept"`` does not look. If all shards would be left out,
+that is an error. A manifest that contradicts itself is an error unless all is accepted."""
 
 
 class ListingCache(Words):
@@ -125,11 +128,7 @@ def open_set(
     folder without shards means the folders with shards below it, which are the parts of a set.
 
     A shard is missing if a given manifest lists it, or a manifest next to other shards of a given folder or glob that
-    covers it, but it does not exist. If shards are named one by one, none is missing. ``missing`` says what happens:
-    ``"stop"`` raises InputNotFoundError, ``"skip"`` leaves the shards out and warns, ``"list"`` leaves them out for a
-    caller that reports :attr:`ShardSet.missing`, ``"keep"`` keeps their places for a caller that handles unreadable
-    shards, and ``"accept"`` does not look. If all shards would be left out, that is an error. A manifest that
-    contradicts itself is an error unless all is accepted.
+    covers it, but it does not exist. If shards are named one by one, none is missing.
 
     Manifests and downloaded lists may name shards in and below their folder; with ``trust_addresses``, any shards.
     Commands are accepted only in ``inputs`` and local lists, and only if ``pipes`` is true. ``warn`` is called about a
@@ -138,24 +137,13 @@ def open_set(
     allowed. Raises UsageError for a command that is not accepted, and for standard input named twice. Raises DataError
     for a file that is no manifest.
     """
-    addresses: list[str] = []
-    loose: list[str] = []
-    listings = ListingCache()
-    manifests: dict[str, tuple[Manifest, list[str]]] = {}
-    for text in inputs:
-        for address in expand(text, listings, trust_addresses=trust_addresses, pipes=pipes):
-            if is_manifest_name(address):
-                manifest = read_manifest(address)
-                shards = shard_addresses(address, manifest, trust_addresses=trust_addresses)
-                manifests[address] = manifest, shards
-                addresses.extend(shards)
-            else:
-                addresses.append(address)
-                loose.append(address)
-    if addresses.count(STREAM) > 1:
-        raise UsageError("standard input is named twice", hint="it can be read once")
-    lists_stores = missing == "skip"
-    lost = [] if missing == "accept" else _lost(addresses, manifests, listings, lists_stores=lists_stores)
+    listings, trusts = ListingCache(), trust_addresses
+    named = [name for text in inputs for name in expand(text, listings, trust_addresses=trusts, pipes=pipes)]
+    manifests = {name: _opened_manifest(name, trusts) for name in filter(is_manifest_name, named)}
+    loose = [name for name in named if name not in manifests]
+    addresses = _shards_of(named, manifests)
+    looks, lists_stores = missing != "accept", missing == "skip"
+    lost = _lost(addresses, manifests, listings, lists_stores=lists_stores) if looks else []
     if lost:
         addresses = _with(lost, addresses) if missing == "keep" else _without(lost, addresses, missing, warn)
     for manifest_address, (manifest, shards) in manifests.items():
@@ -163,11 +151,24 @@ def open_set(
             return ShardSet(addresses, manifest, manifest_address, listings)
     unfinished = unfinished_sets(loose, listings)
     if not takes_unfinished:
-        refuse_unfinished(unfinished)
-        for state in unfinished:
-            warn("; ".join(state.describe()))
+        refuse_unfinished(unfinished, warn)
     listed = frozenset(shard for shard in addresses if not is_local(shard) and listings.cover(shard))
     return ShardSet(addresses, None, None, listings, tuple(lost), listed=listed, unfinished=unfinished)
+
+
+def _shards_of(named: Iterable[str], manifests: Mapping[str, tuple[Manifest, list[str]]]) -> list[str]:
+    """Return the given shards, and the shards of given manifests. Raises UsageError if standard input is named
+    twice."""
+    addresses = [shard for name in named for shard in (manifests[name][1] if name in manifests else [name])]
+    if addresses.count(STREAM) > 1:
+        raise UsageError("standard input is named twice", hint="it can be read once")
+    return addresses
+
+
+def _opened_manifest(address: str, trusted: bool) -> tuple[Manifest, list[str]]:
+    """Return a given manifest, and the addresses of its shards."""
+    manifest = read_manifest(address)
+    return manifest, shard_addresses(address, manifest, trust_addresses=trusted)
 
 
 def _without(
@@ -218,13 +219,15 @@ def _states_in(folder: str, listings: ListingCache) -> Iterator[UnfinishedSet]:
             yield state
 
 
-def refuse_unfinished(states: Iterable[UnfinishedSet]) -> None:
+def refuse_unfinished(states: Sequence[UnfinishedSet], warn: Callable[[str], object] = str) -> None:
     """Raise InputError for a set that a run began to replace or to extend. The finished shards of a new set may be
-    read."""
+    read; then ``warn`` is called."""
     for state in states:
         if state.change != "new":
             text, hint = state.describe()
             raise InputError(text, hint=hint)
+    for state in states:
+        warn("; ".join(state.describe()))
 
 
 def is_manifest_name(address: str) -> bool:

@@ -161,7 +161,7 @@ class RangeAnswer(NamedTuple):
     note: str = ""
 
     def check(self, begin: int, end: int, size: int | None, etag: str, changed: str = "") -> int:
-        """Return the object's size. Raises Replaced if the object has another size, ETag or time of change, and
+        """Return the object's size. Raises ObjectReplaced if the object has another size, ETag or time of change, and
         Transient if the body is not the requested range, the bytes ``begin`` to ``end - 1``. A proxy may answer with a
         page of its own, for example."""
         if self.status == 412 or (self.status == 416 and self.size not in (None, size)):
@@ -187,8 +187,8 @@ class RangeAnswer(NamedTuple):
         return size
 
     def check_version(self, etag: str, changed: str) -> None:
-        """Raise Replaced for another ETag or time of change, and Transient if the answer has neither. Mirrors of the
-        same file may have different times, but the same ETag."""
+        """Raise ObjectReplaced for another ETag or time of change, and Transient if the answer has neither. Mirrors of
+        the same file may have different times, but the same ETag."""
         if self.status == 412:
             raise ObjectReplaced
         version, expected = (self.etag, etag) if self.etag and etag else (self.changed, changed)
@@ -425,7 +425,7 @@ async def fetched(
 ) -> ReceivedBytes:
     """Return the bytes ``begin`` to ``end - 1``, or up to the ``size`` that an answer has reported. If a request ends
     early, another request continues at that byte. ``attempts`` are new. The bytes are put into the buffer ``into``, if
-    it is given. Raises Replaced, GaveUp, and the errors of ``fetch``."""
+    it is given. Raises ObjectReplaced, GaveUp, and the errors of ``fetch``."""
     import asyncio
 
     landing = _Landing(begin, end, attempts, into)
