@@ -289,3 +289,54 @@ class TestViews:
         write_shards(tmp_path / "a", [[of("other", cls="1")]])
         ran = run("v1.json", "v2.json")
         assert (ran.code, "was changed after v1.json was made" in ran.err) == (3, True), ran.err
+
+
+class TestOn:
+    URLS: tuple[str, ...] = ("http://x/a.jpg", "a b%", "\u00e9/..", "__x__", "1")
+
+    def samples(self, prefix: str, captions: Sequence[str] = "abcde") -> Samples:
+        return [
+            of(f"{prefix}{number}", json=json.dumps({"url": url}), txt=text)
+            for number, (url, text) in enumerate(zip(self.URLS, captions, strict=False))
+        ]
+
+    def test_keys_make_no_difference(self, good: Command, sets: Callable[..., list[str]]) -> None:
+        ran = good(*sets([self.samples("a")], [self.samples("b")]), "--on", "json.url")
+        assert (ran.out, "5 samples in both: no sample differs" in ran.err) == (b"", True)
+        ran = good(
+            *sets([self.samples("a")], [self.samples("b")[::-1]]), "--on", "json.url", "--ignore-order"
+        )
+        assert ran.out == b""
+
+    @pytest.mark.parametrize("options", [(), ("--keys-only",)])
+    def test_samples_are_named_by_the_value(
+        self, sets: Callable[..., list[str]], options: tuple[str, ...]
+    ) -> None:
+        both = sets([self.samples("a")], [self.samples("b", "axcd")[:0:-1], [of("a0", json='{"url": 7}')]])
+        ran = wds("diff", *both, "--on", "json.url", *options)
+        changed = [] if options else [["!", "a b%", "txt"]]
+        assert [line.split("\t") for line in ran.out.decode().splitlines()] == [
+            ["-", self.URLS[0], ""],
+            ["-", self.URLS[4], ""],
+            *changed,
+            ["+", "7", ""],
+        ]
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            ("len(txt)", 'repeated value "1" (first: sample 0 of'),
+            ("json.ur", 'no value of json.ur for --on in sample "a0"'),
+            ("txt ==", "--on cannot be read"),
+            ("7", "there is no {7}"),
+        ],
+    )
+    def test_refused(self, sets: Callable[..., list[str]], value: str, message: str) -> None:
+        ran = wds("diff", *sets([self.samples("a")], [self.samples("b")]), "--on", value)
+        assert (ran.code in (2, 3), message in ran.err) == (True, True), ran.err
+
+    def test_views(self, good: Command, sets: Callable[..., list[str]], tmp_path: Path) -> None:
+        first, second = sets([self.samples("a")], [self.samples("b")])
+        for name, source in (("v", first), ("w", second)):
+            assert wds("split", source, "-o", tmp_path / f"{name}.json").code == 0
+        good(tmp_path / "v.json", tmp_path / "w.json", "--on", "json.url")

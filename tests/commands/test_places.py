@@ -147,6 +147,16 @@ class TestEverywhere:
         good("merge", folder, tmp_path / "b.tar", *how, "-o", tmp_path / "o.tar")
         assert keys_of(tmp_path / "o.tar") == ["k1", "k3"]
 
+    def test_diff(self, folder: Path, name: str, tmp_path: Path) -> None:
+        good("cat", folder, "--keys", "k[012]", "-o", tmp_path / "a.tar")
+        good("shuffle", tmp_path / "a.tar", "--rekey", "x{n}", "-o", tmp_path / "b.tar")
+        assert good("diff", tmp_path / "a.tar", tmp_path / "b.tar", "--on", name, "--ignore-order").out == b""
+        good("cat", folder, "--keys", "k1", "-o", tmp_path / "c.tar")
+        ran = wds("diff", tmp_path / "a.tar", tmp_path / "c.tar", "--on", name)
+        assert [row.split("\t")[:2] for row in ran.out.decode().splitlines()] == [
+            ["-", str(ALL[name][place])] for place in (0, 2)
+        ]
+
     def test_column(self, folder: Path, name: str) -> None:
         out = good("ls", folder, "--to", "csv", "--column", name).out.decode()
         cells = [row[name].strip() for row in csv.DictReader(out.splitlines())]

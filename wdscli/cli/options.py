@@ -373,8 +373,8 @@ class EngineOptions(NamedTuple):
 @panel("Errors")("""
     --on-duplicate  Repeated key: fail, skip, or give a new key.
     +--rekey FORMAT  Give all samples new keys: '{shard}-{index:09d}', or '{n:09d}', which counts over all shards. Any
-        expression is allowed: '{json.id}'. '{json.path!k}' ends before the first dot of the last part. With
-        --on-duplicate rekey, a sample keeps its key unless the key repeats.
+        expression is allowed: '{json.id}'. '{json.path!k}' ends before the first dot of the last part,
+        and '{json.url!q}' quotes dots. With --on-duplicate rekey, a sample keeps its key unless the key repeats.
     """)
 class DuplicateOptions(NamedTuple):
     """The options about repeated keys."""

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.copy.copier import GatherTask
-from wdscli.errors import DataError
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
-from wdscli.model import to_text
+from wdscli.model import to_bytes, to_text
 from wdscli.ordering import mix_array
 from wdscli.plan.duplicates import Rereader
 from wdscli.plan.inputs import Input
+from wdscli.plan.names import unquoted
 from wdscli.plan.orders import InputOrder
 from wdscli.plan.plan import ReorderPlan, make_plan
 from wdscli.plan.request import Request
@@ -109,11 +110,13 @@ def diff(
     selection: Selection = Selection(),  # noqa: B008  (immutable)
     keys_only: bool = False,
     ignore_order: bool = False,
+    on: str | None = None,
     jobs: int | None = None,
     trust_addresses: bool = False,
     progress: Progress = QUIET,
 ) -> DiffReport:
-    """Compare the sets ``a`` and ``b``; samples are matched by key.
+    """Compare the sets ``a`` and ``b``; samples are matched by key, or by the value of the expression ``on``. Then this
+    value is the key in differences.
 
     ``each`` is called with every difference. First come samples that are only in ``a``, then samples in both sets that
     differ, then samples that are only in ``b``. Each group is in the order of its set. ``keys_only`` compares only
@@ -132,12 +135,13 @@ def diff(
     >>> report.changed, report.same
     (1, False)
     """
-    views = _named(a, b, trust_addresses)
+    views = _named(a, b, trust_addresses) if on is None else None
     if views is not None and not selection.changes_members:
         named = _compare_names(views, each, ignore_order)
         if named is not None:
             return named
     how: dict[str, Any] = {"jobs": jobs, "trust_addresses": trust_addresses, "allow_empty": True}
+    how["rekey"] = None if on is None else f"{{{on}!q}}"
     requests = [Request([text], "-", selection=selection, **how) for text in (a, b)]
     return _compared(requests, views, each, keys_only=keys_only, ignore_order=ignore_order, progress=progress)
 
@@ -292,16 +296,26 @@ def _at_other_places(
 def _planned(
     name: str, request: Request, scratch: Scratch, *, brings: bool, progress: Progress
 ) -> ReorderPlan:
-    """Plan the set A or B. Raises DataError for a repeated key."""
+    """Plan the set A or B. Raises DataError for a repeated key or value."""
     try:
         plan = make_plan(request, InputOrder("diff"), scratch, brings=brings, progress=progress)
-    except DataError as error:
-        if error.code == "duplicate-key":
+    except (DataError, UsageError) as error:
+        if isinstance(error, DataError) and error.code == "duplicate-key":
             error.hint = "samples are matched by key; `wds verify` lists repeated keys"
+        if request.rekey is not None:
+            _name_on(error)
         raise
     shards = len(plan.contents.inputs)
     progress.note(f"{name}: {request.inputs[0]}: {shards} shards, {plan.samples} samples")
     return plan
+
+
+def _name_on(error: WdsError) -> None:
+    """Name ``--on`` in an error about the keys that it makes."""
+    text = error.message.replace("--rekey", "--on").replace("repeated key", "repeated value")
+    error.message = unquoted(to_bytes(text))
+    if isinstance(error, DataError):
+        error.hint = "each sample needs another value; views select: wds split A -o a.json --where EXPR"
 
 
 def _match(keys_a: U64, keys_b: U64) -> _Match:
@@ -319,11 +333,11 @@ def _match(keys_a: U64, keys_b: U64) -> _Match:
 
 def _keys(plan: ReorderPlan, rows: I64) -> Iterator[str]:
     """Yield the keys of some samples, read from headers or the index."""
-    template = SurveyTask(Input(""), plan.request.settings.form, Selection())
+    template, rekey = SurveyTask(Input(""), plan.request.settings.form, Selection()), plan.contents.rekey
     for sample in Rereader(plan.contents.inputs, template).samples(
         plan.contents.ordered.samples, rows.tolist()
     ):
-        yield to_text(sample.key)
+        yield to_text(sample.key) if rekey is None else unquoted(sample.new_key(rekey))
 
 
 def _key_of(plan: ReorderPlan, row: int) -> str:
@@ -368,6 +382,7 @@ def _task(plan: ReorderPlan, rows: I64) -> GatherTask:
         inputs,
         samples,
         Selection(field_rule=plan.request.selection.field_rule),
+        contents.rekey,
     )
 
 
@@ -381,7 +396,7 @@ def compare(sides: Sequence[GatherTask]) -> list[Difference]:
     ]
     differences: list[Difference] = []
     for row, keys in enumerate(zip(*(batch.keys for batch in batches), strict=True)):
-        key_a, key_b = map(to_text, keys)
+        key_a, key_b = map(to_text if sides[0].rekey is None else unquoted, keys)
         if key_a != key_b:
             # Two keys with the same hash.
             differences += [Difference(ONLY_A, key_a), Difference(ONLY_B, key_b)]

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
 
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
@@ -39,12 +40,14 @@ DEFAULT = "{key}-{shard}-{index:09d}"
 
 class KeyFormat(Formatter):
     """Fills in formats. The text in braces is looked up as it is. ``{path!k}`` is a path up to the first dot of its
-    last part."""
+    last part, and ``{url!q}`` quotes like a URL, dots too (:func:`unquoted`)."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         return kwargs[field_name], field_name
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion == "q":
+            return quote(to_bytes(str(value)), safe="").replace(".", "%2E")
         if conversion != "k":
             return super().convert_field(value, conversion)
         folder, slash, name = str(value).rpartition("/")
@@ -52,6 +55,11 @@ class KeyFormat(Formatter):
 
 
 _FORMAT = KeyFormat()
+
+
+def unquoted(key: bytes) -> str:
+    """Return the value that ``{value!q}`` has quoted."""
+    return to_text(unquote_to_bytes(key))
 
 
 class Rekey(NamedTuple):
@@ -119,7 +127,7 @@ class Rekey(NamedTuple):
             new = to_bytes(_FORMAT.vformat(self.format, (), parts))
             check_name(new, b"x")
         except (UsageError, ValueError) as error:
-            hint = f"{{{next(iter(self.values))}!k}} ends the key before a dot"
+            hint = f"{{{next(iter(self.values))}!k}} ends the key before a dot, and !q quotes dots"
             raise sample.error(
                 f'cannot use --rekey "{self.format}": {error}', "unsafe-name", hint=hint
             ) from None

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from wdscli.cli.options import GeneralOptions, Positive, Texts, grouped, panel
+from wdscli.cli.options import GeneralOptions, Positive, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.ops.diff import CHANGED, ONLY_A, ONLY_B, Difference, DiffReport
 from wdscli.ops.diff import diff as compare
@@ -17,6 +17,7 @@ _MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
     --keys-only  Compare only keys and their order.
     --fields EXT,...  Compare only these fields. Globs are allowed. Repeatable.
     --ignore-order  Ignore the order of samples and the boundaries of shards.
+    --on EXPR  Match samples by this value instead of the key: json.url, 'dhash(jpg)'.
     -j, --jobs N  Number of processes. Default: depends on the amount of work.
     """)
 class DiffOptions(NamedTuple):
@@ -25,6 +26,7 @@ class DiffOptions(NamedTuple):
     keys_only: bool = False
     fields: Texts = None
     ignore_order: bool = False
+    on: Text = None
     jobs: Positive = None
 
 
@@ -59,6 +61,7 @@ def diff(
         selection=Selection.parse(fields=options.fields),
         keys_only=options.keys_only,
         ignore_order=options.ignore_order,
+        on=options.on,
         jobs=options.jobs,
         trust_addresses=general.trust_addresses,
         progress=out.progress(),
