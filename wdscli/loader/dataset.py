@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain, islice
 from time import perf_counter
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
@@ -21,7 +21,7 @@ from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out, warn_of_batches_of_batches, warn_of_peers
 from wdscli.loader.order.source import EpochReader, Keys, OrderOfProcess, PositionSource, Spare, ValueFact
 from wdscli.loader.place.cuts import Cut, EqualSizes
-from wdscli.loader.place.exactness import PLAIN, why_not_exact
+from wdscli.loader.place.exactness import why_not_exact
 from wdscli.loader.place.iteration import Iteration, IterationState
 from wdscli.loader.place.planned import Plans
 from wdscli.loader.place.ranks import (
@@ -33,13 +33,13 @@ from wdscli.loader.place.ranks import (
     Split,
     Splitter,
     Tail,
-    TorchIterable,
     find_rank,
     find_worker,
     in_worker,
     launched_rank,
 )
 from wdscli.loader.place.state import ANY, Place, check_fits, of_loader, regrouped
+from wdscli.loader.process_dataset import ProcessDataset
 from wdscli.loader.read.failures import (
     Handler,
     OnError,
@@ -52,58 +52,13 @@ from wdscli.loader.read.failures import (
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
 from wdscli.loader.stages.flow import Item, Unit, UnitMaker, warning_of_gaps
-from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_own_order
 from wdscli.loader.streams import PlainStream
 
-Made = TypeVar("Made", bound="ProcessDataset")
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
 """The rows of skipped samples (:meth:`SkipCounts.rows`), and the seconds that the process spent on each kind of
 work."""
-
-
-class ProcessDataset(TorchIterable[Item], Fluent[Item]):
-    """A dataset that each process iterates separately, epoch after epoch."""
-
-    _state: IterationState
-    _epochs: ClassVar[Any]
-    """The ``__iter__`` of the engine. A user's subclass may replace ``__iter__``, but not this attribute."""
-
-    def _with(self: Made, **changes: Any) -> Made:
-        return super()._with(**{"_state": self._state.copy(), **changes})
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._state.start.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch.
-        DataLoader workers, also persistent workers, begin the same epoch."""
-        epoch = want_whole("epoch", epoch, 0)
-        start = self._state.start
-        self._state.move(start if start.epoch == epoch else Place(epoch))
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether batches are the same for any numbers of ranks and workers, and a state fits any such numbers."""
-        return self.why_not_exact is None
-
-    @property
-    def why_not_exact(self) -> str | None:
-        """The reason why the dataset is not exact, or None."""
-        return PLAIN
-
-    def iterator1(self) -> Iterator[Any]:
-        """Yield one epoch. A subclass with its own ``__iter__`` or ``iterator`` calls this method, as in webdataset.
-        The next call begins the next epoch, even if the caller stops before the end of this epoch."""
-        epoch = self.epoch
-        try:
-            yield from self._with(_state=self._state)._with_span(None)._epochs()
-        finally:
-            if self.epoch == epoch and not in_worker():
-                self.set_epoch(epoch + 1)
 
 
 class PositionDataset(ProcessDataset[Item]):
@@ -257,7 +212,7 @@ class PositionDataset(ProcessDataset[Item]):
         """Return the source after the stages that choose positions, such as slices and epochs of another length."""
         if self._plans is not None and self.pipeline.spreads and any(cut.counts_items for cut in self._cuts):
             raise UsageError(
-                f"slice() and with_epoch() cannot count the samples of {self._plans.rule.name}",
+                f"slice() and with_epoch() cannot count the samples of {self._plans.name}",
                 hint="call them before unbatched() and unlisted(), or use with_epoch(samples=n)",
             )
         return self._sizes.cut(self._base(share), self._source_cuts, share, self.tail)
@@ -373,7 +328,7 @@ class PositionDataset(ProcessDataset[Item]):
         with self._opened_epoch(start, share) as (maker, batches, found):
             reads: Iterator[Read] = found if self.is_stream else by_batch(found)
             if self._plans is not None:
-                reads = self._filled(reads, batches, self._plans.rule.name)
+                reads = self._filled(reads, batches, self._plans.name)
             units = maker.units(reads, self._threads if self.pipeline.before else 1)
             yield from units if self.is_stream else warning_of_gaps(units, batches)
 

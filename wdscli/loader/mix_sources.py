@@ -260,6 +260,28 @@ class MixSource(PositionSource):
         return _MixReader(self, epoch)
 
 
+class _Interleaved:
+    """The positions of ``sets`` sets without end: position ``p * sets + i`` has sample p of set i."""
+
+    length, taken = ENDLESS, None
+
+    def __init__(self, sets: int) -> None:
+        self._sets = sets
+
+    def locate(self, positions: I64) -> tuple[I64, I64]:
+        """Return two arrays for the positions: the set, and the number of the set's sample."""
+        places, sets = numpy.divmod(positions, self._sets)
+        return sets, places
+
+
+class InterleavedSource(MixSource):
+    """Several sets as one source, in which :class:`~wdscli.loader.place.mixed.MixedPlan` chooses positions."""
+
+    def schedule(self) -> Any:
+        super().schedule()
+        return _Interleaved(len(self.sets))
+
+
 class _MixReader(EpochReader):
     """Reads an epoch of a mix: of each set one epoch, or the next part of its passes without end."""
 

@@ -13,10 +13,20 @@ from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.indexed import IndexedDataset
-from wdscli.loader.mix_sources import Amount, MixedSet, MixSource, MixStream, Per, Rules, SampleOfSet
+from wdscli.loader.mix_sources import (
+    Amount,
+    InterleavedSource,
+    MixedSet,
+    MixSource,
+    MixStream,
+    Per,
+    Rules,
+    SampleOfSet,
+)
 from wdscli.loader.order.schedule import Stop, Weight, exact, quotas_of, shares_of
 from wdscli.loader.order.source import PositionSource, seen_as
-from wdscli.loader.place.cuts import Epochs
+from wdscli.loader.place.cuts import Epochs, EpochSlice
+from wdscli.loader.place.mixed import MixedPlans
 from wdscli.loader.place.ranks import Share, Tail
 from wdscli.loader.read.failures import SkipCounts
 from wdscli.loader.stages.flow import DROPPED, BatchStage, Item, Pipeline, Spread
@@ -101,7 +111,7 @@ class Mixed(WebDataset[Item]):
             self.pipeline = _by_sample(pipelines)
             tail = tail or _agreed("tail", {part._tail for part in parts} - {None})
         else:
-            self.pipeline = _by_batch(pipelines)
+            self.pipeline = _by_batch(pipelines, rules)
         self._tail = tail
         together = self._batch_size = _agreed("batch_size", {part._batch_size for part in parts} - {None})
         source: Any = MixStream(parts, rules) if self._streams() else self._mixed(Share())
@@ -137,6 +147,8 @@ class Mixed(WebDataset[Item]):
         alone = share._replace(rank=0, worker=0)
         sets = [MixedSet(part._viewed_source(alone), part._policy, part.tail) for part in self._sets()]
         size = self._together if self.pipeline.batch is None else self.pipeline.batch.size
+        if isinstance(self._plans, MixedPlans):
+            return InterleavedSource(sets, self.rules)
         if self.rules.per == "sample" or self.pipeline.batch is None:
             return MixSource(sets, self.rules, step=size * share.world)
         return MixSource(sets, self.rules, size, share.world)
@@ -145,10 +157,12 @@ class Mixed(WebDataset[Item]):
         if self.is_stream:
             return self.source
         has_size = self._batch_size is not None or self.pipeline.batch is not None
-        if self.rules.points and (not has_size or self._plans is not None):
+        has_steps = has_size if self._plans is None else isinstance(self._plans, MixedPlans)
+        if self.rules.points and not has_steps:
             raise UsageError(
                 "mix(weights=) counts global batches, so all batches must have the same known size",
-                hint="use mix(...).batched(n), or batch_size=n for the batches of a DataLoader",
+                hint="use mix(...).batched(n), batch_size=n for the batches of a DataLoader, or "
+                'mix(..., per="batch") of sets with such batches',
             )
         mixed = self._mixed(share)
         for cut in self._cuts:
@@ -255,32 +269,52 @@ def _by_sample(pipelines: tuple[Pipeline, ...]) -> Pipeline:
     return Pipeline(before=(_OfSample(pipelines, keep=False),))
 
 
-def _by_batch(pipelines: tuple[Pipeline, ...]) -> Pipeline:
+def _by_batch(pipelines: tuple[Pipeline, ...], rules: Rules) -> Pipeline:
     batches = []
     for pipeline in pipelines:
         if pipeline.batch is None:
             raise UsageError('mix(per="batch") needs datasets of batches', hint="call batched() on each")
-        if pipeline.batch.plans is not None:
-            raise UsageError(
-                f'mix(per="batch") does not work with {pipeline.batch.name}: its batches have several sizes',
-                hint="mix datasets of samples first, then make such batches from the mix",
-            )
         batches.append(pipeline.batch)
-    sizes = {batch.size for batch in batches}
-    if len(sizes) > 1:
-        raise UsageError(
-            f'mix(per="batch") cannot mix batches of {" and ".join(map(str, sorted(sizes)))} samples',
-            hint="give all sets the same batch size",
-        )
+    plans = None
+    if _has_own_sizes(batches):
+        points = rules.points or [(0, rules.quotas)]
+        plans = MixedPlans([batch.plans or batch.size for batch in batches], points)
     several = any(pipeline.spreads for pipeline in pipelines)
     last = _OfBatch(pipelines, is_single=not several)
+    partial = all(batch.partial for batch in batches)
     return Pipeline(
         before=(_OfSample(pipelines, keep=True),),
-        batch=_OwnBatchStage(
-            sizes.pop(), batches.__getitem__, partial=all(batch.partial for batch in batches)
-        ),
+        batch=_OwnBatchStage(batches[0].size, batches.__getitem__, partial, plans),
         after=(Spread(last) if several else last,),
     )
+
+
+def _has_own_sizes(batches: Sequence[BatchStage | None]) -> bool:
+    """Return whether batches have several sizes, as packs have."""
+    return len({batch and batch.size for batch in batches}) > 1 or any(
+        batch is not None and batch.plans is not None for batch in batches
+    )
+
+
+def _without_end(parts: Sequence[PositionDataset], rules: Rules, stop: Stop | None) -> Rules:
+    """Return the rules for a mix of batches of several sizes. Raises UsageError for rules that need an end."""
+    if stop not in (None, "repeat") or rules.amounts:
+        raise UsageError(
+            "a mix of packs or of batches of several sizes has no end: its sets repeat",
+            hint="leave out stop=, repeat= and choose=; with_epoch(batches=n) sets an end",
+        )
+    for name, part in zip(rules.names, parts):
+        if isinstance(part._plans, MixedPlans):
+            raise UsageError(
+                f"set {name} is a mix of packs or of batches of several sizes", hint="mix its sets directly"
+            )
+        cut = part._cuts and part._plans is not None
+        if cut and any(isinstance(each, EpochSlice) or each.counts_batches for each in part._cuts):
+            raise UsageError(
+                f"set {name} of the mix has a slice() or with_epoch() of its batches",
+                hint="call slice() before the batches are made, and with_epoch() on the mix",
+            )
+    return rules._replace(stop="repeat")
 
 
 def mix(
@@ -324,8 +358,9 @@ def mix(
     each time in the order of their next epoch. With ``"first"`` and ``"repeat"``, the next epoch continues each set
     where this epoch ended.
 
-    ``per="batch"`` mixes whole batches of datasets with equal batch sizes: all samples of a global batch come from one
-    set. With ``per="batch"``, ``tail`` decides about the last global batch of each set that has no ``tail`` of its own.
+    ``per="batch"`` mixes whole batches: all samples of a global batch come from one set. The sets may have packs, or
+    batches of several sizes. Then the shares are shares of length, sets repeat, and the epoch has no end. With
+    ``per="batch"``, ``tail`` decides about the last global batch of each set that has no ``tail`` of its own.
     ``label`` names a new field, which gets the name of the sample's set.
 
     If a set can only be streamed, each worker mixes the samples that it reads of each set, with exact shares. A state
@@ -366,6 +401,8 @@ def mix(
             hint=f"give {min(how)}= to the datasets that are mixed",
         )
     opened = [_opened(part, seed, how) for part in parts]
+    if per == "batch" and _has_own_sizes([part.pipeline.batch for part in opened]):
+        rules = _without_end(opened, rules, stop)
     return Mixed(opened, rules, rank=rank, world_size=world_size, tail=tail)
 
 

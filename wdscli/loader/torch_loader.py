@@ -28,7 +28,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
-from wdscli.loader.dataset import PositionDataset, ProcessDataset, Tally
+from wdscli.loader.dataset import PositionDataset, Tally
 from wdscli.loader.order.order import seeded
 from wdscli.loader.order.source import Slice
 from wdscli.loader.place.cuts import Epochs
@@ -36,6 +36,7 @@ from wdscli.loader.place.exactness import LOADER_BATCHES, LOADER_STAGES
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
+from wdscli.loader.process_dataset import ProcessDataset
 from wdscli.loader.read.failures import SkipCounts, warning_of_drops
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, PerSample

@@ -23,6 +23,7 @@ This module knows neither samples nor datasets.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -44,6 +45,8 @@ LARGEST = 1 << 16
 """The largest number of positions in a block. Weights that would need a larger block are rounded."""
 TOGETHER = 1 << 20
 """The largest number of positions for which blocks are computed together."""
+LAST_STEP = 1 << 40
+"""Steps before this one are searched for a sample."""
 TURNS, GOLDEN = 1024, 633
 """TURNS is the number of steps after which shares that do not change are exact. The offset for rounding grows by GOLDEN
 / TURNS in each step."""
@@ -301,6 +304,16 @@ class Changing:
                 sets[chosen] = labels[row, place]
                 samples[chosen] = before[together_steps % TURNS][row, sets[chosen]] + ranks[row, place]
         return sets, samples
+
+    def before(self, step: int) -> list[int]:
+        """Return the number of samples of each set in all steps before ``step``."""
+        taken: list[int] = self._of_turn(step // TURNS)[1][step % TURNS].tolist()
+        return taken
+
+    def find(self, which: int, sample: int) -> int | None:
+        """Return the step with sample ``sample`` of set ``which``, or None if no step has it."""
+        later = bisect_right(range(LAST_STEP), sample, key=lambda step: self.before(step)[which])
+        return later - 1 if later < LAST_STEP else None
 
     def _laid_out(self, steps: I64, counts: I64) -> tuple[I64, I64]:
         """Return two arrays with a row for each step. At each place of a step, the first array has the set, and the

@@ -80,10 +80,22 @@ class Plan:
         """The window that had the latest requested batch."""
         self._lock = ForkLock()
 
-    def note(self, window: int, first: int) -> None:
-        """Note a mark: ``first`` is the number of the first batch of ``window``."""
-        if 0 < window < self.windows and first >= 0:
+    def noted(self, mark: Any) -> bool:
+        """Note the mark in a state: its window, the number of the window's first batch, and the beginning of the digest
+        of the window's values. A value that is not a mark is ignored. Return False if the values of the window differ.
+        Raises UsageError for a window that does not exist."""
+        window, first, digest = mark if isinstance(mark, list) and len(mark) == 3 else (0, 0, None)
+        if not (type(window) is type(first) is int and isinstance(digest, str)):
+            return True
+        if not (0 <= window <= self.windows and 0 <= first < 1 << 62):
+            raise UsageError(
+                f"this is not the state of a wdscli loader: it has the window {window} of {self.windows}"
+            )
+        if window < self.windows and digest and not self.digest(window).startswith(digest):
+            return False
+        if 0 < window < self.windows:
             self._firsts.setdefault(window, first)
+        return True
 
     def mark(self, number: int) -> list[Any]:
         """Return the mark for batch ``number``: its window, the number of the window's first batch, and the digest of
@@ -128,8 +140,8 @@ class Plan:
             first = int(plan.ends[place - 1]) if place else 0
             return plan.rows[first : int(plan.ends[place])] + self._first_position(self._current)
 
-    def fill(self, number: int) -> Fill:
-        """Return how full batch ``number`` is, which must be in the list."""
+    def fill(self, number: int) -> Fill | None:
+        """Return how full batch ``number`` is, which must be in the list. None means that it has no values."""
         with self._lock:
             plan, place = self._place(number)
             return Fill(
@@ -372,7 +384,7 @@ class PlannedBatches(EpochBatches):
         dropped = self.tail == "drop" and not self._has((step + 1) * world - 1)
         return None if dropped else (step, rank)
 
-    def fill(self, number: int) -> Fill:
+    def fill(self, number: int) -> Fill | None:
         return self.plan.fill(self._of_step(number))
 
     def mark(self, number: int) -> list[Any] | None:
@@ -390,10 +402,15 @@ class Plans:
     """The latest plans by ``rule``, and how cuts apply to them. Copies of a dataset share the plans."""
 
     def __init__(self, rule: Rule, skips: bool = False) -> None:
-        self.rule, self._skips = rule, skips
+        self.rule, self.skips = rule, skips
         self._plans: OrderedDict[str, Plan] = OrderedDict()
-        self._marks: dict[str, tuple[int, int]] = {}
+        self._marks: dict[str, Any] = {}
         self._has_warned = False
+
+    @property
+    def name(self) -> str:
+        """The text for this stage in the repr() of a dataset."""
+        return self.rule.name
 
     def of_world(self, world: int) -> Rule:
         """Return the rule for ``world`` ranks. Raises UsageError if a group of batches cannot be divided among so many
@@ -426,7 +443,7 @@ class Plans:
                 isinstance(earlier, EpochSlice) and earlier.of == "batches" for earlier in cuts[:number]
             ):
                 raise UsageError(
-                    f"with_epoch() and repeat() cannot follow slice() of the batches of {self.rule.name}",
+                    f"with_epoch() and repeat() cannot follow slice() of the batches of {self.name}",
                     hint="call slice() last, after with_epoch() or repeat() without a number",
                 )
             elif cut.counts_batches:
@@ -450,18 +467,24 @@ class Plans:
         return batches
 
     def _plan(self, source: PositionSource, epoch: int, world: int) -> Plan:
-        rule = self.of_world(world)
-        name = dumps([epoch, source.identity(), rule.together], default=str)
+        name = self._name(source, epoch, world)
         if name not in self._plans:
-            of_epoch = source.seed, PLANNED, epoch
-            plan = self._plans[name] = Plan(
-                rule, source.length(epoch), of_epoch, source.reader(epoch), self._skips
-            )
-            if name in self._marks:
-                plan.note(*self._marks[name])
+            plan = self._plans[name] = self._made(source, epoch, world)
+            plan.noted(self._marks.get(name))
             if len(self._plans) > PLANS:
                 self._plans.popitem(last=False)
         return self._plans[name]
+
+    def _name(self, source: PositionSource, epoch: int, world: int) -> str:
+        return dumps([epoch, source.identity(), self.facts(world)], default=str)
+
+    def _made(self, source: PositionSource, epoch: int, world: int) -> Plan:
+        of_epoch = source.seed, PLANNED, epoch
+        return Plan(self.of_world(world), source.length(epoch), of_epoch, source.reader(epoch), self.skips)
+
+    def facts(self, world: int) -> list[Any]:
+        """Return the facts of the batches for ``world`` ranks, as plain values."""
+        return self.of_world(world).identity()
 
     def identity(self, cuts: Sequence[Cut], share: Share) -> dict[str, Any]:
         """Return the facts that must be the same in a saved state and here, as plain values. A number of steps counts
@@ -472,35 +495,31 @@ class Plans:
                 start, stop, step = cut.chosen
                 bounds = [None if bound is None else bound * share.world for bound in (start, stop)]
                 slices.append([*bounds, *([step, share.world] if step not in (None, 1) else [])])
-        return {"batches": self.of_world(share.world).identity(), **({"slices": slices} if slices else {})}
+        return {"batches": self.facts(share.world), **({"slices": slices} if slices else {})}
 
     def note(self, source: PositionSource, cuts: Sequence[Cut], epoch: int, share: Share, mark: Any) -> None:
         """Note the mark in a loaded state, for an epoch of a source. A value that is not a mark is ignored. Raises
         UsageError if the values of the mark's window differ."""
-        window, first, digest = mark if isinstance(mark, list) and len(mark) == 3 else (0, 0, None)
-        if not (type(window) is type(first) is int and isinstance(digest, str)):
-            return
         number, _ = _list_of(cuts, epoch, share)
         plan = self._plan(source, number, share.world)
-        if not (0 <= window <= plan.windows and 0 <= first < 1 << 62):
+        if not plan.noted(mark):
             raise UsageError(
-                f"this is not the state of a wdscli loader: it has the window {window} of {plan.windows}"
-            )
-        if window < plan.windows and plan.digest(window) != digest:
-            raise UsageError(
-                f"the state was saved with other values of {' or '.join(map(str, plan.rule.expressions))}, "
-                "so samples would be lost or repeated",
+                f"the state was saved with other values of {self.measured}, so samples would be lost or repeated",
                 hint=f"restore the values, or begin epoch {epoch} again with set_epoch({epoch})",
             )
-        self._marks[dumps([number, source.identity(), plan.rule.together], default=str)] = window, first
-        plan.note(window, first)
+        self._marks[self._name(source, number, share.world)] = mark
+
+    @property
+    def measured(self) -> str:
+        """The expressions whose values decide which samples are in a batch."""
+        return " or ".join(map(str, self.rule.expressions))
 
     def warn_of_length(self, batches: EpochBatches) -> None:
         """Warn once if the epochs may differ in the number of their batches."""
         if batches.varies and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"other epochs of {self.rule.name} may have some batches more or fewer: their samples, or the windows\n"
+                f"other epochs of {self.name} may have some batches more or fewer: their samples, or the windows\n"
                 f"of {self.rule.window:,} samples, differ; with_epoch(batches=n) makes all epochs equally long",
                 stacklevel=3,
             )

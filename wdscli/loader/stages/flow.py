@@ -122,7 +122,7 @@ class BatchStage(NamedTuple):
     @property
     def name(self) -> str:
         """The text for this stage in the repr() of a dataset."""
-        return f"batched({self.size})" if self.plans is None else self.plans.rule.name
+        return f"batched({self.size})" if self.plans is None else self.plans.name
 
     def made(self, items: list[Any], given: int) -> list[Any]:
         """Return a list with one batch of all items, or an empty list without items. ``given`` is the number of samples
