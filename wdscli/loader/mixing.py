@@ -161,8 +161,7 @@ class Mixed(WebDataset[Item]):
         if self.rules.points and not has_steps:
             raise UsageError(
                 "mix(weights=) counts global batches, so all batches must have the same known size",
-                hint="use mix(...).batched(n), batch_size=n for the batches of a DataLoader, or "
-                'mix(..., per="batch") of sets with such batches',
+                hint='mix(...).batched(n), batch_size=n for a DataLoader, or per="batch" for sets of packs',
             )
         mixed = self._mixed(share)
         for cut in self._cuts:

@@ -504,7 +504,7 @@ class Plans:
         plan = self._plan(source, number, share.world)
         if not plan.noted(mark):
             raise UsageError(
-                f"the state was saved with other values of {self.measured}, so samples would be lost or repeated",
+                f"the state has other values of {self.measured}, so samples would be lost or repeated",
                 hint=f"restore the values, or begin epoch {epoch} again with set_epoch({epoch})",
             )
         self._marks[self._name(source, number, share.world)] = mark
