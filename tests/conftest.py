@@ -50,6 +50,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 # Tests that look into s3fs, or stand in for it, say nothing of obstore; those that are about it choose it.
 os.environ.setdefault("WDSCLI_STORE", "fsspec")
 
+# Small sets are enough to test what several processes do.
+os.environ.setdefault("WDSCLI_JOBS", "exact")
+
 # What fails here is meant to.
 retry.FIRST_PAUSE_SECONDS = 0.001
 

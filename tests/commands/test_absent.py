@@ -228,7 +228,7 @@ def test_an_order_by_what_is_nowhere(
     """Also where surveys are made by other processes, which tell what they have seen."""
     more = ["-j2"] if held == "here and there" else []
     if more:
-        monkeypatch.setattr("wdscli.plan.survey.useful_jobs", lambda *_: 2)
+        monkeypatch.setattr("wdscli.plan.survey.useful_jobs", lambda *_, **__: 2)
     (tmp_path / "map").write_text("x/1\ta\nx/2\tb\n")
     how = [f"@{tmp_path}/map" if one == "@MAP" else one for one in how]
     name = "{part}.tar" if how[0] == "split" else "out.tar"

@@ -520,3 +520,13 @@ def test_a_set_in_the_memory_of_this_process(tmp_path: Path) -> None:
         Request([f"{address}/in-*.tar"], f"{address}/out-%06d.tar", cuts=Cuts(max_count=5), jobs=2)
     )
     assert (report.samples, report.shards) == (18, 4)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_jobs_are_an_upper_limit(exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few samples are no work for a second process; -v says how many worked."""
+    monkeypatch.setenv("WDSCLI_JOBS", "exact" if exact else "")
+    shards = write_shards(tmp_path / "in", [[sample(f"k{number}", number)] for number in range(3)])
+    ran = wds("shuffle", *shards, "-o", tmp_path / "o-%06d.tar", "--shards", "3", "-j3", "-v")
+    assert ran.code == 0, ran.err
+    assert (" in 3 workers" in ran.err) == (" workers" in ran.err) == exact

@@ -183,7 +183,17 @@ class TestProcesses:
             100 * MIN_PARALLEL_BYTES,
         ]
         assert [useful_jobs(None, 9, size) for size in sizes] == [1, 1, 1, 2, 4]
-        assert [useful_jobs(3, 9, size) for size in sizes] == [3] * 5
+        assert [useful_jobs(3, 9, size) for size in sizes] == [3] * 5  # tests set WDSCLI_JOBS
+        monkeypatch.delenv("WDSCLI_JOBS")
+        assert [useful_jobs(3, 9, size) for size in sizes] == [1, 1, 1, 2, 3]
+        assert [useful_jobs(3, 9, size, waits=True) for size in sizes] == [3] * 5
+        assert [useful_jobs(6, 5, size) for size in sizes[3:]] == [2, 5]
+        assert [
+            useful_shard_jobs(5, [f"{place}/{n}" for n in range(9)], 100) for place in ("s3://none", "none")
+        ] == [
+            5,
+            1,
+        ]
         assert copying_worth("a.tar", "s3://b/{name}.tar") == MIN_PARALLEL_BYTES
         assert copying_worth("a.tar", "s3://b/{name}.tar.zst") < MIN_PARALLEL_BYTES // 10
         assert [useful_shard_jobs(None, [f"s3://none/{n}" for n in range(m)], 100) for m in (1, 3, 9)] == [

@@ -334,8 +334,8 @@ class OutputOptions(NamedTuple):
 
 
 @_output("""
-    -j, --jobs N  Number of processes. Default: as many as the work is worth, at most one per processor. The
-        output is the same for any N.
+    -j, --jobs N  The most processes. Fewer start if the work is small. Default: one per processor. The output is
+        the same for any N.
     +--post CMD  Run the shell command CMD for each finished shard. {} in CMD means the shard.
     """)
 class TaskOptions(NamedTuple):

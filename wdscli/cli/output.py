@@ -61,9 +61,11 @@ class Out:
         self._due = 0.0
         self._began = time.monotonic()
         if talk.verbose:
+            from wdscli.executors.local import pool_sizes
             from wdscli.storage.retry import take_traffic
 
             take_traffic()  # output of other commands in this process
+            pool_sizes.clear()
         _outs.append(self)
 
     @classmethod
@@ -488,14 +490,16 @@ def note_costs() -> None:
         if out.talk.verbose:
             import resource
 
+            from wdscli.executors.local import pool_sizes
             from wdscli.storage.retry import take_traffic
 
             used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
             busy = human_time(sum(usage.ru_utime + usage.ru_stime for usage in used))
             unit = 1 if sys.platform == "darwin" else 1024
             most = human_size(max(usage.ru_maxrss for usage in used) * unit)
+            workers = f" in {plural(max(pool_sizes), 'worker')}" if pool_sizes else ""
             out.note(
-                f"took {out.took()}, {busy} of processor time; the largest process used {most} of memory"
+                f"took {out.took()}{workers}, {busy} of processor time; the largest process used {most} of memory"
             )
             traffic = take_traffic()
             if traffic.requests:

@@ -81,9 +81,11 @@ class Maker:
             check_scratch(request)
         # The first pass of a spill has its own tasks. If the output is one stream, this process writes it.
         work = size + BYTES_PER_SAMPLE * sum(shard.samples for shard in planned)
-        worth = copying_worth(request.output, *contents.addresses)
+        places = [request.output, *contents.addresses]
+        waits = bool(request.post) or not all(map(is_local, places))
         most = limits.jobs if is_spill else len(planned)
-        jobs = min(limits.jobs, useful_jobs(request.jobs, most, work, worth))
+        useful = useful_jobs(request.jobs, most, work, copying_worth(*places), waits=waits)
+        jobs = min(limits.jobs, useful)
         with (
             Scratch(request.tmp) as scratch,
             hold_remote_shards(self._inputs_to_hold(planned), scratch, progress, whole=True),

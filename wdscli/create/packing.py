@@ -151,7 +151,9 @@ class PackMaker(Maker):
         # More processes cannot be faster than the task of the largest shard, and starting a process takes time too.
         work = [shard.size_bytes + BYTES_PER_MEMBER * shard.members for shard in shards]
         remaining_work = sum(work) - max(work)
-        jobs = useful_jobs(request.jobs, len(work), remaining_work + PROCESSES_FOR_BYTES, PROCESSES_FOR_BYTES)
+        size = remaining_work + PROCESSES_FOR_BYTES
+        # Opening many files may wait for a disc.
+        jobs = useful_jobs(request.jobs, len(work), size, PROCESSES_FOR_BYTES, waits=True)
         is_here = request.engine is None and (jobs == 1 or self.stays_here)
 
         def task_of(number: int) -> PackTask:

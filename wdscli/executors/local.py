@@ -67,6 +67,8 @@ _GROUPS = (
 """The files of control groups, version 2 and version 1. Each entry has the controller, the limit, the memory in use,
 and the cache that can be freed."""
 _UNLIMITED_BYTES = 1 << 60
+pool_sizes: list[int] = []
+"""At each start of a worker, the number of workers in its pool."""
 
 
 def _ignore(_: int) -> None:
@@ -144,17 +146,27 @@ def _read(folder: str, name: str) -> str:
         return file.read()
 
 
-def useful_jobs(jobs: int | None, tasks: int, size_bytes: int, worth_bytes: int = MIN_PARALLEL_BYTES) -> int:
-    """Return the number of processes: ``jobs``, but at most one per task. If ``jobs`` is None, use one process per
-    ``worth_bytes`` bytes of work, but at most one per processor. Raises UsageError.
+def useful_jobs(
+    jobs: int | None,
+    tasks: int,
+    size_bytes: int,
+    worth_bytes: int = MIN_PARALLEL_BYTES,
+    *,
+    waits: bool = False,
+) -> int:
+    """Return the number of processes: one per ``worth_bytes`` bytes of work, but at most one per task, and at most
+    ``jobs`` (None: one per processor). If tasks wait for a store or another program (``waits``), or WDSCLI_JOBS is
+    ``exact``, little work does not reduce ``jobs``. Raises UsageError.
 
-    >>> useful_jobs(8, 3, 0), useful_jobs(None, 3, 1000)
+    >>> useful_jobs(8, 3, 0, waits=True), useful_jobs(None, 3, 1000)
     (3, 1)
     """
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {jobs}")
-    wanted = min(default_jobs(), size_bytes // worth_bytes) if jobs is None else jobs
-    return max(1, min(wanted, tasks))
+    most = min(jobs or default_jobs(), tasks)
+    if jobs is not None and (waits or os.environ.get("WDSCLI_JOBS") == "exact"):
+        return max(1, most)
+    return max(1, min(most, size_bytes // worth_bytes))
 
 
 def result_of(result: Result | PendingCommit[Result]) -> Result:
@@ -285,6 +297,7 @@ class Processes(Executor):
             worker_end.close()
             thread = Thread(target=self._serve, args=(parent_end,), daemon=True)
             self._started.append((worker, thread))
+            pool_sizes.append(len(self._started))
             thread.start()
         Thread(target=self._watch, args=(worker,), daemon=True).start()
 

@@ -56,7 +56,9 @@ def workers_of(executor: Executor) -> int:
     return getattr(executor, "workers", 0) or getattr(executor, "_max_workers", 0) or default_jobs()
 
 
-def useful_shard_jobs(jobs: int | None, addresses: Sequence[str], worth_bytes: int) -> int:
+def useful_shard_jobs(
+    jobs: int | None, addresses: Sequence[str], worth_bytes: int, *, waits: bool = False
+) -> int:
     """Return :func:`~wdscli.executors.local.useful_jobs` for tasks with one shard each. A remote shard of unknown size
     is worth a process. So are four small remote shards, because each request takes time."""
     sizes = (
@@ -65,7 +67,8 @@ def useful_shard_jobs(jobs: int | None, addresses: Sequence[str], worth_bytes: i
         else max(size_hint(address) or worth_bytes, worth_bytes // 4)
         for address in addresses
     )
-    return useful_jobs(jobs, len(addresses), sum(sizes), worth_bytes)
+    waits = waits or not all(map(is_local, addresses))
+    return useful_jobs(jobs, len(addresses), sum(sizes), worth_bytes, waits=waits)
 
 
 def copying_worth(*addresses: str) -> int:

@@ -274,7 +274,8 @@ def _executor(tasks: Sequence[SurveyTask], request: Request, limits: Limits) -> 
         return None
     is_cheap = all(is_local(task.address) and not _has_index(task) for task in tasks)
     worth = MIN_SCANNED_BYTES if is_cheap else WORTH_PROCESSES_BYTES
-    workers = min(limits.jobs, useful_jobs(request.jobs, len(tasks), size, worth))
+    waits = not all(is_local(task.address) for task in tasks)
+    workers = min(limits.jobs, useful_jobs(request.jobs, len(tasks), size, worth, waits=waits))
     return None if workers == 1 and request.engine is None else make_executor(workers, request.engine)
 
 

@@ -393,7 +393,8 @@ def _states(run: Run, checks: Sequence[CheckTask], reading: bool) -> Iterator[st
         yield from at_once(lambda check: check_shard(by_address[check]), list(by_address))
         return
     total = sum(check.shard.size_bytes for check in checks)
-    jobs, progress = useful_jobs(run.plan.request.jobs, len(checks), total), run.progress
+    waits, progress = not all(is_local(check.address) for check in checks), run.progress
+    jobs = useful_jobs(run.plan.request.jobs, len(checks), total, waits=waits)
     progress.start("checking existing shards", total, "bytes")
     with make_executor(jobs) as executor:
         for check, state in zip(checks, run_tasks(executor, check_shard, checks, window=2 * jobs)):

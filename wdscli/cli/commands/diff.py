@@ -18,7 +18,7 @@ _MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
     --fields EXT,...  Compare only these fields. Globs are allowed. Repeatable.
     --ignore-order  Ignore the order of samples and the boundaries of shards.
     --on EXPR  Match samples by this value instead of the key: json.url, 'dhash(jpg)'.
-    -j, --jobs N  Number of processes. Default: depends on the amount of work.
+    -j, --jobs N  The most processes. Fewer start if the work is small. Default: one per processor.
     """)
 class DiffOptions(NamedTuple):
     """The options that decide what counts as a difference."""

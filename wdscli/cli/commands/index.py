@@ -38,7 +38,7 @@ _WOULD = {"there was none": "missing", "it was stale": "stale"}
     --check  List missing and stale files, and write nothing. This compares all headers. Exit status 1 if there are
         such files.
     -n, --dry-run  Print what would be written, and write nothing.
-    -j, --jobs N  Number of processes. Default: depends on the amount of work.
+    -j, --jobs N  The most processes. Fewer start if the work is small. Default: one per processor.
     """)
 class IndexOptions(NamedTuple):
     """The options about the written files."""

@@ -33,7 +33,7 @@ _MIXING = "class_run classes_per_window=shards_per_window displacement correlati
     --seed N  Seed for the choice of samples and for --sample.
     --skip images|checks,...  Leave out a part of the page: images (includes audio and video), or checks. Repeatable.
     --decode  Also check that every payload can be decoded.
-    -j, --jobs N  Number of processes. Default: depends on the amount of work.
+    -j, --jobs N  The most processes. Fewer start if the work is small. Default: one per processor.
     """)
 class PageOptions(NamedTuple):
     """The options about the page and its address."""

@@ -28,7 +28,7 @@ from wdscli.verify.shard import Checks
     --errors CODE,...  Treat warnings of these kinds as errors, such as empty-payload. Repeatable.
     --strict  Exit with 1 even if there are only warnings.
     --max-findings N  List N findings of each kind, and count the rest.
-    -j, --jobs N  Number of processes. Default: depends on the amount of work.
+    -j, --jobs N  The most processes. Fewer start if the work is small. Default: one per processor.
     """)
 class CheckOptions(NamedTuple):
     """The options about checks and reported findings."""
