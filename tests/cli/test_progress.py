@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 from executor_tasks import count
-from reorders import shuffle
+from reorders import shuffle, split
 from shard_cases import numbered, tar_of, wds
 from storage_servers import Web, web_server
 from terminals import on_terminal
 from verify_options import checks_of
 
 from wdscli.executors import make_executor, run_tasks
-from wdscli.ops.split import split
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
 from wdscli.progress import NullProgress

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reorders import merge
 from shard_cases import (
     Ran,
     assert_true_set,
@@ -30,7 +31,7 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.merge import merge, merge_order
+from wdscli.ops.merge import merge_order
 from wdscli.plan import duplicates as dedup_module
 from wdscli.plan.duplicates import Dedup, Digests
 from wdscli.plan.inputs import Input
@@ -529,8 +530,8 @@ class TestDedup:
         names = twins(tmp_path / "in")
         original = dedup_module.Comparison._read
 
-        def cut(self: Any, rows: list[int], inputs: Any) -> Any:
-            known = original(self, rows, inputs)
+        def cut(self: Any, rows: list[int]) -> Any:
+            known = original(self, rows)
             os.truncate(names[1], 512)
             os.truncate(names[0], 512)
             return known

@@ -15,6 +15,7 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reorders import split
 from shard_cases import (
     Kept,
     Members,
@@ -37,7 +38,7 @@ from tiers import examples
 
 from wdscli.cli.main import main
 from wdscli.errors import UsageError
-from wdscli.ops.split import SplitOptions, split
+from wdscli.ops.split import SplitOptions
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
 

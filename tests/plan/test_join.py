@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reorders import join
 from shard_cases import Members, assert_true_set, members_of, no_new_files, outputs, tar_of
 from tiers import examples
 from waits import seconds_of
 
 from wdscli.copy import copier
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.merge import join
 from wdscli.plan import join as matching
 from wdscli.plan import survey
 from wdscli.plan.cut import Cuts

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from dask_cluster import dask_cluster
 from memory_of import peak_of_all
+from reorders import join
 from shard_cases import content, leftovers, tar_of, wds
 from storage_servers import S3
 from test_join import Sample, Set, members, oracle, write
@@ -19,7 +20,6 @@ from test_join import Sample, Set, members, oracle, write
 from wdscli.copy import copier, spill
 from wdscli.copy.spill import SPILLED, Reading
 from wdscli.errors import EngineError, UsageError
-from wdscli.ops.merge import join
 from wdscli.plan import strategy
 from wdscli.plan.cut import Cuts
 from wdscli.plan.join import Join

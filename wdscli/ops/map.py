@@ -1,9 +1,9 @@
 """``map``: transform the samples of a set into new samples.
 
-:func:`map` runs a transform, and :func:`map_order` makes an order for a plan from a
-:class:`~wdscli.transform.transform.Transform`. Samples stay in input order. Each input shard becomes one output shard
-unless a cut is given. The plan is made from headers, like the plans of other commands, so that plan files, engines and
-``--resume`` work in the same way. This module does not know how a sample is transformed.
+:func:`map_order` makes an order for a plan from a :class:`~wdscli.transform.transform.Transform`. Samples stay in input
+order. Each input shard becomes one output shard unless a cut is given. The plan is made from headers, like the plans of
+other commands, so that plan files, engines and ``--resume`` work in the same way. This module does not know how a
+sample is transformed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import Arrangement, InputOrder, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.values import Extract
-from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import ReorderReport, reorder
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named
 from wdscli.shown import shown_in
@@ -76,24 +74,6 @@ class MappedOrder(InputOrder):
             return Arrangement()
         ends = surveyed.samples.shards.searchsorted(numpy.arange(len(surveyed.sets)), side="right")
         return Arrangement(ends=ends.tolist())
-
-
-def map(request: Request, transform: Transform, *, progress: Progress = QUIET) -> ReorderReport:
-    """Transform the samples of ``request.inputs`` with ``transform``, and write the new samples to ``request.output``.
-
-    Raises UsageError, InputError, DataError, OutputError, and EngineError for a failed call.
-
-    >>> from wdscli.shards import ShardReader, ShardWriter
-    >>> folder = getfixture("tmp_path")
-    >>> with ShardWriter(f"{folder}/in.tar") as writer:
-    ...     writer.write("n1", {"txt": b"ball"})
-    >>> upper = Transform("filter", "tr a-z A-Z", "txt")
-    >>> report = map(Request([f"{folder}/in.tar"], f"{folder}/out.tar"), upper)
-    >>> report.samples, [sample["txt"] for sample in ShardReader(f"{folder}/out.tar")]
-    (1, [b'BALL'])
-    """
-    with map_order(request, transform) as (request, order):
-        return reorder(request, order, progress=progress)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """``merge``: write the samples of several sets as one set. The sets follow each other or take turns.
 
-:class:`MergeOrder` is the order of the plan of :func:`merge` (:mod:`wdscli.plan.plan`). The default is input order.
+:func:`merge_order` makes the order of the plan (:mod:`wdscli.plan.plan`). The default is input order.
 :func:`~wdscli.ordering.interleaved` makes the sets take turns. Each input, which may be many shards, is one set. This
 module does not know where samples are written.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,11 @@ from wdscli.errors import UsageError
 from wdscli.look.picking import SampleReader
 from wdscli.ordering import Shares, Stop, interleaved
 from wdscli.plan.inputs import Stamp, TableShard
-from wdscli.plan.join import NO_PARTNER, Join, JoinedTable
+from wdscli.plan.join import NO_PARTNER, JoinedTable
 from wdscli.plan.orders import Arrangement, InputOrder, Look, Order, SurveyedSamples
 from wdscli.plan.plan import DUPLICATE_KEY
 from wdscli.plan.request import Request
-from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import ReorderReport, reorder
+from wdscli.progress import Progress
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet
 from wdscli.selection import Selection
@@ -92,7 +90,10 @@ class MergeOrder(Order):
 def merge_order(
     request: Request, *, interleave: bool = False, weights: str | None = None, stop: Stop | None = None
 ) -> MergeOrder | InputOrder:
-    """Return the order of a merge from options as typed; see :func:`merge`. Raises UsageError."""
+    """Return the order of a merge from options as typed. By default, one set follows the other. With ``interleave`` the
+    sets take turns. ``weights`` (such as ``"0.7,0.3"``) are the shares of the sets in these turns. ``stop`` says when
+    the output ends (:func:`~wdscli.ordering.interleaved`); by default, it ends when all sets have ended. Raises
+    UsageError."""
     shares = Shares.parse(weights) if weights is not None else None
     if interleave and shares is None:
         shares = Shares.equal(len(request.inputs))
@@ -110,52 +111,3 @@ def merge_order(
         weighed = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
         raise UsageError(f"{option} has {weighed}, but there are {sets} sets", hint=hint)
     return MergeOrder(shares, stop or "all")
-
-
-def merge(
-    request: Request,
-    *,
-    interleave: bool = False,
-    weights: str | None = None,
-    stop: Stop | None = None,
-    dedup: Sequence[str] = (),
-    progress: Progress = QUIET,
-) -> ReorderReport:
-    """Merge ``request.inputs`` into ``request.output``. Each input is a set.
-
-    By default, one set follows the other. With ``interleave`` the sets take turns. ``weights`` (such as ``"0.7,0.3"``)
-    are the shares of the sets in these turns. ``stop`` says when the output ends
-    (:func:`~wdscli.ordering.interleaved`); by default, it ends when all sets have ended. The request's option ``dedup``
-    applies. Raises UsageError, InputError, DataError, OutputError.
-
-    >>> from wdscli.shards import ShardWriter, ShardReader
-    >>> folder = getfixture("tmp_path")
-    >>> for name, count in [("a", 2), ("b", 3)]:
-    ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
-    ...         for number in range(count):
-    ...             writer.write(f"{name}{number}", {"cls": b"0"})
-    >>> report = merge(Request([f"{folder}/a.tar", f"{folder}/b.tar"], f"{folder}/out.tar"), interleave=True)
-    >>> report.samples, [sample.key for sample in ShardReader(f"{folder}/out.tar")]
-    (5, ['a0', 'b0', 'a1', 'b1', 'b2'])
-    """
-    request = request._replace(dedup=dedup or request.dedup)
-    order = merge_order(request, interleave=interleave, weights=weights, stop=stop)
-    return reorder(request, order, progress=progress)
-
-
-def join(request: Request, how: Join, *, progress: Progress = QUIET) -> ReorderReport:
-    """Join ``request.inputs`` into ``request.output``. Each input is a set. A new sample has the fields of all samples
-    with its key. ``how`` says which keys are kept, and which set's field is kept if several sets have the same field.
-    Raises UsageError, InputError, DataError, OutputError.
-
-    >>> from wdscli.shards import ShardWriter, ShardReader
-    >>> folder = getfixture("tmp_path")
-    >>> for name, field, order in [("a", "jpg", [1, 2, 3]), ("b", "txt", [3, 1])]:
-    ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
-    ...         for number in order:
-    ...             writer.write(f"n{number}", {field: b"%d" % number})
-    >>> report = join(Request([f"{folder}/a.tar", f"{folder}/b.tar"], f"{folder}/out.tar"), Join("inner"))
-    >>> [(sample.key, sample.fields) for sample in ShardReader(f"{folder}/out.tar")]
-    [('n1', {'jpg': b'1', 'txt': b'1'}), ('n3', {'jpg': b'3', 'txt': b'3'})]
-    """
-    return reorder(request, how, progress=progress)

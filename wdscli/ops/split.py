@@ -1,8 +1,7 @@
 """``split``: cut a set into shards of another size, or divide it into parts by ratio, by a field, or by a map of keys.
 
-:func:`split` cuts a set into parts. :func:`split_order` makes the :class:`~wdscli.plan.orders.Order` of
-:class:`SplitOptions` (:mod:`wdscli.plan.split`). Options that contradict each other are refused here, before anything
-is read. :mod:`wdscli.plan.plan` makes the plan.
+:func:`split_order` makes the :class:`~wdscli.plan.orders.Order` of :class:`SplitOptions` (:mod:`wdscli.plan.split`).
+Options that contradict each other are refused here, before anything is read. :mod:`wdscli.plan.plan` makes the plan.
 """
 
 from __future__ import annotations
@@ -26,38 +25,15 @@ from wdscli.plan.split import (
     parse_ratio,
     read_key_map,
 )
-from wdscli.progress import QUIET, Progress
-from wdscli.run.execute import ReorderReport, reorder
 from wdscli.selection.where import Value
 from wdscli.storage import addresses_of
 
-__all__ = ["SplitOptions", "split", "split_order"]
+__all__ = ["SplitOptions", "split_order"]
 
 _OF_RATIO = ("group_by", "stratify")
-PLAIN = SplitOptions()
-"""The options of a split without parts."""
 
 
-def split(request: Request, options: SplitOptions = PLAIN, *, progress: Progress = QUIET) -> ReorderReport:
-    """Divide ``request.inputs`` into the parts of ``options``. Each part is a set. In ``request.output`` (such as
-    ``"set/{part}/out-%06d.tar"``), the name of the part replaces ``{part}``. Without parts, write the same samples in
-    the same order into shards of the sizes in ``request.cuts``.
-
-    Raises UsageError (for example if the output lacks ``{part}``), InputError, DataError, OutputError.
-
-    >>> from wdscli.shards import ShardWriter
-    >>> folder = getfixture("tmp_path")
-    >>> with ShardWriter(f"{folder}/in.tar") as writer:
-    ...     for number in range(10):
-    ...         writer.write(f"n{number}", {"cls": b"0"})
-    >>> report = split(Request([f"{folder}/in.tar"], f"{folder}/{{part}}-%06d.tar"), SplitOptions("train=8,val=2"))
-    >>> dict(zip(report.parts, [manifest.samples for manifest in report.manifests]))
-    {'train': 8, 'val': 2}
-    """
-    return reorder(request, split_order(request, options), progress=progress)
-
-
-def split_order(request: Request, options: SplitOptions = PLAIN) -> Order:
+def split_order(request: Request, options: SplitOptions) -> Order:
     """Return the order for ``options``. Raises UsageError, also if the output's name does not fit, and
     OutputExistsError if a known part already exists."""
     ways = [name for name in ("ratio", "by", "by_map") if getattr(options, name) not in (None, ())]
