@@ -77,6 +77,20 @@ sum_of(const byte *b, Py_ssize_t length)
     return total;
 }
 
+/* The sum of the bytes of a block, in four sums of 16 bits: each gets 128 bytes. */
+static unsigned
+sum_of_block(const byte *b)
+{
+    const uint64_t low_bytes = 0x00FF00FF00FF00FF, low_pairs = 0x0000FFFF0000FFFF;
+    uint64_t sums = 0, word;
+    for (int i = 0; i < BLOCK; i += 8) {
+        memcpy(&word, b + i, sizeof word);
+        sums += (word & low_bytes) + (word >> 8 & low_bytes);
+    }
+    sums = (sums & low_pairs) + (sums >> 16 & low_pairs);
+    return (unsigned)(sums + (sums >> 32));
+}
+
 static int
 make_form(PyObject *mtime, int gnu_names, Form *form)
 {
@@ -154,7 +168,7 @@ static int
 sound_block(const byte *b, i64 *size)
 {
     i64 stored;
-    unsigned sum = sum_of(b, BLOCK) - sum_of(b + 148, 8) + 8 * ' ';
+    unsigned sum = sum_of_block(b) - sum_of(b + 148, 8) + 8 * ' ';
     return octal(b + 148, 8, &stored) && stored == (i64)sum && octal(b + 124, 12, size);
 }
 
@@ -1528,6 +1542,8 @@ typedef struct {
     Numbers columns[PACKED_COLUMNS];
     i64 out;     /* where the next header will be */
     i64 foreign; /* how many members are not canonical, padding included */
+    Member ahead;         /* the last member that was parsed, because it begins another sample */
+    Py_ssize_t ahead_at;  /* its first byte, or 0 */
 } Packed;
 
 enum {
@@ -1591,7 +1607,9 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
     while (open || at < end) {
         Member m;
         Py_ssize_t length;
-        if (next_member(buffer + at, end - at, form, &m) != USUAL)
+        if (at && at == packed->ahead_at)
+            m = packed->ahead;
+        else if (next_member(buffer + at, end - at, form, &m) != USUAL)
             return 0;
         const char *name = whole_name(&m, joined, &length);
         if (!key) {
@@ -1605,6 +1623,8 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
             memchr(name + key_len + 1, '/', (size_t)field_len)) {
             if (!open || !key_end(name, length))
                 return 0;
+            packed->ahead = m;
+            packed->ahead_at = at;
             break;
         }
         if (m.size > end - at - m.head || PADDED(m.size) > end - at - m.head ||
