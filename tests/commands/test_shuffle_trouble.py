@@ -142,9 +142,11 @@ class TestDuplicates:
         assert_nothing_made(tmp_path)
 
     def test_a_new_key_that_cannot_be(self, twice: list[str], tmp_path: Path) -> None:
-        for text in ("{shard}.{index}", "../{index}", "fixed", "{nothing}", "{key", "{key.x}", "/{key}"):
+        for text in ("{shard}.{index}", "../{index}", "fixed", "{key", "{key.x}", "/{key}"):
             with pytest.raises(UsageError):
                 shuffle(request(twice, tmp_path, rekey=text))
+        with pytest.raises(DataError, match="no value of nothing"):
+            shuffle(request(twice, tmp_path, rekey="{nothing}"))
 
     def test_one_hash_does_not_make_one_key(
         self, twice: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
