@@ -53,8 +53,9 @@ os.environ.setdefault("WDSCLI_STORE", "fsspec")
 # Small sets are enough to test what several processes do.
 os.environ.setdefault("WDSCLI_JOBS", "exact")
 
-# What fails here is meant to.
+# What fails here is meant to: no three minutes for a training's store.
 retry.FIRST_PAUSE_SECONDS = 0.001
+retry.TRAINING_SECONDS = 0.0
 
 SECONDS = {
     "test_cache.py": 8,
@@ -127,7 +128,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Torch waits so many seconds for each worker of an iterator that is collected after an error, for nothing."""
+    """A view that one test trusts is not trusted in the next test of this process. And torch waits so many seconds for
+    each worker of an iterator that is collected after an error, for nothing."""
+    TRUSTED.clear()
     if (utilities := sys.modules.get("torch.utils.data._utils")) is not None:
         utilities.MP_STATUS_CHECK_INTERVAL = 0.5
 
@@ -161,19 +164,6 @@ def good(run: Command) -> Command:
 def shards(tmp_path: Path) -> list[str]:
     """Three shards of 12, 1 and 8 samples."""
     return write_shards(tmp_path / "in", [numbered(12, "a"), numbered(1, "b"), numbered(8, "c")])
-
-
-@pytest.fixture(autouse=True)
-def no_trusted_views() -> Iterator[None]:
-    """A view that one test trusts is not trusted in the next test of this process."""
-    yield
-    TRUSTED.clear()
-
-
-@pytest.fixture(autouse=True)
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test of a store that fails for good does not take three minutes."""
-    monkeypatch.setattr("wdscli.storage.retry.TRAINING_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

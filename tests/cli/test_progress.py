@@ -195,6 +195,7 @@ class TestBytesAreCounted:
         assert wds("index", *paths, "--no-index").code == 0
         return paths
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("options", [{}, {"checksums": True}, {"decode": True}], ids=str)
     @pytest.mark.parametrize("jobs", [None, 2])
     def test_verify(self, shards: list[str], options: dict[str, bool], jobs: int | None) -> None:

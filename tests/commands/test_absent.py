@@ -11,6 +11,7 @@ import pytest
 from conftest import Command
 from reorders import shuffle
 from shard_cases import keys_of, leftovers, members_of, write_shards
+from tiers import EXHAUSTIVE
 
 from wdscli.errors import DataError
 from wdscli.ops.cat import cat
@@ -91,6 +92,7 @@ CASES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("how", "more", "options", "said", "hint"),
     CASES,
@@ -128,6 +130,7 @@ def test_ls_warns(
         assert "allow-empty" not in ran.err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("options", "said", "hint"), SELECTED, ids=lambda value: " ".join(value))
 @pytest.mark.parametrize("how", ["split", "cat"])
 def test_when_it_is_allowed(
@@ -161,7 +164,7 @@ def test_when_it_is_allowed(
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("how", ["ls", "split", "cat"])
+@pytest.mark.parametrize("how", ["ls", *(pytest.param(how, marks=EXHAUSTIVE) for how in ("split", "cat"))])
 def test_what_some_sample_has(
     good: Command, shards: list[str], tmp_path: Path, how: str, options: list[str]
 ) -> None:
@@ -213,7 +216,7 @@ BY = [
 ]
 
 
-@pytest.mark.parametrize("held", ["held", "here and there"])
+@pytest.mark.parametrize("held", ["held", pytest.param("here and there", marks=EXHAUSTIVE)])
 @pytest.mark.parametrize(("how", "said", "hint"), BY, ids=lambda value: " ".join(value or ""))
 def test_an_order_by_what_is_nowhere(
     run: Command,
@@ -314,6 +317,7 @@ class TestJoin:
 
 
 class TestEmpty:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("how", WRITE.values(), ids=WRITE)
     @pytest.mark.parametrize(
         "options", [["--where", "cls > 7"], ["--slice", "99:"], ["--limit", "0"]], ids=" ".join

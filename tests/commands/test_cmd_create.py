@@ -191,6 +191,7 @@ def digest(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.exhaustive
 def test_the_same_bytes_whatever_the_surroundings(photos: Path, tmp_path: Path) -> None:
     """Umask, time zone, locale, times, owner, order of creation, hash seed, number of jobs, current folder."""
     other = tmp_path / "other"

@@ -107,6 +107,7 @@ class TestThePost:
 
 
 class TestAlgorithms:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("algorithm", "command"),
         [

@@ -345,6 +345,7 @@ def test_what_is_not_there_is_an_input_error(folder: Path, run: Run) -> None:
 # Selections
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("options", "keys"),
     [
@@ -657,6 +658,7 @@ def test_a_terminal_gets_a_summary_for_people(folder: Path) -> None:
     assert "\t" not in shown
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("view", "narrow", "wide"),
     [

@@ -324,6 +324,7 @@ class TestAFunction:
         assert said in ran.err
         assert not (tmp_path / "out-manifest.json").exists()
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("value", "said"),
         [
@@ -383,7 +384,7 @@ class TestAFunction:
 
 
 class TestAFunctionInAProcessOfItsOwn:
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("jobs", [1, 2])
     @pytest.mark.parametrize(
         ("name", "said"),
@@ -419,6 +420,7 @@ class TestAFunctionInAProcessOfItsOwn:
         assert ran.code == 5
         assert f'a worker process ended abruptly at sample "n3" of {texts[0]}\n' in ran.err
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         ("text", "said"),
         [

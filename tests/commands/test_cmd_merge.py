@@ -186,6 +186,7 @@ class TestInTurn:
         assert ran.code == 0, ran.err
         assert letters(ran.out) == "ac" * 8 + "aaaab"
 
+    @pytest.mark.exhaustive
     def test_same_bytes_whatever_the_jobs_and_the_strategy(
         self, good: Command, shards: list[str], tmp_path: Path
     ) -> None:

@@ -775,6 +775,7 @@ class TestTold:
 
 
 class TestSameBytes:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "options",
         [

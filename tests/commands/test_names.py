@@ -64,6 +64,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_no_command_writes_them(writer: str, bad: str, tmp_path: Path, capfdbinary: object) -> None:

@@ -100,6 +100,7 @@ def test_what_is_written(s3: S3, bucket: str, here: Path, tmp_path: Path, name: 
     assert objects(s3, bucket, f"{name}/") == found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "line",
     [
@@ -151,6 +152,7 @@ def test_a_job_of_dsort(s3: S3, bucket: str, here: Path, tmp_path: Path, name: s
     assert wds("run", json.dumps(job), "--bucket", f"{bucket}=s3://{bucket}/one", "-j", 1).code == 4
 
 
+@pytest.mark.exhaustive
 def test_a_set_that_grows(s3: S3, here: Path, tmp_path: Path) -> None:
     bucket = s3.bucket("grown-by-append")
     for place in (f"s3://{bucket}/g", str(tmp_path / "g")):
@@ -165,6 +167,7 @@ def test_a_set_that_grows(s3: S3, here: Path, tmp_path: Path) -> None:
     assert objects(s3, bucket, "g/") == content(tmp_path / "g")
 
 
+@pytest.mark.exhaustive
 def test_a_shuffle_of_what_has_changed(s3: S3, here: Path) -> None:
     bucket = s3.bucket("changed-inputs")
     name = "in-0.tar"
@@ -265,6 +268,7 @@ def test_force_takes_the_old_set_away_after_the_new_one_stands(
     assert min(gone) > stands
 
 
+@pytest.mark.exhaustive
 def test_report_from_s3_to_s3(s3: S3, here: Path, bucket: str, tmp_path: Path) -> None:
     """The page is that of the same set on this machine, but for what the set is called."""
     url = f"s3://{bucket}/one"

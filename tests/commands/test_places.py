@@ -92,6 +92,7 @@ def good(*args: object) -> Any:
     return ran
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ALL)
 class TestEverywhere:
     def test_count(self, folder: Path, name: str) -> None:
@@ -163,6 +164,7 @@ class TestEverywhere:
         assert cells == [str(value) for value in ALL[name]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name, values in ALL.items() if isinstance(values[0], int)])
 class TestNumbers:
     def test_values_of_the_loader(self, folder: Path, name: str) -> None:

@@ -207,6 +207,7 @@ def test_a_base_that_changes_while_it_is_read(
         assert "hint:" in ran.err, ran.err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["cut", "headers", "vanished"])
 @pytest.mark.parametrize("shuffle", ["none", "full"])
 @pytest.mark.parametrize("rule", RULES)
@@ -343,6 +344,7 @@ def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     views.forget()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("view", ["v.json", "w.json"])
 @pytest.mark.parametrize("form", OLDER)
 @pytest.mark.usefixtures("older")
@@ -355,6 +357,7 @@ def test_an_older_base_of_the_same_size(form: str, view: str) -> None:
     assert not list(Path().glob("out*"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", [name for name, line in OLDER.items() if line.startswith("ls")])
 @pytest.mark.usefixtures("older")
 def test_an_older_shard_of_the_same_size(form: str) -> None:

@@ -236,6 +236,7 @@ def test_killed_at_every_step(
     assert steps > 6
 
 
+@pytest.mark.exhaustive
 def test_killed_behind_the_first_shard(out: str, good: Command, tmp_path: Path) -> None:
     folder, more = tmp_path / "out", plant(tmp_path / "two", "defg")
     before = content(folder)

@@ -50,6 +50,7 @@ def test_results_come_in_order_and_few_at_a_time() -> None:
     assert ends.discarded == []
 
 
+@pytest.mark.exhaustive
 def test_no_task_begins_while_the_ends_hold_too_much() -> None:
     ends = Ends()
     ends.go.set()
@@ -77,6 +78,7 @@ def test_the_first_failure_is_raised_and_no_task_follows() -> None:
     assert begun == [0, 1, 2]
 
 
+@pytest.mark.exhaustive
 def test_what_does_not_end_after_an_interruption_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later, "SETTLE_SECONDS", 0.1)
     ends, soon = Ends(), threading.Event()

@@ -336,6 +336,7 @@ class TestKeys:
         with pytest.raises(KeyError, match="n0150"):
             dropping.find("n0150", 0)
 
+    @pytest.mark.exhaustive
     def test_through_views_and_mixes(self, url: str, tmp_path: Path) -> None:
         def check(data: Any) -> None:
             data = data.listed(7)
@@ -356,6 +357,7 @@ class TestKeys:
         with pytest.raises(KeyError):
             endless.find("nothing", 0)
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("kind", ["packed", "budget", "bucket"])
     @pytest.mark.parametrize("tail", ["even", "drop"])
     def test_of_planned_batches(self, kind: str, tail: Any) -> None:

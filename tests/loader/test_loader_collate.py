@@ -131,6 +131,7 @@ def test_a_column_of_bytes_has_the_methods_of_a_list() -> None:
     assert pickle.loads(pickle.dumps(column)) == copy.deepcopy(column) == values
 
 
+@pytest.mark.exhaustive
 def test_code_that_asks_for_lists_runs_on_what_workers_send(tmp_path: Path) -> None:
     data = pytest.importorskip("torch.utils.data")
     url = make_set(tmp_path, 12, 5)

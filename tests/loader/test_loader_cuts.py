@@ -137,6 +137,7 @@ class TestEndless:
             len(wds.DataPipeline(wds.ResampledShards(address), wds.tarfile_to_samples(), wds.slice(40))) == 40
         )
 
+    @pytest.mark.exhaustive
     def test_loaders(self, tmp_path: Path) -> None:
         pytest.importorskip("torch")
         address = make_set(tmp_path, count=30)

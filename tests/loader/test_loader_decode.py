@@ -587,6 +587,7 @@ def test_decoders_travel() -> None:
     assert (found["a.txt"], found["png"].shape, found["cls"]) == (".a.txt x!", (37, 51, 3), b"1")
 
 
+@pytest.mark.exhaustive
 def test_torch_is_loaded_when_a_tensor_is_made_and_not_before() -> None:
     sample = {
         "png": PICTURES["rgb.png"],

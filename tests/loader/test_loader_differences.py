@@ -109,6 +109,7 @@ class TestAStatementOfItsOwn:
 
 
 class TestBatchesOfALoader:
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("workers", [0, 1])
     def test_without_a_size_there_is_one_in_each(self, url: str, workers: int) -> None:
         found, wanted = (
@@ -163,6 +164,7 @@ class TestGeneratorsOverNeighbours:
         ),
     }
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("workers", [0, 2])
     @pytest.mark.parametrize("name", PROGRAMS)
     def test_they_get_whole_shards(self, url: str, name: str, workers: int) -> None:

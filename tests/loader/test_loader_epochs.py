@@ -76,6 +76,7 @@ def test_workers_hear_of_epochs(url: str, context: str, stay: bool) -> None:
     assert [list(batches), list(batches)] == [known[0][3:], known[1]]
 
 
+@pytest.mark.exhaustive
 def test_an_iteration_of_workers_that_is_left_is_followed_by_the_next_epoch(url: str) -> None:
     data = made(url)
     batches = loader(data)
@@ -152,6 +153,7 @@ def test_stateful_dataloader_goes_on_to_the_next_epoch(url: str) -> None:
     assert list(resumed) == known[2]
 
 
+@pytest.mark.exhaustive
 def test_copies_that_are_no_workers_have_epochs_of_their_own(url: str) -> None:
     data = made(url)
     list(loader(data))
@@ -175,6 +177,7 @@ def test_a_process_that_was_forked_and_is_no_worker_has_workers_of_its_own(url: 
     assert list(loader(data, 1)) == known[1], "what it began is not told to others"
 
 
+@pytest.mark.exhaustive
 def test_workers_of_a_forked_process_follow_it_and_no_other_process(url: str) -> None:
     """As when a launcher makes the dataset, and each rank starts workers of its own."""
     data = made(url)

@@ -84,6 +84,7 @@ def test_a_state_fits_the_view_and_the_join(sets: list[str]) -> None:
         assert begun + plain(then) == whole
 
 
+@pytest.mark.exhaustive
 def test_other_processes_have_the_join(sets: list[str]) -> None:
     data = WebDataset(sets, join="left", shuffle="window", seed=1)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

@@ -202,7 +202,7 @@ class TestTopologies:
             found = list(data)
             assert len(found) == len(data) == len(set(found)) == 41
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("how", [{}, {"num_workers": 2}])
     def test_real_workers_and_a_state_of_others(self, sets: Sets, how: Any) -> None:
         pytest.importorskip("torch")
@@ -253,6 +253,7 @@ class TestEpochs:
         other.set_epoch(3)
         assert list(other) == epochs[3]
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("workers", [0, 2, 3])
     def test_a_set_whose_epoch_counts_items_of_each_worker(self, sets: Sets, workers: int) -> None:
         pytest.importorskip("torch")
@@ -569,6 +570,7 @@ class TestChangingWeights:
         begin, _ = schedule.locate(numpy.arange(0, 640))
         assert abs((begin == 1).sum() - 640 * 2 / 3) <= 2
 
+    @pytest.mark.exhaustive
     def test_real_workers_resume_with_another_number(self, sets: Sets) -> None:
         pytest.importorskip("torch")
 

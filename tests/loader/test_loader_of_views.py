@@ -58,6 +58,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_same_samples(name: str, way: str, place: str) -> None:
@@ -179,6 +180,7 @@ def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="no /proc/self/io here")
 @pytest.mark.parametrize("shuffle", ["full", "window"])
 def test_small_payloads_beside_are_read_together(shuffle: Any, captioned: Path, running_core: str) -> None:

@@ -242,6 +242,7 @@ def test_groups_of_one_bucket_resume_with_a_part_of_the_ranks(monkeypatch: pytes
         len(make(rank=0, world_size=3))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["budget", "packs", "small packs", "budget within", "packs within"])
 @pytest.mark.parametrize("window", [20, 64, 1000])
 def test_balanced_batches_resume_with_a_part_of_the_ranks(
@@ -490,6 +491,7 @@ PICTURES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.parametrize("most", [0, 8])
 def test_packs_with_a_second_sum(name: str, most: int) -> None:
@@ -1034,6 +1036,7 @@ def test_values_that_are_none(tokens: str) -> None:
             data.packed(64, text)
 
 
+@pytest.mark.exhaustive
 def test_workers_of_another_number_resume_packs(tokens: str) -> None:
     pytest.importorskip("torch")
     index([tokens], values=["json.tokens"])

@@ -50,6 +50,7 @@ def even(wds: Any) -> Any:
 
 
 class TestAClassWithAnIterationOfItsOwn:
+    @pytest.mark.exhaustive
     @BOTH
     def test_in_a_loader(self, wds: Any, shards: list[str]) -> None:
         loader = wds.WebLoader(even(wds)(shards), batch_size=2, num_workers=2)

@@ -214,6 +214,7 @@ def test_views(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_workers(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     addresses = [make(tmp_path / f"{number}.tar", DOTS) for number in range(2)]

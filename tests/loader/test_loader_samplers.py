@@ -256,6 +256,7 @@ class TestTorch:
         assert numbers.tolist() == list(range(50))
         assert classes.tolist() == [number % 3 for number in range(50)]
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("workers", [0, 2])
     def test_samplers(self, table: IndexedDataset, workers: int) -> None:
         data = pytest.importorskip("torch.utils.data")

@@ -124,6 +124,7 @@ def values(tmp_path: Path) -> str:
     return make_set(tmp_path / "set")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_webloader_moves_with_its_workers(values: str, workers: int, persistent: bool) -> None:

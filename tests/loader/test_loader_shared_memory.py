@@ -198,7 +198,7 @@ def test_columns_are_what_they_are_without_workers(numbers: str, kind: str) -> N
         assert bool((mine[1] == theirs[1]).all())
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("collate", [default_collation, packed])
 def test_columns_of_bytes(numbers: str, collate: Any) -> None:
     def payload(sample: dict[str, Any]) -> Any:
@@ -217,6 +217,7 @@ def test_columns_of_bytes(numbers: str, collate: Any) -> None:
         assert found == (wanted[2] if isinstance(found, memoryview) else wanted)
 
 
+@pytest.mark.exhaustive
 def test_without_such_memory_batches_come_nevertheless(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*args: Any) -> int:
         raise OSError("no such thing")

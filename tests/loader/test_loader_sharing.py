@@ -75,7 +75,7 @@ class TestSplitters:
                 list(one)
             assert "nodesplitter" in (caught.value.hint or "")
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize(
         "loader", [loaded, lambda data, workers: wds.WebLoader(data, num_workers=workers)]
     )
@@ -161,7 +161,7 @@ class TestEpochsOfEachWorker:
         mixed = wds.mix([data.with_epoch(3), data.with_epoch(3)], stop="all", per="batch")
         assert len(list(loaded(mixed, workers))) == 6 * each
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("workers", [0, 2])
     def test_over_the_whole_it_is_counted_by_name(self, url: str, workers: int) -> None:
         data = wds.WebDataset(url, shuffle="window").map(Cls())
@@ -179,6 +179,7 @@ class TestEpochsOfEachWorker:
         assert [len(batches) for batches in ranks] == [3, 3]
         assert sorted(chain(*chain(*ranks))) == list(range(30))
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_webloader_makes_batches_of_the_samples_of_an_epoch(self, url: str, workers: int) -> None:
         loader = wds.WebLoader(
@@ -190,6 +191,7 @@ class TestEpochsOfEachWorker:
         real = torch_data.DataLoader(wds.WebDataset(url).map(Cls()).with_epoch(30), 5, num_workers=workers)
         assert sum(len(batch) for batch in real) == sum(sizes)
 
+    @pytest.mark.exhaustive
     def test_a_state_goes_on_with_as_many_workers(self, url: str) -> None:
         def made() -> Any:
             return wds.WebDataset(url, shuffle="window").map(Cls()).listed(4).with_epoch(3)

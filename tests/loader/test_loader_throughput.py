@@ -448,6 +448,7 @@ class TestWorkers:
         assert first["__key__"] == [("n0000", "n0002"), ("n0001", "n0003")]
         assert first["cls"] == [(b"0", b"2"), (b"1", b"3")]
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("method", ["fork", "forkserver"])
     def test_their_pipe_holds_a_batch(self, tmp_path: Path, method: str) -> None:
         pytest.importorskip("torch.utils.data")

@@ -124,6 +124,7 @@ def test_a_plain_dataloader_gives_the_same_batches_with_any_workers(manifest: st
             assert list(torch_loader) == epoch_of(manifest, epoch)
 
 
+@pytest.mark.exhaustive
 def test_more_workers_than_shards_and_than_batches(tmp_path: Path) -> None:
     few = make_set(tmp_path, count=10, max_count=10)
     plain = data(few, 6)
@@ -147,7 +148,7 @@ def test_epochs_advance_by_themselves_in_workers_that_stay(manifest: str) -> Non
     assert list(staying) == epoch_of(manifest, 1)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_samples_that_the_dataloader_puts_together(manifest: str, workers: int) -> None:
     """Without batched(): every sample once; the same batches when the dataset knows how many go together."""
@@ -241,6 +242,7 @@ def test_webloader_knows_what_all_workers_left_out(manifest: str, workers: int) 
     assert left_out == 100
 
 
+@pytest.mark.exhaustive
 def test_workers_of_a_plain_dataloader_warn_of_what_errors_took(tmp_path: Path) -> None:
     with wds.ShardWriter(f"{tmp_path}/in-%d.tar", maxcount=10) as writer:
         for number in range(40):
@@ -399,6 +401,7 @@ def _cast(number: int) -> tuple[int, float, float, float]:
     return number, random.random(), float(numpy.random.rand()), float(torch.rand(1))
 
 
+@pytest.mark.exhaustive
 def test_dice_of_stages_are_the_same_for_any_workers_and_when_gone_on_with(manifest: str) -> None:
     def make(workers: int, rank: int = 0, **how: Any) -> wds.WebLoader:
         ranks = {"rank": rank, "world_size": 2}

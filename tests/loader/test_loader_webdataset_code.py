@@ -59,6 +59,7 @@ def numbers(data: Any) -> list[int]:
     return sorted(int(n) for n in data)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_code_of_pytorchs_blog(url: str, workers: int) -> None:
     dataset = (
@@ -197,6 +198,7 @@ def test_the_code_for_several_nodes_in_webdatasets_faq(url: str) -> None:
     assert sorted(set(chain(*seen))) == list(range(COUNT))
 
 
+@pytest.mark.exhaustive
 def test_a_list_of_files_as_sagemakers_fast_file_mode_shows_them(folder: Path) -> None:
     paths = [str(folder / name) for name in sorted(os.listdir(folder)) if name.endswith(".tar")]
     dataset = wds.WebDataset(paths, shardshuffle=True).shuffle(10).decode("pil").to_tuple("png;jpg", "json")
@@ -212,6 +214,7 @@ def test_a_picture_set_through_a_pipe(folder: Path) -> None:
     assert numbers(data["n"] for _, data in dataset) == list(range(COUNT))
 
 
+@pytest.mark.exhaustive
 def test_workers_that_are_not_forked_from_here_take_functions_that_pickle(url: str) -> None:
     dataset = (
         wds.WebDataset(url).decode("torchrgb8").rename(image="jpg;png").map_dict(image=torch.Tensor.float)
@@ -341,6 +344,7 @@ def test_shuffles_of_shards_in_a_pipeline(url: str) -> None:
     assert order(wds.SimpleShardList(url, seed=4)) == seeded.state_dict()["source"]
 
 
+@pytest.mark.exhaustive
 def test_a_program_written_for_webdataset_runs_after_its_import_is_changed(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -215,6 +215,7 @@ def _of_rank(rank: int, world: int, store: str, manifest: str, place: str, worke
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.exhaustive
 def test_real_process_groups_see_the_same_batches_and_go_on_in_another_world(tmp_path: Path) -> None:
     """gloo: three ranks with two workers each stop after four batches, two ranks with one go on."""
     pytest.importorskip("torch.distributed")

@@ -54,6 +54,7 @@ class TestEveryFormat:
         listed = json.loads((folder / "out-manifest.json").read_text())
         assert [one["filesize"] for one in listed["shardlist"]] == [shard.stat().st_size for shard in shards]
 
+    @pytest.mark.exhaustive
     def test_jobs_and_memory_change_no_byte(self, plain: str, end: str, shared_workers: Any) -> None:
         before = content(packed_set(plain, end, "-j", 1))
         assert content(packed_set(plain, end, "-j", 2, "--strategy", "spill", "--force")) == before

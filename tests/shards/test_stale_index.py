@@ -167,6 +167,7 @@ class TestLoader:
                         assert read(made.manifest, ["json"]), way
                 assert list(map(plain, IndexedDataset(made.manifest))) == made.true
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("change", CHANGES)
     def test_long_names_and_large_payloads(self, tmp_path: Path, change: str) -> None:
         made = Set(tmp_path / "set", FORMATS["canonical"], LONG, image=40_000)
@@ -189,6 +190,7 @@ class TestLoader:
                     print(way, read(made.manifest, fields))
                 assert caught.value.code == "changed", way
 
+    @pytest.mark.exhaustive
     def test_batches_of_raw_bytes_that_cross_processes(self, made: Set) -> None:
         pytest.importorskip("torch")
         made.change(label)

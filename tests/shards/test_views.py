@@ -290,6 +290,7 @@ def test_views_do_not_need_the_views_between(tmp_path: Path, monkeypatch: pytest
         assert [(sample.key, dict(sample)) for sample in shard] == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("with_indexes", [True, pytest.param(False, marks=EXHAUSTIVE)])
 def test_views_on_a_store(
     with_indexes: bool, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -372,6 +373,7 @@ def test_a_view_on_a_store_reads_the_indexes_at_the_same_time(
         assert sorted(read) == [f"{store}/a/x-{number:06d}.tar" for number in range(4)]
 
 
+@pytest.mark.exhaustive
 def test_workers_trust_the_bases_that_the_command_trusts(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -368,6 +368,7 @@ class Stop(Exception):
 BY_OBSTORE = ["ls", "cat", "cat --fields cls", "shuffle --shards 3"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", BY_OBSTORE)
 def test_by_obstore(
     command: str, store: Store, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -390,6 +391,7 @@ def test_by_obstore(
     assert found.lists <= lists, store.server.seen
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shuffle", ["none", "shards", "window", "blocks", "full"])
 def test_the_loader(shuffle: str, store: Store) -> None:
     """Some requests to open a shard, and about one for its samples: each byte is received once, whatever the order."""

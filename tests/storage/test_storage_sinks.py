@@ -540,7 +540,7 @@ class TestS3:
         assert s3.get(bucket, "out.tar") == b"x" * 12_000_000
         assert s3.pending(bucket) == []
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("is_lent", [False, True])
     def test_later_parts_are_larger(
         self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch, is_lent: bool

@@ -9,7 +9,7 @@ runs all of them, and with ``WDSCLI_TESTS=all`` (``scripts/test --all``) every t
   case can be the only test of an option or of a file;
 - of the tests that run again with plain Python alone all but a sample, except in the folders of :data:`PLAIN`.
 
-Of properties, hypothesis tries one example in five (:func:`examples`).
+Of properties, hypothesis tries one example in ten (:func:`examples`).
 
 The sample is one in ten by a checksum of the test's name, so it is the same everywhere and on every day. It has at
 least :data:`FEWEST` and at most :data:`MOST` cases. A file keeps at least one test, unless its ``pytestmark`` marks the
@@ -32,10 +32,10 @@ from wdscli.tar import core
 ONE_IN = 10
 MANY = 5
 FEWEST = 2
-MOST = 12
+MOST = 6
 WHOLE = ("tests/commands/", "tests/cli/", "tests/project/")
 PLAIN = ("tests/tar/", "tests/samples/")
-EXAMPLES = 20
+EXAMPLES = 10
 """Of a property in the fast tier. In a run of all tests, hypothesis tries :data:`USUAL_EXAMPLES`."""
 USUAL_EXAMPLES = 100
 EXHAUSTIVE = pytest.mark.exhaustive

@@ -65,6 +65,7 @@ def write_sparse(path: Path, size: int, pieces: list[tuple[int, bytes]]) -> None
             file.write(data)
 
 
+@pytest.mark.exhaustive
 @needs_tar
 @pytest.mark.parametrize("form", FORMATS)
 def test_sparse_files_of_gnu_tar(form: str, tmp_path: Path) -> None:
@@ -92,6 +93,7 @@ def test_sparse_files_of_gnu_tar(form: str, tmp_path: Path) -> None:
     assert len(peer) == len(expected)
 
 
+@pytest.mark.exhaustive
 @needs_tar
 @pytest.mark.parametrize("form", ["gnu", "posix", "ustar"])
 def test_hard_links_of_gnu_tar(form: str, tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ def test_golden_files_are_read_by_others(long_names: str, tmp_path: Path) -> Non
         shutil.rmtree(tmp_path / "key")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("long_names", ["pax", "gnu"])
 def test_huge_members_are_read_by_all(long_names: str, tmp_path: Path) -> None:
     form = Form(long_names="gnu" if long_names == "gnu" else "pax")
