@@ -415,7 +415,7 @@ class TestObjectStores:
         shuffle(Request(names, f"s3://{place}/out-%d.tar", strategy="spill", cuts=Cuts(shards=1), jobs=1), 5)
         assert samples_of(s3.get(place, "out-0.tar"))[0] == samples_of(by_gather["out-000000.tar"])[0]
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("piece", [pytest.param(700, marks=EXHAUSTIVE), 1 << 26])
     def test_long_ranges_are_read_into_place(
         self, s3: S3, tmp_path: Path, sized: Fix, monkeypatch: pytest.MonkeyPatch, piece: int

@@ -166,7 +166,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(
     assert together[0] != together[1]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
     ("how", "options"),
     [

@@ -101,7 +101,7 @@ class TestCommands:
         assert sum(len(page.batch.keys) for page in found.samples()) == 4 * SAMPLES
         assert [one.address for one in found.report().missing] == [place + "t-1.tar"]
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("words", ["", "t-manifest.json"])
     def test_skip_counts_all_that_is_lost(
         self, place: str, good: Command, tmp_path: Path, words: str

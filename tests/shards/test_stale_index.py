@@ -477,7 +477,7 @@ class TestStore:
         assert wds("verify", address).code == 1
         assert IndexedDataset(f"s3://{bucket}/")[CHANGED]["cls"] == b"8"
 
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("change", CHANGES)
     def test_an_edit_within_the_padding(self, server: S3, tmp_path: Path, change: str) -> None:
         """With an index that knows no version; it was written with its shard, or copied there with it."""

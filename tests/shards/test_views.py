@@ -290,7 +290,7 @@ def test_views_do_not_need_the_views_between(tmp_path: Path, monkeypatch: pytest
         assert [(sample.key, dict(sample)) for sample in shard] == before
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("with_indexes", [True, pytest.param(False, marks=EXHAUSTIVE)])
 def test_views_on_a_store(
     with_indexes: bool, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

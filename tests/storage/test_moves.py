@@ -130,7 +130,7 @@ def test_what_would_have_other_bytes_is_read(store: Store, name: str, tmp_path: 
     assert without_inputs(store.objects(output)) == without_inputs(near(READ[name], store, tmp_path))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("change", ["", pytest.param("headers", marks=EXHAUSTIVE), "payload"])
 def test_whole_shards_of_a_view_are_moved(store: Store, change: str, tmp_path: Path) -> None:
     """Only the shard that lost samples is read, as without the view. A base that was replaced is never moved."""

@@ -442,7 +442,7 @@ def test_the_loader_opens_a_shard_by_its_index_alone(
         store.server.seen.begin_anew()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("when", ["before", "opened", "between"])
 @pytest.mark.parametrize("manifest", ["kept", "gone"])
 def test_the_loader_believes_no_index_of_another_version(
@@ -494,7 +494,7 @@ def test_the_loader_reads_some_shards_at_a_time(store: Store, monkeypatch: pytes
 RESUMED = ["split --shards 4", "shuffle --shards 4", "sort --by cls --shards 4"]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", ["plain", "indexed"])
 @pytest.mark.parametrize("command", RESUMED)
 def test_a_resumed_run_takes_no_more_than_a_fresh_one(
