@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
+from wdscli.loader.by_class import ClassShares, by_class
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.indexed import IndexedDataset
@@ -317,12 +318,13 @@ def _without_end(parts: Sequence[PositionDataset], rules: Rules, stop: Stop | No
 
 
 def mix(
-    datasets: Mapping[Any, Any] | Sequence[Any],
+    datasets: Any,
     *,
+    by: str | None = None,
     stop: Stop | None = None,
     repeat: Mapping[str, Weight] | None = None,
-    choose: Mapping[str, int] | None = None,
-    weights: Sequence[tuple[int, Mapping[str, Weight]]] | None = None,
+    choose: Mapping[str, int] | int | None = None,
+    weights: Sequence[tuple[int, Mapping[str, Weight]]] | Mapping[Any, Weight] | None = None,
     seed: int | None = 0,
     per: Per = "sample",
     label: str | None = None,
@@ -330,7 +332,7 @@ def mix(
     world_size: int | None = None,
     tail: Tail | None = None,
     **how: Any,
-) -> Mixed[Any]:
+) -> WebDataset[Any]:
     """Mix samples of several sets by weight. The order is the same for any numbers of ranks and workers, and a mix
     resumes like a single set.
 
@@ -350,6 +352,12 @@ def mix(
     {"a": 1, "b": 0}), (10_000, {"a": 1, "b": 1})]`` gives the weights of all sets at some steps; between two such steps
     the shares change linearly. A step is a global batch, counted from the first epoch on. With ``weights`` sets repeat
     and the epoch has no end; ``with_epoch`` sets an end.
+
+    ``mix(data, by="cls")`` balances the classes of one set: an address, or a dataset without batches. Every class has
+    an equal share, or the share in ``weights={"cat": 2, "dog": 1}``. An epoch has as many samples as the set, or
+    ``choose=10`` of each class. ``by`` may be any expression, such as ``"json.label"``. The result is a dataset as
+    before, with its stages. With ``stop="first"``, an epoch ends before the first class repeats a sample, with
+    ``"repeat"`` when all classes have been read.
 
     ``stop`` says when an epoch ends. With ``"first"``, the epoch ends when the next sample would come from a set that
     has no samples left. With ``"all"``, the epoch ends when all sets have ended; when a set ends, the other sets get
@@ -379,6 +387,16 @@ def mix(
     >>> [sample["__key__"] for sample in data]
     ['a0', 'a1', 'a2', 'a3', 'b0', 'b1', 'a4', 'b2', 'a5', 'a6', 'b3']
     """
+    if by is not None:
+        _want_none({"repeat": repeat, "label": label, "per": None if per == "sample" else per})
+        if isinstance(datasets, (str, list)):
+            datasets = WebDataset(datasets, seed=seed, rank=rank, world_size=world_size, tail=tail, **how)
+        else:
+            _want_none({"rank": rank, "world_size": world_size, "tail": tail, **how})
+        balanced: WebDataset[Any] = by_class(datasets, by, ClassShares(weights, choose, stop, seed))
+        return balanced
+    if isinstance(choose, int):
+        raise UsageError(f"choose={choose} needs by=", hint=NAMED_USAGE)
     # The names are read before a set is opened, so that a missing weight is reported first.
     if repeat is None and choose is None and weights is None:
         names, parts, shares = _named(datasets)
@@ -403,6 +421,16 @@ def mix(
     if per == "batch" and _has_own_sizes([part.pipeline.batch for part in opened]):
         rules = _without_end(opened, rules, stop)
     return Mixed(opened, rules, rank=rank, world_size=world_size, tail=tail)
+
+
+def _want_none(arguments: Mapping[str, Any]) -> None:
+    """Raise UsageError for an argument that has no meaning with ``by``."""
+    named = [name for name, value in arguments.items() if value is not None]
+    if named:
+        raise UsageError(
+            f"mix(by=, {named[0]}=) cannot be combined",
+            hint=f"leave it out, or give {named[0]}= to the dataset",
+        )
 
 
 def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part], list[Weight]]:

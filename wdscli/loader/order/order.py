@@ -47,7 +47,9 @@ from wdscli.threads import Recent
 
 Shuffle = Literal["window", "blocks", "shards", "full", "none"]
 ORDERS: tuple[Shuffle, ...] = ("window", "blocks", "shards", "full", "none")
-SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, STAGES, PLANNED, BLOCKS, IN_BLOCKS = range(1, 13)
+SHARDS, WINDOW, FULL, MIX, THINNED, MIXED, BUFFERED, DRAWN, STAGES, PLANNED, BLOCKS, IN_BLOCKS, CLASSES = (
+    range(1, 14)
+)
 """The purpose of a key, which is one of the numbers that the key is made from."""
 ENDLESS = 1 << 62
 """The number of positions that means an endless epoch."""
@@ -122,6 +124,11 @@ class Permutation:
         if count <= SORTED:
             places: U64 = numpy.arange(count, dtype=numpy.uint64)
             self._table = mix_array(places ^ numpy.uint64(key)).argsort()  # no two are equal
+
+    @property
+    def held(self) -> int:
+        """The number of places in memory, at least 1."""
+        return 1 if self._table is None else len(self._table)
 
     def at(self, places: I64) -> I64:
         """Return the numbers to which the permutation maps ``places``."""

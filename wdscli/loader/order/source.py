@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from wdscli.arrays import F64, I64, numpy, runs
 from wdscli.errors import UsageError
@@ -375,16 +375,23 @@ class BatchSlice(NamedTuple):
         return ["batches", *self.chosen.identity(), *(["whole"] if self.whole else [])]
 
 
-View: TypeAlias = "Slice | RandomShare | ShuffledPositions | BatchSlice"
-"""``count(length)`` is the number of positions in the view of a source with ``length`` positions. ``placed(length,
-epoch)`` returns a function that converts positions of the view to positions of the source. ``identity()`` returns plain
-values. The positions may depend on the epoch, but their number must not."""
+class PositionView(Protocol):
+    """Positions of a source. They may depend on the epoch, but their number must not."""
+
+    def count(self, length: int) -> int:
+        """Return the number of positions in the view of a source with ``length`` positions."""
+
+    def placed(self, length: int, epoch: int) -> Placed:
+        """Return a function that converts positions of the view to positions of the source."""
+
+    def identity(self) -> list[Any]:
+        """Return the facts that must be the same in a saved state and here, as plain values."""
 
 
 class SourceView(DerivedSource):
     """The samples of a source that a view shows."""
 
-    def __init__(self, source: PositionSource, view: View) -> None:
+    def __init__(self, source: PositionSource, view: PositionView) -> None:
         super().__init__(source)
         self.view = view
         self.has_same_samples = source.has_same_samples and isinstance(view, ShuffledPositions)
