@@ -10,7 +10,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import wdscli.loader as wds
-from wdscli.loader.mixing import Mixed
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -81,7 +80,7 @@ def main(urls: str) -> list[Any]:
         raw_text: bytes = row["txt"]
 
     both = wds.mix([(pairs, 2), (pairs, 1)])
-    assert_type(both, Mixed[Any])
+    assert_type(both, wds.WebDataset[Any])
     assert_type(wds.mix([decoded, decoded]).map(len), "wds.WebDataset[int]")
     assert_type(wds.RandomMix([pairs, pairs], [0.7, 0.3]), "wds.RandomMix[tuple[str, int]]")
     assert_type(wds.RoundRobin([decoded, decoded]).map(len), "wds.DataPipeline[int]")
