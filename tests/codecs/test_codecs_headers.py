@@ -104,6 +104,74 @@ def test_other_sounds():
     )
 
 
+def box(kind, *parts, long=False):
+    content = b"".join(parts)
+    return struct.pack(">I4sQ", 1, kind, 16 + len(content)) + content if long else (
+        struct.pack(">I4s", 8 + len(content), kind) + content
+    )  # fmt: skip
+
+
+def film(length=90, rate=30, size=(64, 48), version=0, last=True, long=False):
+    """The boxes of an MP4, the header before the content or after it, with a track of sound before the pictures."""
+    times = struct.pack(">QQIQ" if version else ">IIII", 0, 0, rate, length)
+    header = box(b"mvhd", bytes([version, 0, 0, 0]), times, bytes(80))
+    entry = struct.pack(">I4s24xHH50x", 86, b"avc1", *(size or (0, 0)))
+    sound_track = box(
+        b"trak", box(b"mdia", box(b"minf", box(b"smhd", bytes(8)), box(b"stbl", box(b"stsd", bytes(60)))))
+    )
+    table = box(b"stbl", box(b"stsd", bytes(4), struct.pack(">I", 1), entry))
+    pictures = box(
+        b"trak",
+        box(b"tkhd", bytes(84)),
+        box(b"mdia", box(b"mdhd", bytes(24)), box(b"minf", box(b"vmhd", bytes(12)), table)),
+    )
+    moov = box(b"moov", header, sound_track, pictures if size else b"")
+    mdat = box(b"mdat", bytes(500), long=long)
+    return box(b"ftyp", b"isomisom") + (mdat + moov if last else moov + mdat)
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("version", [0, 1])
+def test_films(version, last):
+    data = film(90, 30, (1920, 1080), version, last, long=version == 1)
+    assert seconds(data) == 3.0
+    assert picture_size(data) == (1920, 1080)
+    assert check_container(data)
+
+
+def test_films_without_a_length_or_pictures():
+    """A film in fragments states no length; a sound has no pictures; AVIF is a picture with boxes."""
+    for length in (0, 0xFFFFFFFF):
+        with pytest.raises(ValueError, match="does not give its duration"):
+            seconds(film(length))
+    assert seconds(film(size=None)) == 3.0
+    with pytest.raises(ValueError, match="it has no pictures"):
+        picture_size(film(size=None))
+    for read in (seconds, picture_size):
+        with pytest.raises(ValueError, match="it has no header"):
+            read(box(b"ftyp", b"isom") + box(b"mdat", bytes(9)))
+        with pytest.raises(ValueError, match="cut off: the box 'moov'"):
+            read(film()[:-1])
+    with pytest.raises(ValueError, match="not an image"):
+        picture_size(box(b"ftyp", b"avifmif1") + film())
+
+
+@pytest.mark.parametrize(("form", "options"), [("mp4", {}), ("mp4", {"movflags": "faststart"}), ("mov", {})])
+def test_films_of_a_real_writer(form, options, tmp_path):
+    av = pytest.importorskip("av")
+    file = str(tmp_path / f"film.{form}")
+    with av.open(file, "w", format=form, options=options) as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for _ in range(25):
+            container.mux(stream.encode(av.VideoFrame(96, 64, "yuv420p")))
+        container.mux(stream.encode())
+    data = (tmp_path / f"film.{form}").read_bytes()
+    assert (data.index(b"moov") < data.index(b"mdat")) == bool(options)
+    assert picture_size(data) == (96, 64)
+    assert seconds(data) == 2.5
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"text", mp3(b"\0\0\0\0", 5), flac(48000, 0), page(0, 1, b"\x80theora"), b"\xff\xfb"]
 )
@@ -133,6 +201,9 @@ def test_damaged_headers_raise_value_errors_only():
         (seconds, flac(8000, 9)),
         (seconds, page(0, 1, b"\x01vorbis" + bytes(30), 2) + page(5, 1, b"x")),
         (seconds, mp3(b"Xing", 4)),
+        (seconds, film(last=False)),
+        (picture_size, film()),
+        (picture_size, film(last=False, version=1)),
         (check_container, sound(9)),
         (check_container, flac(8000, 9) + b"\xff\xf8" * 9),
         (check_container, page(0, 1, b"\x01vorbis" + bytes(30), 2) + page(5, 1, b"x")),

@@ -191,7 +191,7 @@ class GeneralOptions(NamedTuple):
     --where EXPR  Keep samples for which EXPR is true. EXPR is a Python expression. Names: key, shard, index,
         fields, cls, txt, json.a.b[0] (a place in JSON) and size.jpg (bytes). Compare with ==, !=, <, <=, >, >= and
         in; combine with and, or, not; compute with + - * / // % **. Functions of a payload: len(txt), lines(py),
-        width(jpg), height(jpg), seconds(wav), shape(npy)[0]. Functions of the key: search('^n01/', key),
+        width(jpg), height(mp4), seconds(wav), shape(npy)[0]. Functions of the key: search('^n01/', key),
         key.startswith('n01'), rand(7), hash(key). Functions of values: abs, min, max, sum, round, int, float, str,
         any, all, get(json, 'name', 0). Examples: json.width > 512 and cls == 3; 'png' in fields; sum(size) < 1e6.
         wdscli(1) explains all of them. If the option is repeated, all expressions must be true.

@@ -63,6 +63,20 @@ def extension_of(data: bytes) -> str:
     return next((name for name, offset, magic in _SIGNS if data.startswith(magic, offset)), "")
 
 
+def held_picture(field: str, data: bytes) -> str:
+    """Return the extension of the picture in these bytes if the field has the name of another format of pictures, or
+    else empty text.
+
+    >>> held_picture("jpg", b"\\x89PNG\\r\\n\\x1a\\n..."), held_picture("txt", b"\\x89PNG\\r\\n\\x1a\\n...")
+    ('png', '')
+    """
+    kind = find(extension(field))
+    if kind.form != "image" or not kind.signs or data.startswith(kind.begins):
+        return ""
+    held = find(extension_of(data))
+    return held.names.split()[0] if held.form == "image" and held is not kind else ""
+
+
 def cell_payload(value: Any, column: str, field: str) -> bytes | None:
     """Return the payload of ``field`` for a cell of ``column`` that is not empty. Return None for a missing value: NaN
     in a field of text or numbers. Raises DataError ``bad-value``, which names the column and the field, and UsageError

@@ -1,5 +1,5 @@
-"""This module reads facts from headers of payloads: the size of a picture, the shape of an array, the length of a
-sound. It also finds sound and film that are not whole.
+"""This module reads facts from headers of payloads: the size of a picture or film, the shape of an array, the length of
+a sound or film. It also finds sound and film that are not whole.
 
 These functions decode nothing. They recognize a format by the first bytes of the payload, not by the name of the field.
 Pillow reads pictures of other formats. :func:`check_container` walks through the parts of a container of sound or film
@@ -40,7 +40,11 @@ def picture_size(data: bytes) -> PictureSize:
             if min(size) < 1:
                 raise ValueError("its header says that it is empty")
             return size
-    return _by_pillow(data)
+    if (film := film_of(data)) is None:
+        return _by_pillow(data)
+    if film.size is None:
+        raise ValueError("it has no pictures")
+    return film.size
 
 
 def _png(data: bytes) -> Any:
@@ -132,6 +136,8 @@ _ASF_DATA = bytes.fromhex("3626b2758e66cf11a6d900aa0062ce6c")
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18\x53\x80\x67"
 _BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 """The kinds of the first box of MP4 and QuickTime."""
+_PICTURE_BRANDS = (b"avi", b"hei", b"hev", b"mif", b"msf")
+"""The first letters after ``ftyp`` of pictures that have boxes too: AVIF and HEIF."""
 _UNCHECKED = (
     b"FORM",
     b".snd",
@@ -193,8 +199,8 @@ def _wave(data: bytes) -> Wave:
 
 
 def seconds(data: bytes) -> float:
-    """Return the length in seconds that the header of a sound states. The sound may be WAV, FLAC, Ogg (Vorbis, Opus) or
-    MP3. Raises ValueError for other formats, for damaged headers, and for headers without a length."""
+    """Return the length in seconds that the header of a sound or film states: WAV, FLAC, Ogg (Vorbis, Opus), MP3, MP4
+    or QuickTime. Raises ValueError for other formats, for damaged headers, and for headers without a length."""
     if (wave := wave_of(data)) is not None:
         if wave.needs_decoder:
             raise ValueError(f"seconds() cannot read WAVE files of format {wave.code}")
@@ -208,7 +214,11 @@ def seconds(data: bytes) -> float:
         return float(whole_header(_ogg_seconds, data))
     if _is_mp3(data):
         return float(whole_header(_mp3_seconds, data))
-    raise ValueError("seconds() reads wav, flac, ogg, opus and mp3")
+    if (film := film_of(data)) is None:
+        raise ValueError("seconds() reads wav, flac, ogg, opus, mp3, m4a, mp4 and mov")
+    if film.seconds is None:
+        raise ValueError("its header does not give its duration")
+    return film.seconds
 
 
 def _flac_seconds(data: bytes) -> float:
@@ -368,25 +378,85 @@ def _check_mp3(data: bytes) -> None:
         raise _cut_off("the first frame", first_frame_bytes, left)
 
 
-def _boxes(data: bytes) -> Iterator[bytes]:
-    """Yield the kinds of the boxes of an MP4. Raises ValueError for a box that is cut off."""
-    offset = 0
-    while offset + 8 <= len(data):
-        size, kind = unpack_from(">I", data, offset)[0], data[offset + 4 : offset + 8]
+class Film(NamedTuple):
+    """The facts in the box ``moov`` of an MP4 or QuickTime file. ``seconds`` is None if the header does not state the
+    length, as for a film in fragments. ``size`` is the size of the first track with pictures, before it is turned; it
+    is None for a sound."""
+
+    seconds: float | None
+    size: PictureSize | None
+
+
+def film_of(data: bytes) -> Film | None:
+    """Return the facts of an MP4 or QuickTime file, or None for other data. The box ``moov`` may be anywhere. Raises
+    ValueError if it is damaged or missing."""
+    is_film = data[4:8] in _BOXES and not data.startswith(_PICTURE_BRANDS, 8)
+    return whole_header(_film, data) if is_film else None
+
+
+def _film(data: bytes) -> Film:
+    moov = _first(data, b"moov")
+    header = _first(data, b"moov", b"mvhd")
+    if moov is None or header is None:
+        raise ValueError("it has no header (a box moov)")
+    # Version 1 has times of 64 bits. A length of 0, or of ones, is unknown.
+    is_long = data[header.begin] == 1
+    rate, length = unpack_from(">IQ" if is_long else ">II", data, header.begin + (20 if is_long else 12))
+    is_stated = rate and length and length != (1 << (64 if is_long else 32)) - 1
+    tracks = (track for track in _boxes(data, moov) if track.kind == b"trak")
+    sizes = filter(None, (_track_size(data, track) for track in tracks))
+    return Film(length / rate if is_stated else None, next(sizes, None))
+
+
+def _track_size(data: bytes, track: _Box) -> PictureSize | None:
+    """Return the size of a track's pictures, from the description of its samples."""
+    is_video = _first(data, b"mdia", b"minf", b"vmhd", inside=track)
+    table = _first(data, b"mdia", b"minf", b"stbl", b"stsd", inside=track)
+    if is_video is None or table is None or table.end < table.begin + 44:
+        return None
+    # The table begins with version, flags and a count. The first description has its size after 32 bytes.
+    size = PictureSize(*unpack_from(">HH", data, table.begin + 8 + 32))
+    if min(size) < 1:
+        raise ValueError("its header says that it is empty")
+    return size
+
+
+class _Box(NamedTuple):
+    """The kind of a box of MP4, and the byte range of its content."""
+
+    kind: bytes
+    begin: int
+    end: int
+
+
+def _first(data: bytes, *kinds: bytes, inside: _Box | None = None) -> _Box | None:
+    """Return the first box at the end of a path of boxes, or None."""
+    for kind in kinds:
+        inside = next((box for box in _boxes(data, inside) if box.kind == kind), None)
+        if inside is None:
+            return None
+    return inside
+
+
+def _boxes(data: bytes, inside: _Box | None = None) -> Iterator[_Box]:
+    """Yield the boxes of an MP4, or those inside a box. Raises ValueError for a box that is cut off."""
+    offset, end = (0, len(data)) if inside is None else (inside.begin, inside.end)
+    while offset + 8 <= end:
+        size, kind, begin = unpack_from(">I", data, offset)[0], data[offset + 4 : offset + 8], offset + 8
         if size == 1:
-            size = unpack_from(">Q", data, offset + 8)[0]
+            size, begin = unpack_from(">Q", data, offset + 8)[0], offset + 16
         elif size == 0:  # the box ends at the end of the file
-            size = len(data) - offset
-        if size < 8:
+            size = end - offset
+        if size < begin - offset:
             raise ValueError(f"the box at byte {offset} has {size} bytes")
-        if offset + size > len(data):
-            raise _cut_off(f"the box {kind.decode('latin-1')!r} at byte {offset}", size, len(data) - offset)
-        yield kind
+        if offset + size > end:
+            raise _cut_off(f"the box {kind.decode('latin-1')!r} at byte {offset}", size, end - offset)
+        yield _Box(kind, begin, offset + size)
         offset += size
 
 
 def _check_mp4(data: bytes) -> None:
-    if not {b"moov", b"moof"} & set(_boxes(data)):
+    if not {b"moov", b"moof"} & {box.kind for box in _boxes(data)}:
         raise ValueError("it has no header (a box moov)")
 
 

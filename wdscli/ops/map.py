@@ -63,7 +63,7 @@ class MappedOrder(InputOrder):
     def keeps_labels(self) -> bool:
         transform = Transform(**self.transform)
         return (
-            transform.kind in ("resize", "filter") and transform.field != "cls" and not transform.new_fields
+            transform.kind not in ("cmd", "python") and transform.field != "cls" and not transform.new_fields
         )
 
     def options(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from wdscli.errors import UsageError, WdsError
 from wdscli.samples import check_name
 from wdscli.selection.named import is_there
 
-Kind = Literal["cmd", "filter", "python", "resize"]
+Kind = Literal["cmd", "filter", "python", "resize", "rename-by-content"]
 ResizeMode = Literal["keep_ratio", "keep_ratio_largest", "center_crop", "border", "no"]
 OnFailure = Literal["stop", "skip", "keep"]
 
@@ -122,7 +122,7 @@ class Transform(NamedTuple):
             raise UsageError("--resize needs a number of pixels", hint="--resize 256")
         if self.quality is not None and not 1 <= self.quality <= 100:
             raise UsageError(f"the quality of --format must be 1 to 100, not {self.quality}")
-        if self.kind != "resize" and not self.what.strip():
+        if self.kind in ("cmd", "filter", "python") and not self.what.strip():
             raise UsageError(f"--{self.kind} is empty")
         return self
 
@@ -136,7 +136,13 @@ class Transform(NamedTuple):
         return call
 
 
-_MODULES = {"cmd": "commands", "filter": "commands", "python": "functions", "resize": "pictures"}
+_MODULES = {
+    "cmd": "commands",
+    "filter": "commands",
+    "python": "functions",
+    "resize": "pictures",
+    "rename-by-content": "renaming",
+}
 """Modules with a function ``call_of(transform, folder, remarks)``, by the kind of the transform."""
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from wdscli.codecs.handlers import held_extension, inflate
+from wdscli.codecs.cells import held_picture
+from wdscli.codecs.handlers import extension, held_extension, inflate
+from wdscli.codecs.kinds import find
 from wdscli.errors import UsageError
 from wdscli.model import to_text
 from wdscli.samples import split_name
@@ -48,11 +50,18 @@ class DecodeCheck:
             parts = split_name(name) if columns.flags[row] & KIND_MASK == REGULAR else None
             if parts is not None:
                 offset = columns.starts[row]
-                read = partial(window.payload, row)
+                read = cache(partial(window.payload, row))  # a stream gives a payload only once
                 reason = self.why_not(parts[1], columns.sizes[row], read, offset, name)
                 if reason is not None:
                     message = f"cannot be decoded: {reason}"
                     self._ledger.add("undecodable", message, offset=offset, member=name)
+                elif held := self._held_picture(to_text(parts[1]), columns.sizes[row], read):
+                    self._ledger.add("other-format", f"holds {held}", offset=offset, member=name)
+
+    def _held_picture(self, field: str, size: int, read: Callable[[], bytes]) -> str:
+        """Return the extension of the picture in a payload if its name says another one, or else empty text."""
+        is_decoded = size <= self._limit and find(extension(field)).form == "image"
+        return held_picture(field, read()) if is_decoded else ""
 
     def why_not(
         self, field: bytes, size: int, read: Callable[[], bytes], offset: int, member: bytes
@@ -84,7 +93,6 @@ class DecodeCheck:
 
     def _find(self, field: str) -> Decode | None:
         from wdscli.codecs.images import open_image
-        from wdscli.codecs.kinds import find
         from wdscli.codecs.values import basichandlers
 
         # The field name "gz" does not show the type of the contents.

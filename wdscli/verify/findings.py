@@ -114,6 +114,8 @@ _OF_SAMPLES = _table("""
         -> leave it out: wds split SHARDS --not-keys-from LIST -o VIEW.json
     similar-key (warning): a sample's key and a key of --absent are the same path, written in two ways
         -> write the key in the list as in the shard, and search again
+    other-format (warning): a picture has another format than its field's name says (--decode)
+        -> rename such fields with `wds map SHARDS -o OUT --rename-by-content`
     undecodable: a payload is not what its field's name says (--decode)
         -> replace the file
     """)

@@ -46,6 +46,7 @@ _RESIZE_HINT = f"--resize 256, or --resize 256,MODE with a mode of {', '.join(_M
     --filter FIELD CMD  Pipe the payload of FIELD through CMD.
     --python FUNCTION  Call module:function, or file.py:function. Its argument is the sample as a dictionary. It
         returns a dictionary, None, or several dictionaries.
+    +--rename-by-content  Give each picture field the name of the format it holds: a jpg that holds PNG becomes png.
     +--new-fields  Write only fields that the input sample lacks. The command `wds merge --join left` joins them to the
         input.
     +--multi  With --cmd: the files sample-NAME.FIELD become one sample for each NAME.
@@ -57,6 +58,7 @@ class MapOptions(NamedTuple):
     cmd: Text = None
     filter: tuple[str, str] | None = None
     python: Text = None
+    rename_by_content: bool = False
     new_fields: bool = False
     multi: bool = False
     batch: Positive = None
@@ -85,6 +87,7 @@ class MapOptions(NamedTuple):
             "filter": self.filter,
             "python": self.python,
             "resize": True if "size" in picture or "format" in picture else None,
+            "rename-by-content": self.rename_by_content or None,
         }
         ways = [kind for kind, option in kinds.items() if option is not None]
         if len(ways) != 1:
