@@ -123,6 +123,46 @@ def test_a_selection_is_made_before_and_select_files_after(tmp_path: Path) -> No
     ] * 2 + [["__key__", "__url__", "in_image.jpg"]]
 
 
+RULES = [("last-dot", last_dot), (r"(.*)\.([^.]*)", last_dot), ("first-dot", lambda name: name)]
+
+
+@pytest.mark.parametrize(("rule", "rename"), RULES, ids=["last-dot", "expression", "first-dot"])
+def test_a_key_rule_groups_as_a_function_does(tmp_path: Path, rule: str, rename: Any) -> None:
+    addresses = [make(tmp_path / f"{number}.tar", DOTS) for number in range(3)]
+    expected = grouped(addresses, rename)
+    for indexed in (False, True):
+        if indexed:
+            index(addresses)
+        data = wds.WebDataset(addresses, key_rule=rule, shuffle="none")
+        assert list(data) == expected
+        assert len(data) == len(expected)
+        mixed = wds.WebDataset(addresses, key_rule=rule, shuffle="full", seed=1)
+        assert sorted(mixed, key=lambda one: (one["__url__"], one["__key__"])) == expected
+    streams = [f"pipe:cat {address}" for address in addresses]
+    stream = wds.WebDataset(streams, key_rule=rule)
+    assert [{**one, "__url__": one["__url__"].removeprefix("pipe:cat ")} for one in stream] == expected
+
+
+def test_a_key_rule_in_the_workers_of_a_loader(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    addresses = [make(tmp_path / f"{number}.tar", DOTS) for number in range(3)]
+    data = wds.WebDataset(addresses, key_rule="last-dot", shuffle="none").listed(3)
+    batches = list(DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="spawn"))
+    assert [one for batch in batches for one in batch] == grouped(addresses, last_dot)
+
+
+def test_key_rules_that_cannot_be_used(tmp_path: Path) -> None:
+    address = make(tmp_path / "a.tar", ["a.b.png", "a_b.txt"])
+    with pytest.raises(DataError, match=r"gives .a\.b. and .a_b. one key"):
+        list(wds.WebDataset(address, key_rule="last-dot"))
+    with pytest.raises(UsageError, match="rename_files"):
+        wds.WebDataset(address, key_rule="last-dot", rename_files=last_dot)
+    with pytest.raises(UsageError, match="no groups for key and field"):
+        wds.WebDataset(address, key_rule="a+")
+
+
 @pytest.mark.parametrize("case", range(30))
 def test_any_names(tmp_path: Path, case: int) -> None:
     draw = random.Random(case)

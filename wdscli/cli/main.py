@@ -62,6 +62,10 @@ WISHED_OPTIONS = {
     "cat --order": "try wds shuffle SHARDS -o OUT, or wds sort SHARDS -o OUT --by WHAT",
     "cat --shuffle": "try wds shuffle SHARDS -o OUT",
     "cat --sort": "try wds sort SHARDS -o OUT --by WHAT",
+    **{
+        f"{command} --key-rule": "wds create --from shards:SET --key-rule RULE -o OUT makes the samples again"
+        for command in ("split", "cat", "merge", "map", "shuffle", "sort")
+    },
     "create --shuffle": "write the set first, then try wds shuffle SHARDS -o OUT",
     "cat --max-size": "wds split --max-size SIZE cuts a set into shards",
     "cat --shards": "wds split --shards N cuts a set into shards",

@@ -80,6 +80,8 @@ class TextReading(NamedTuple):
     refuse: Callable[[RowPlace, WdsError], object] = refuse_row
     say: Callable[[str], object] = say_nothing
     """Called with a text about an unusual delimiter."""
+    leave_out: Callable[[str, bytes], object] = lambda reason, name: None
+    """Called with the reason and the name of a member of a shard that belongs to no sample."""
 
 
 PLAIN = TextReading()

@@ -360,16 +360,20 @@ class KeyRule:
     def split(self, path: bytes) -> tuple[bytes, bytes] | str:
         """Return key and field of a relative path, or the reason why it belongs to no sample: ``hidden``,
         ``appledouble``, ``dunder``, ``no-field``, ``no-match``. Raises DataError if two keys become equal."""
+        parts_or_reason = self.found(path)
+        if isinstance(parts_or_reason, str) or self.is_first_dot:
+            return parts_or_reason
+        key, field = parts_or_reason
+        return self.written(key), field
+
+    def found(self, path: bytes) -> tuple[bytes, bytes] | str:
+        """Do the work of :meth:`split`, but return the key with its dots."""
         base = path.rfind(b"/") + 1
         if path.startswith(b".", base):
             return "appledouble" if path.startswith(b"._", base) else "hidden"
         if path.startswith(b"__") and is_dunder(path):
             return "dunder"
-        parts_or_reason = self._match(path, base)
-        if isinstance(parts_or_reason, str) or self.is_first_dot:
-            return parts_or_reason
-        key, field = parts_or_reason
-        return self.written(key), field
+        return self._match(path, base)
 
     def _match(self, path: bytes, base: int) -> tuple[bytes, bytes] | str:
         if self._pattern is not None:

@@ -29,13 +29,15 @@ from wdscli.model import to_bytes, to_text
 from wdscli.shards.tables import field_of_column
 from wdscli.storage import addresses_of
 
-Kind = Literal["table", "lines", "hf", "coco"]
-"""The kinds of sources with rows: tables; lines of text; datasets of Hugging Face's library; COCO annotations."""
+Kind = Literal["table", "lines", "hf", "coco", "shards"]
+"""The kinds of sources with rows: tables; lines of text; datasets of Hugging Face's library; COCO annotations; the
+samples of existing shards."""
 OPTIONS: dict[Kind, str] = {
     "table": "--from",
     "lines": "--from lines:",
     "hf": "--from hf:",
     "coco": "--from coco:",
+    "shards": "--from shards:",
 }
 _NAME = re.compile(r"(?P<name>.+?)(?:,(?P<config>[^,:/]+))?(?::(?P<split>[^/:][^/]*))?")
 """Matches NAME[,CONFIG][:SPLIT]. A colon before a slash belongs to a URL."""
@@ -65,9 +67,9 @@ class TableOptions(NamedTuple):
 
     @property
     def is_exported(self) -> bool:
-        """Whether no option names a column. This is allowed only for tables of ``wds cat``."""
+        """Whether rows are whole samples: those of shards, or of tables of ``wds cat`` if no option names a column."""
         named = (self.key, self.rekey, *self.fields, self.json_rest, self.json_merge)
-        return self.kind == "table" and not any(named)
+        return self.kind == "shards" or (self.kind == "table" and not any(named))
 
 
 class TableLayout(NamedTuple):

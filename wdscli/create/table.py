@@ -28,6 +28,7 @@ from wdscli.create.left_out import NO_VALUE, LeftOut
 from wdscli.create.packing import payload_at
 from wdscli.create.payloads import NamedSource, SourcePayloads
 from wdscli.create.rows import ABSENT, Table, class_names, column_names, reach, read_lines, table_files
+from wdscli.create.shards import shards_layout
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.names import KeyFormat
@@ -107,9 +108,11 @@ class CellValue(NamedTuple):
     column: str = ""
 
 
-def _layout_of(options: TableOptions, option: str) -> TableLayout:
+def _layout_of(options: TableOptions, option: str, rule: KeyRule) -> TableLayout:
     if options.kind == "hf":
         return hf_layout(options)
+    if options.kind == "shards":
+        return shards_layout(options, rule)
     files = table_files(options.address, option)
     if options.kind == "coco":
         from wdscli.create.coco import coco_layout
@@ -148,12 +151,12 @@ class TableReader:
         if options.kind == "table" and not options.is_exported:
             _check(options)
         self._option = option or OPTIONS[options.kind]
-        self._layout = _layout_of(options, self._option)
+        self._rule = rule or KeyRule()
+        self._layout = _layout_of(options, self._option, self._rule)
         self.files = self._layout.files
         self.classes = self._layout.classes
         """The class names for the numbers in the field ``cls``, if the source has them."""
         self._options = options = self._layout.options
-        self._rule = rule or KeyRule()
         if not self._layout.has_samples:
             _check(options)
         self._fields = [_parse_field(text) for text in options.fields]
@@ -576,7 +579,9 @@ def read_table(
 ) -> tuple[tuple[str, ...] | None, bool]:
     """Add the samples of a table. Return the names of its classes, if it has any, and whether the field ``cls`` has
     names that must be numbered. Raises the errors of :func:`samples_of`."""
-    reading = options.reading._replace(refuse=payloads.left_out.refuse, say=progress.note)
+    reading = options.reading._replace(
+        refuse=payloads.left_out.refuse, say=progress.note, leave_out=payloads.left_out.add
+    )
     reader = TableReader(options._replace(reading=reading), rule, names_classes=True)
     adder = _Adder(files, payloads, JsonFiles(files) if options.json_merge else None)
     for row, values in samples_of(reader, payloads, progress):

@@ -30,7 +30,7 @@ from wdscli.loader.place.ranks import (
 from wdscli.loader.read.catalog import Access
 from wdscli.loader.read.failures import Handler, OnError, reraise_exception
 from wdscli.loader.read.reading import PREFETCH, IndexedSource
-from wdscli.loader.read.renamed import RenamedCatalog, Renaming, renamed
+from wdscli.loader.read.renamed import RenamedCatalog, Renaming, RuledNames, renamed
 from wdscli.loader.read.selected import Criteria, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.per_sample import MemberFilter
@@ -74,6 +74,8 @@ class WebDataset(PositionDataset[Item]):
         select_files, rename_files
                          functions of a member's name, as in webdataset. If the new names make other samples, the
                          loader reads the indexes of all shards when it opens the set
+        key_rule         where a key ends: "first-dot", "last-dot" or a regular expression with two groups, as in
+                         ``wds create --key-rule``. Dots in keys become ``_``. It acts like ``rename_files``
         values           a table with a column ``key`` (CSV, TSV, JSON Lines or Parquet). It has the numbers for
                          :meth:`packed` and ``batched(bucket=)``, if the indexes of the set do not have them
         trust_addresses  with True, downloaded manifests and lists may name any address except commands; by default
@@ -199,6 +201,7 @@ class WebDataset(PositionDataset[Item]):
         workersplitter: Splitter | bool | None = split_by_worker,
         select_files: Callable[[str], bool] | None = None,
         rename_files: Callable[[str], str] | None = None,
+        key_rule: str = "first-dot",
         empty_check: bool = True,
         trust_addresses: bool = False,
         pipes: bool = True,
@@ -220,6 +223,10 @@ class WebDataset(PositionDataset[Item]):
                     "WebDataset(mesh=, rank=, world_size=)", hint="leave out rank= and world_size="
                 )
             rank, world_size = rank_in_mesh(mesh)
+        if key_rule != "first-dot":
+            if rename_files is not None:
+                raise UsageError("WebDataset(key_rule=, rename_files=)", hint="leave out one of them")
+            rename_files = RuledNames(key_rule)
         order = _order(shuffle, shardshuffle, resampled)
         split, splitters = _sharing(nodesplitter, workersplitter, resampled, repeat)
         wanted = Criteria(where, keys, keys_from, sample)

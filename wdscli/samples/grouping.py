@@ -410,7 +410,7 @@ def duplicate_field(shard: str, offset: int, name: bytes) -> DataError:
         shard=shard,
         offset=offset,
         member=to_text(name),
-        hint="two adjacent samples may have the same key: list all such places with `wds verify`",
+        hint="two samples may have the same key: `wds create --from shards:SET --on-duplicate rekey` parts them",
     )
 
 

@@ -76,7 +76,7 @@ class SampleOptions(NamedTuple):
         URL. hf:NAME[,CONFIG][:SPLIT] is a dataset of Hugging Face's datasets library, by name or folder (pip install
         'wdscli[hf]'); without --column, each feature becomes a field. coco:FILE has COCO annotations: each image is a
         sample, with its annotations in the field json. The images are next to FILE, or in the folder of --from
-        images:FOLDER. Repeatable.
+        images:FOLDER. shards:SET has the samples of existing shards, with keys by --key-rule. Repeatable.
     key: --key-column COLUMN  Column of the table with the keys. A.B is the member B of the struct or object A.
     field: --column EXT=[@]COLUMN  Fill field EXT from a column. COLUMN may be a format such as {name}.jpg. With @, the
         value is a path or an address. With * as EXT, the content decides the extension. Repeatable.
@@ -112,13 +112,14 @@ class SourceOptions(NamedTuple):
     @property
     def _given(self) -> "list[tuple[Kind, tuple[str, ...]]]":
         """The sources with rows: kind and names of each."""
-        kinds: tuple[Kind, ...] = ("table", "lines", "hf", "coco")
+        kinds: tuple[Kind, ...] = ("table", "lines", "hf", "coco", "shards")
         return [(kind, self.named(kind)) for kind in kinds if self.named(kind)]
 
     @property
     def rekey_of_rows(self) -> str | None:
         """The key format for the rows of a table."""
-        return self.rekey if self._given and self.samples.on_duplicate != "rekey" else None
+        is_of_rows = self._given and not self.named("shards") and self.samples.on_duplicate != "rekey"
+        return self.rekey if is_of_rows else None
 
     def table(self) -> "TableOptions | None":
         """Return the table that --from names. Raises UsageError if there are table options without a table."""
@@ -131,7 +132,8 @@ class SourceOptions(NamedTuple):
                 f"--from cannot mix sources of different kinds: {names}",
                 hint="make a set from each source, then join the sets with wds merge",
             )
-        if row_sources and self.rekey and self.key is None and self.rekey_of_rows is None:
+        needs_key = row_sources and not self.named("shards")
+        if needs_key and self.rekey and self.key is None and self.rekey_of_rows is None:
             raise UsageError(
                 "with --on-duplicate rekey, --rekey changes only repeated keys, so the table needs --key-column",
                 hint=f"without --on-duplicate, --rekey '{self.rekey}_{{index:05d}}' gives each row its own key",
@@ -167,7 +169,7 @@ def _source_of(text: str) -> tuple[str, str]:
     (('lines', 'a.txt'), ('table', 'hf://datasets/x/y.csv'), ('table', 'a:b.csv'))
     """
     kind, _, name = text.partition(":")
-    is_kind = kind in ("list", "lines", "hf", "coco", "images") and not name.startswith("//")
+    is_kind = kind in ("list", "lines", "hf", "coco", "images", "shards") and not name.startswith("//")
     return (kind, name) if is_kind else ("table", text)
 
 

@@ -53,6 +53,34 @@ class Renaming(NamedTuple):
         return None if parts is None else (to_text(parts[0]), to_text(parts[1]).lower())
 
 
+class RuledNames:
+    """A function of a member's name: the name by which ``key_rule`` splits it. A key has ``_`` for dots, as ``create
+    --key-rule`` writes it. The result is empty for a member that belongs to no sample. Raises UsageError."""
+
+    def __init__(self, key_rule: str) -> None:
+        from wdscli.create.files import KeyRule
+
+        self._key_rule, self._rule = key_rule, KeyRule(key_rule)
+        self._last = b"", b""
+
+    def __call__(self, name: str) -> str:
+        """Raises DataError if two neighbouring keys become equal."""
+        parts = self._rule.found(to_bytes(name))
+        if isinstance(parts, str):
+            return ""
+        key, field = parts
+        base = key.rfind(b"/") + 1
+        new_key = key[:base] + key[base:].replace(b".", b"_")
+        if self._last[1] == new_key and self._last[0] != key:
+            keys = " and ".join(f'"{to_text(old)}"' for old in (self._last[0], key))
+            raise DataError(f"key_rule= gives {keys} one key", code="duplicate-key", member=name)
+        self._last = key, new_key
+        return to_text(new_key + b"." + field)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RuledNames, (self._key_rule,)
+
+
 def regrouped(
     members: Iterable[tuple[str, Payload]], renaming: Renaming, shard: str
 ) -> Iterator[tuple[str, dict[str, Payload]]]:
@@ -136,7 +164,7 @@ def _check_order(samples: Sequence[tuple[str, dict[str, Any]]], shard: str) -> N
                 code="interleaved",
                 shard=shard,
                 member=key,
-                hint="rewrite the shards: unpack them, and use `wds create`",
+                hint="rewrite the shards: `wds create --from shards:SET --key-rule RULE -o OUT`",
             )
         earlier[key] = fields
 
@@ -215,7 +243,7 @@ class RenamedCatalog(Catalog):
         """Raises UsageError."""
         raise UsageError(
             "batches by values need the stored samples, but rename_files= makes other samples",
-            hint="rewrite the shards: unpack them, and use `wds create`",
+            hint="rewrite the shards: `wds create --from shards:SET --key-rule RULE -o OUT`",
         )
 
     def places(self, shards: I64, samples: I64) -> I64:
