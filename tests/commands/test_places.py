@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from shard_cases import keys_of, wds
+from shard_cases import keys_of, members_of, wds
 
 from wdscli.errors import UsageError
 from wdscli.loader import WebDataset
@@ -157,6 +157,13 @@ class TestEverywhere:
         assert [row.split("\t")[:2] for row in ran.out.decode().splitlines()] == [
             ["-", str(ALL[name][place])] for place in (0, 2)
         ]
+
+    def test_new_fields(self, folder: Path, name: str, tmp_path: Path) -> None:
+        for command in (["split"], ["map"], ["cat"], ["sort", "--by", "key"]):
+            good(*command, folder, "--column", f"new.txt={name}", "-o", tmp_path / f"{command[0]}.tar")
+            written = dict(members_of(tmp_path / f"{command[0]}.tar"))
+            texts = [written[f"k{number}.new.txt"].decode().strip() for number in range(len(NUMBERS))]
+            assert texts == [str(value) for value in ALL[name]]
 
     def test_column(self, folder: Path, name: str) -> None:
         out = good("ls", folder, "--to", "csv", "--column", name).out.decode()

@@ -219,9 +219,9 @@ class SelectionOptions(NamedTuple):
     seed: Number = None
     limit: Natural = None
 
-    def parse(self, *, own_seed: bool = False, has_dedup: bool = False) -> "Selection":
+    def parse(self, *, own_seed: bool = False, has_dedup: bool = False, column: Texts = None) -> "Selection":
         """Return the library's selection. ``own_seed`` is true if the command uses the seed not only for --sample, and
-        ``has_dedup`` if it compares samples with each other.
+        ``has_dedup`` if it compares samples with each other. ``column`` has new fields.
         Raises UsageError for options that have no effect together."""
         from wdscli.selection import Selection
 
@@ -231,7 +231,7 @@ class SelectionOptions(NamedTuple):
             raise UsageError(
                 "--near needs a hash", hint="--dedup 'dhash(jpg)', or --not-keys-from SET --on 'dhash(jpg)'"
             )
-        return Selection.parse(**self._asdict(), read_set=_read_set)
+        return Selection.parse(**self._asdict(), column=column, read_set=_read_set)
 
 
 def _read_set(address: str, value: "Value | None") -> "Iterator[bytes]":
@@ -399,6 +399,16 @@ class InputOptions(NamedTuple):
     report: Text = None
     allow_empty: bool = False
     duplicates: DuplicateOptions = DuplicateOptions()
+
+
+@_select("""
+    +--column FIELD=EXPR  Write a value of the sample as a field, in the format of its extension: txt=json.caption. It
+        replaces a field of this name. A sample without the value stays as it is. Repeatable.
+    """)
+class ColumnOptions(NamedTuple):
+    """The new fields of samples."""
+
+    column: Texts = None
 
 
 class ReorderOptions(NamedTuple):

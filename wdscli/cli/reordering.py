@@ -44,7 +44,12 @@ class PartTotals(NamedTuple):
 
 
 def read_options(
-    shards: Sequence[str], output: OutputOptions, options: ReorderOptions, *, own_seed: bool = False
+    shards: Sequence[str],
+    output: OutputOptions,
+    options: ReorderOptions,
+    *,
+    own_seed: bool = False,
+    column: list[str] | None = None,
 ) -> tuple[Out, Request]:
     """Return the command's printer and the library's request. ``own_seed`` is true if the command uses the seed not
     only for --sample. Raises UsageError."""
@@ -57,6 +62,7 @@ def read_options(
         options.inputs,
         options.general,
         own_seed=own_seed,
+        column=column,
         cuts=options.cuts.parse(),
         on_error=library_word(options.on_error),
         **options.tasks._asdict(),
@@ -71,9 +77,11 @@ def read_request(
     general: GeneralOptions,
     *,
     own_seed: bool = False,
+    column: list[str] | None = None,
     **request_fields: Any,
 ) -> Request:
-    """Return the library's request. ``request_fields`` are further fields of the request. Raises UsageError."""
+    """Return the library's request. ``column`` has new fields. ``request_fields`` are further fields of the request.
+    Raises UsageError."""
     from wdscli.plan.request import Request
 
     if inputs.report == "-":
@@ -83,6 +91,7 @@ def read_request(
     typed = {name: value for name, value in inputs.selection._asdict().items() if value not in (None, [], ())}
     if "sample" not in typed or not typed.get("seed"):
         typed.pop("seed", None)
+    typed |= {"column": column} if column else {}
     for name in ("keys_from", "not_keys_from", "where"):
         if len(typed.get(name, ())) == 1:
             typed[name] = typed[name][0]
@@ -90,7 +99,7 @@ def read_request(
         inputs=shards,
         output=output.output,
         settings=output.settings(),
-        selection=inputs.selection.parse(own_seed=own_seed, has_dedup=bool(inputs.dedup)),
+        selection=inputs.selection.parse(own_seed=own_seed, has_dedup=bool(inputs.dedup), column=column),
         selection_text=typed,
         allow_empty=inputs.allow_empty,
         dedup=inputs.dedup or (),

@@ -47,7 +47,7 @@ from wdscli.plan.table import (
     in_turn,
 )
 from wdscli.samples import SampleBatch, group_columns
-from wdscli.samples.grouping import SampleAt
+from wdscli.samples.grouping import PayloadOf, SampleAt
 from wdscli.samples.keys import hashes_of_joined
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
@@ -340,15 +340,19 @@ class Copier:
             member = fields.index(field, batch.firsts[row])
             return bytes(view[offsets[member] - base :][: sizes[member]])
 
+        new_payloads = self.task.selection.new_payloads
         for row, (sample, end) in enumerate(zip(self.samples, batch.firsts[1:], strict=True)):
             high = firsts.index(end, low)
             shapes = [tuple(fields[firsts[run] : firsts[run + 1]]) for run in range(low, high)]
-            members = []
+            members: list[tuple[bytes, bytes | memoryview]] = []
             for field, number, member in self._slots(runs[low:high], shapes):
                 place = firsts[low + number] + member
                 begin = offsets[place] - base
                 members.append((field, view[begin : begin + sizes[place]]))
-            self.shard.write(self._key(sample, SampleAt(batch, row, "", payload_of)), members)
+            at = self._at(sample, batch, row, payload_of)
+            if new := new_payloads(at):
+                members = list((dict(members) | new).items())
+            self.shard.write(self._key(sample, at), members)
             low = high
 
     def _slots(self, runs: Sequence[int], shapes: Sequence[Shape]) -> list[tuple[bytes, int, int]]:
@@ -385,6 +389,15 @@ class Copier:
         assert self.task.beside is not None
         return row % self.width or self.task.beside.sets[int(self.chunk.rows.shards[row])]
 
+    def _at(self, sample: int, batch: SampleBatch, row: int, payload_of: PayloadOf) -> SampleAt:
+        """Return a sample of a batch. If something depends on its place, it has its place in the input."""
+        if self.task.rekey is None and not self.task.selection.new_fields:
+            return SampleAt(batch, row, "", payload_of)
+        place = int(self.chunk.rows.places[sample * self.width])
+        return SampleAt(
+            batch._replace(index=place - row), row, self._address(sample * self.width), payload_of
+        )
+
     def _key(self, sample: int, at: SampleAt) -> bytes:
         """Return the key with which a sample is written: its old key or its new key. The planned hash decides."""
         key = at.key
@@ -413,7 +426,12 @@ class Copier:
             members.append((field, size, self._pieces(rows[number], offset, size)))
         payloads = MemberReader(self.inputs[self.chunk.files[rows[0]]])
         payloads.batch = batches[0]
-        self.shard.write_pieces(self._key(sample, SampleAt(batches[0], 0, "", payloads)), members)
+        at = self._at(sample, batches[0], 0, payloads)
+        if new := self.task.selection.new_payloads(at):
+            pieces = {field: (len(payload), iter([payload])) for field, payload in new.items()}
+            fields = {field: tuple(rest) for field, *rest in members} | pieces
+            members = [(field, *rest) for field, rest in fields.items()]
+        self.shard.write_pieces(self._key(sample, at), members)
 
     def _batches_alone(self, sample: int) -> list[SampleBatch]:
         """Return the members of each run of a sample. Check that all runs have the same key."""

@@ -53,6 +53,10 @@ class Page(NamedTuple):
         """The input."""
         return self.reader.source
 
+    def sample(self, row: int) -> SampleAt:
+        """Return a sample of the batch with its payloads."""
+        return SampleAt(self.batch, row, self.source.name, self.reader)
+
     def members(self, row: int) -> Iterator[tuple[bytes, int, Iterator[bytes]]]:
         """Yield the members of a sample: field, size and the pieces of the payload."""
         batch = self.batch
@@ -228,6 +232,9 @@ class SampleReader(SetReader):
         for batch, rows in self._chosen(reader, indexed, begin):
             if reader.by_index and (wanted := list(self._wanted(reader, rows[: self.limit]))):
                 source.expect(wanted)
+            if new_fields := self.selection.new_fields:
+                named = [name for new in new_fields for name in new.value.named]
+                self.state.seen_names.look(named, batch, rows, reader)
             yield Page(reader, batch, rows)
 
     def _wanted(self, reader: MemberReader, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -278,7 +285,7 @@ def set_values(address: str, value: Value | None) -> Iterator[bytes]:
             yield from (page.batch.keys[row] for row in page.rows)
             continue
         for row in page.rows:
-            sample = SampleAt(page.batch, row, page.source.name, page.reader)
+            sample = page.sample(row)
             try:
                 text = value.of(sample)
             except DataError as error:

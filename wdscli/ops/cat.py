@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
 from os.path import exists
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wdscli.arrays import edges, numpy
 from wdscli.copy.maker import CarriedValues
@@ -40,7 +40,6 @@ from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.run.execute import run_plan
 from wdscli.run.receipts import run_post
 from wdscli.samples import SampleBatch, iter_batches
-from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet, joined_may_be_unsafe
 from wdscli.samples.reading import keep_heap
 from wdscli.selection import Selection
@@ -109,7 +108,7 @@ def cat(request: Request, *, dry_run: bool = False, progress: Progress = QUIET) 
             None if dry_run else output.address(number) for number in range(len(addresses) if is_each else 1)
         ]
         done = list(_written(picker, request, places, progress))
-        manifest = None if dry_run else _finish(output, done, shaping_options(request), picker.set)
+        manifest = None if dry_run else _finish(output, done, request, picker.set)
     if is_each and manifest is not None:
         carry_views(addresses, manifest, request, progress.warn)
     return _report(done, manifest)
@@ -154,10 +153,11 @@ def _check_whole(request: Request) -> None:
         )
 
 
-def _finish(output: OutputSet, done: list[_Copied], options: dict[str, Any], shards: ShardSet) -> Manifest:
+def _finish(output: OutputSet, done: list[_Copied], request: Request, shards: ShardSet) -> Manifest:
     """Write the manifest of the new shards."""
     infos = [copy.info for copy in done if copy.info is not None]
-    inputs, classes = [fingerprint_of(shards)], classes_of(shards)
+    inputs, options = [fingerprint_of(shards)], shaping_options(request)
+    classes = None if request.selection.makes_labels else classes_of(shards)
     return output.finish(infos, operation="cat", options=options, inputs=inputs, classes=classes)
 
 
@@ -355,7 +355,7 @@ def _measured(picker: SampleReader, keys: _Keys, request: Request) -> ShardInfo:
     samples = members = size = 0
     for page, chosen in _chosen(picker, keys):
         for row, key in chosen:
-            sizes = out_sizes(page.batch, row, picker.selection, page.source.name, key)
+            sizes = out_sizes(page.sample(row), picker.selection, key)
             samples += 1
             members += len(sizes)
             size += out_length(sizes, request.settings.form)
@@ -394,7 +394,7 @@ class _Keys:
         return chosen
 
     def _new(self, page: Page, row: int) -> bytes:
-        at = SampleAt(page.batch, row, page.source.name, page.reader) if self._rekey.values else None
+        at = page.sample(row) if self._rekey.values else None
         stem, place = shard_stem(page.source.name), page.batch.index + row
         return self._rekey.key(page.batch.keys[row], stem, place, self._picker.first, at)
 
@@ -518,13 +518,12 @@ class _Copier:
         batch, source = page.batch, page.source
         first = batch.firsts[row]
         plan = self._selection.plan_of(batch, row, source.name)
+        new = self._selection.new_payloads(page.sample(row)) if self._selection.new_fields else {}
         if batch.end(row) - batch.start(row) > LARGE_SAMPLE_BYTES:
-            self._shard.write_pieces(
-                key,
-                [
-                    (field, batch.sizes[first + member], page.reader.pieces(first + member))
-                    for member, field in plan
-                ],
-            )
+            pieces = page.reader.pieces
+            members = {field: (batch.sizes[first + member], pieces(first + member)) for member, field in plan}
+            members |= {field: (len(payload), iter([payload])) for field, payload in new.items()}
+            self._shard.write_pieces(key, [(field, *rest) for field, rest in members.items()])
         else:
-            self._shard.write(key, [(field, page.reader.payload(first + member)) for member, field in plan])
+            payloads = {field: page.reader.payload(first + member) for member, field in plan} | new
+            self._shard.write(key, list(payloads.items()))

@@ -47,11 +47,11 @@ class FieldNamed(Extract):
 class MappedOrder(InputOrder):
     """An order for transformed samples. It keeps input order, and makes one shard for each input shard. ``transform``
     has the form of a plan file (the fields of :class:`wdscli.transform.transform.Transform`), and ``shaping`` is for
-    the manifest."""
+    the manifest. Without a transform, samples are copied, with new fields."""
 
     shaping: Mapping[str, Any]
     keeps_shards: bool
-    transform: Mapping[str, Any]
+    transform: Mapping[str, Any] | None
     extract: Extract | None = None
     is_repeatable = False
 
@@ -61,8 +61,8 @@ class MappedOrder(InputOrder):
 
     @property
     def keeps_labels(self) -> bool:
-        transform = Transform(**self.transform)
-        return (
+        transform = None if self.transform is None else Transform(**self.transform)
+        return transform is None or (
             transform.kind not in ("cmd", "python") and transform.field != "cls" and not transform.new_fields
         )
 
@@ -77,12 +77,13 @@ class MappedOrder(InputOrder):
 
 
 @contextmanager
-def map_order(request: Request, transform: Transform) -> Iterator[tuple[Request, MappedOrder]]:
+def map_order(request: Request, transform: Transform | None) -> Iterator[tuple[Request, MappedOrder]]:
     """A context manager that returns the order with a transform, and the request. In its block, the request has the
     worker processes for a Python function. Raises UsageError for a function that cannot be imported, and for impossible
     cuts."""
-    if transform.kind != "python":
-        transform.call("", Counter())  # raises UsageError if a package is missing
+    if transform is None or transform.kind != "python":
+        if transform is not None:
+            transform.call("", Counter())  # raises UsageError if a package is missing
         yield request, _order(request, transform)
         return
     is_local = request.engine is None
@@ -90,7 +91,8 @@ def map_order(request: Request, transform: Transform) -> Iterator[tuple[Request,
         yield request._replace(workers=workers if is_local else None), _order(request, transform)
 
 
-def _order(request: Request, transform: Transform) -> MappedOrder:
+def _check(request: Request, transform: Transform) -> None:
+    """Raise UsageError for options that the transform cannot follow."""
     if request.cuts.max_size is not None:
         raise UsageError(
             "--max-size: the sizes of new samples are unknown before they are made",
@@ -105,6 +107,11 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
         raise UsageError(
             "--new-fields needs all fields of the samples", hint="leave out --fields, --drop and --rename"
         )
+
+
+def _order(request: Request, transform: Transform | None) -> MappedOrder:
+    if transform is not None:
+        _check(request, transform)
     keeps_shards = request.cuts == Cuts()
     if NAME in request.output:
         if not keeps_shards:
@@ -115,6 +122,8 @@ def _order(request: Request, transform: Transform) -> MappedOrder:
     else:
         pattern = OutputPattern.parse(request.output)
         keeps_shards = keeps_shards and not pattern.single and pattern.count is None
+    if transform is None:
+        return MappedOrder("map", {}, keeps_shards, None)
     options_by_field = {} if request.selection.changes_members else _named_fields(transform)
     named = FieldNamed(options_by_field) if options_by_field else None
     return MappedOrder("map", _shaping(transform), keeps_shards, transform._asdict(), named)

@@ -22,7 +22,6 @@ from wdscli.plan.orders import Arrangement, InputOrder, Look, Order, SurveyedSam
 from wdscli.plan.plan import DUPLICATE_KEY
 from wdscli.plan.request import Request
 from wdscli.progress import Progress
-from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import KeySet
 from wdscli.selection import Selection
 from wdscli.selection.listed import column_and_value
@@ -52,7 +51,7 @@ class SetByValue(JoinedTable):
         with ShardFile(address, ShardSettings(with_index=False)) as shard:
             for page in SampleReader(request, progress=progress).pages():
                 for row in page.rows:
-                    sample = SampleAt(page.batch, row, page.source.name, page.reader)
+                    sample = page.sample(row)
                     text = other.of(sample, is_lenient)
                     sample_keys = () if text is None else keys.of(text)
                     if sample_keys and seen.add_new(sample_keys):

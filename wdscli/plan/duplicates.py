@@ -270,8 +270,7 @@ def rename(table: PlanTable, reader: Rereader, rows: Sequence[int], rekey: Rekey
     template, chosen = reader.template, frozenset(rows)
     for sample in reader.samples(table, rows):
         key = sample.new_key(rekey)
-        batch, row, shard, _ = sample.at
-        sizes = out_sizes(batch, row, template.selection, shard, key)
+        sizes = out_sizes(sample.at, template.selection, key)
         table.out_lengths[sample.row] = out_length(sizes, template.form)
         table.marks[sample.row] |= RENAMED
         table.keys[sample.row] = hash_key(key)

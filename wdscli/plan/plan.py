@@ -533,7 +533,8 @@ class _Planning:
             output.check(self.shards.addresses, may_exist=self.outputs.may_exist)
         contents = Contents(outputs, planned, self.inputs, self.ordered, arranged.joined, self.rekey)
         provenance = provenance_of(request, self.order, self.shards)
-        classes = classes_of(self.shards, joined=self.order.is_join) if self.order.keeps_labels else None
+        keeps_labels = self.order.keeps_labels and not request.selection.makes_labels
+        classes = classes_of(self.shards, joined=self.order.is_join) if keeps_labels else None
         names = [output.part for output in outputs if output.part]
         return ReorderPlan(
             request,

@@ -124,6 +124,7 @@ def check_view(request: Request) -> None:
         "--post": request.post,
         "--if-changed": request.if_changed,
         "--no-index": not request.settings.with_index,
+        "--column": request.selection.new_fields,
         "--hash": request.settings.checksum != ShardSettings().checksum,
     }
     option = next((name for name, value in option_values.items() if value), None)

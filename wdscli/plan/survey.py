@@ -313,7 +313,9 @@ def survey(
     tick, position = tick_of_task(), 0
     with checking(task.check):
         task, source, index = _at_any_place(task, result)
-    extract, at_once = task.extract, 1 if task.rekey and task.rekey.values else BATCHES_AT_ONCE
+    extract = task.extract
+    new_fields = task.selection.new_fields
+    at_once = 1 if new_fields or (task.rekey and task.rekey.values) else BATCHES_AT_ONCE
     with source:
         result.is_packed = source.stored is not source
         payloads = MemberReader(source, task.payload_fields, by_index=index is not None)
@@ -330,6 +332,9 @@ def survey(
                 values += extract.values(batch, chosen, task.address, payloads)
                 if extract.named:
                     _look(extract.named, result.seen_names, batch, chosen, payloads)
+            if new_fields:
+                named = [name for new in new_fields for name in new.value.named_for(" for --column")]
+                _look(named, state.seen_names, batch, chosen, payloads)
             if len(chosen_of) >= at_once:
                 rows = rows_of_batches(task, chosen_of, payloads)
                 _keep(task, result, RowBlock(rows, PackedValues.of(values)), take)
@@ -513,13 +518,16 @@ def _look_closer(
     """Correct the rows of some samples of a batch, one by one. New keys, members and lengths may differ."""
     stem = shard_stem(task.address)
     lengths, members, keys = [], [], []
+    # Stored values are numbers; the copier evaluates payloads.
+    batch = batch._replace(values={})
     for row in chosen:
-        key = batch.keys[row]
+        key, sample = batch.keys[row], SampleAt(batch, row, task.address, payloads)
         if task.rekey is not None:
-            sample = SampleAt(batch, row, task.address, payloads) if task.rekey.values else None
-            key = task.rekey.key(key, stem, batch.index + row, task.input.first, sample)
+            key = task.rekey.key(
+                key, stem, batch.index + row, task.input.first, sample if task.rekey.values else None
+            )
             keys.append(hash_key(key))
-        sizes = out_sizes(batch, row, task.selection, task.address, key)
+        sizes = out_sizes(sample, task.selection, key)
         lengths.append(out_length(sizes, task.form))
         members.append(len(sizes))
     rows["out"], rows["members"] = lengths, members
@@ -560,15 +568,14 @@ def packed_keys(index: Index) -> PackedValues:
     return PackedValues(lengths, numpy.frombuffer(index.keys, numpy.uint8))
 
 
-def out_sizes(
-    batch: SampleBatch, row: int, selection: Selection, shard: str, key: bytes
-) -> list[tuple[bytes, int]]:
+def out_sizes(sample: SampleAt, selection: Selection, key: bytes) -> list[tuple[bytes, int]]:
     """Return the name and the payload size of each member that one sample will have in the output."""
-    first = batch.firsts[row]
-    return [
-        (key + b"." + field, batch.sizes[first + place])
-        for place, field in selection.plan_of(batch, row, shard)
-    ]
+    batch, row, shard, _ = sample
+    first, plan = batch.firsts[row], selection.plan_of(batch, row, shard)
+    sizes = [(field, batch.sizes[first + place]) for place, field in plan]
+    if new := selection.new_payloads(sample):
+        sizes = list((dict(sizes) | {field: len(payload) for field, payload in new.items()}).items())
+    return [(key + b"." + field, size) for field, size in sizes]
 
 
 def out_length(sizes: list[tuple[bytes, int]], form: Form) -> int:

@@ -32,6 +32,7 @@ from wdscli.units import whole_number
 if TYPE_CHECKING:
     from wdscli.selection.draw import Draw
     from wdscli.selection.listed import KeySelection, ListedValues, ReadSet
+    from wdscli.selection.new_fields import NewField
     from wdscli.selection.where import Value
 
 OnError = Literal["stop", "skip"]
@@ -106,6 +107,7 @@ class Selection(NamedTuple):
         on: str | None = None,
         near: int | None = None,
         where: str | Sequence[str] | None = None,
+        column: Sequence[str] | None = (),
         slice: str | None = None,
         sample: str | int | None = None,
         seed: int | None = None,
@@ -131,8 +133,8 @@ class Selection(NamedTuple):
             value_rule=None if on is None else _value_rule(on, near, lists, read_set),
             where=_where(where),
             field_rule=None
-            if keep is None and leave is None and not rename
-            else FieldRule.parse(keep, leave or (), texts_of(rename)),
+            if keep is None and leave is None and not rename and not column
+            else FieldRule.parse(keep, leave or (), texts_of(rename), texts_of(column)),
             span=None if slice is None else parse_span(slice),
             limit=limit,
             draw=draw,
@@ -175,13 +177,32 @@ class Selection(NamedTuple):
 
     @property
     def changes_members(self) -> bool:
-        """Whether fields are dropped or renamed."""
+        """Whether fields are dropped, renamed or new."""
         return self.field_rule is not None
 
     @property
+    def new_fields(self) -> Sequence[NewField]:
+        """The fields of ``--column``."""
+        return () if self.field_rule is None else self.field_rule.new_fields
+
+    @property
+    def makes_labels(self) -> bool:
+        """Whether the field ``cls`` is new, so that the set's class names do not belong to it."""
+        return any(new.field == b"cls" for new in self.new_fields)
+
+    def new_payloads(self, sample: SampleAt) -> dict[bytes, bytes]:
+        """Return the payloads of new fields, which replace fields of the same name. Raises DataError."""
+        payloads = ((new.field, new.payload(sample)) for new in self.new_fields)
+        return {field: payload for field, payload in payloads if payload is not None}
+
+    @property
     def payload_fields(self) -> frozenset[bytes]:
-        """The fields whose payloads :meth:`apply` may read."""
-        values = [self.where, self.value_rule and self.value_rule.value]
+        """The fields whose payloads :meth:`apply` and :meth:`new_payloads` may read."""
+        values = [
+            self.where,
+            self.value_rule and self.value_rule.value,
+            *(new.value for new in self.new_fields),
+        ]
         return frozenset[bytes]().union(*(value.payload_fields for value in values if value is not None))
 
     @property
@@ -257,7 +278,8 @@ class Selection(NamedTuple):
                 return "undecodable"
             if reason is not None:
                 return reason
-        if self.field_rule is not None and not self.plan_of(batch, row, shard):
+        is_emptied = self.field_rule is not None and not self.plan_of(batch, row, shard)
+        if is_emptied and not self.new_payloads(SampleAt(batch, row, shard, payload_of)):
             return "no-fields"
         if self.span is not None:
             place = state.matched
@@ -424,7 +446,12 @@ class Rename(NamedTuple):
     olds: tuple[bytes, ...]
 
 
-FIELD_RULE = {"keep": ([str, ...], None), "drop": [str, ...], "rename": [[str, [str, ...]], ...]}
+FIELD_RULE = {
+    "keep": ([str, ...], None),
+    "drop": [str, ...],
+    "rename": [[str, [str, ...]], ...],
+    "column?": [str, ...],
+}
 """The form of a rule in JSON (:mod:`wdscli.schema`)."""
 
 
@@ -432,9 +459,14 @@ class FieldRule:
     """The rule that decides which members of a sample are kept, and their new names."""
 
     def __init__(
-        self, keep: tuple[str, ...] | None, drop: tuple[str, ...], renames: tuple[Rename, ...]
+        self,
+        keep: tuple[str, ...] | None,
+        drop: tuple[str, ...],
+        renames: tuple[Rename, ...],
+        new_fields: tuple[NewField, ...] = (),
     ) -> None:
         self.keep = keep
+        self.new_fields = new_fields
         self.drop = drop
         self.renames = renames
         self._sources = {old for rename in renames for old in rename.olds}
@@ -442,10 +474,16 @@ class FieldRule:
         """See :meth:`Selection.member_plan`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FieldRule, (self.keep, self.drop, self.renames)
+        return FieldRule, (self.keep, self.drop, self.renames, self.new_fields)
 
     @classmethod
-    def parse(cls, keep: tuple[str, ...] | None, drop: tuple[str, ...], renames: Sequence[str]) -> FieldRule:
+    def parse(
+        cls,
+        keep: tuple[str, ...] | None,
+        drop: tuple[str, ...],
+        renames: Sequence[str],
+        columns: Sequence[str] = (),
+    ) -> FieldRule:
         """Make a rule from the options' words. Raises UsageError."""
         parsed = tuple(map(parse_rename, renames))
         for names in ([rename.new for rename in parsed], [old for rename in parsed for old in rename.olds]):
@@ -455,7 +493,7 @@ class FieldRule:
                     f'--rename has "{to_text(twice)}" twice on one side',
                     hint="alternatives go into one option: --rename 'image=jpg;png'",
                 )
-        return cls(keep, drop, parsed)
+        return cls(keep, drop, parsed, _new_fields(columns))
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any] | None) -> FieldRule | None:
@@ -467,7 +505,8 @@ class FieldRule:
             if not new or "/" in new or "\0" in new:
                 raise ValueError(f"a field is renamed to {new!r}, which is no name of a field")
         renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
-        return cls(None if plain["keep"] is None else tuple(plain["keep"]), tuple(plain["drop"]), renames)
+        keep = None if plain["keep"] is None else tuple(plain["keep"])
+        return cls(keep, tuple(plain["drop"]), renames, _new_fields(plain.get("column", ())))
 
     def plain(self) -> dict[str, Any]:
         """Return the rule as an object for JSON."""
@@ -477,6 +516,7 @@ class FieldRule:
             "rename": [
                 [to_text(rename.new), [to_text(old) for old in rename.olds]] for rename in self.renames
             ],
+            **({"column": [new.text for new in self.new_fields]} if self.new_fields else {}),
         }
 
     @property
@@ -488,7 +528,7 @@ class FieldRule:
         for rename in self.renames:
             olds = tuple(map(to_text, rename.olds))
             named.append(Named(";".join(olds), " for --rename", olds))
-        return named
+        return named + [name for new in self.new_fields for name in new.value.named_for(" for --column")]
 
     def _olds_of(self, word: str) -> list[str]:
         """Return the old names of fields with a new name that matches a word."""
@@ -530,6 +570,14 @@ class FieldRule:
             return any(is_like(name, pattern) for name in names for pattern in patterns)
 
         return (self.keep is None or are_any(self.keep)) and not are_any(self.drop)
+
+
+def _new_fields(texts: Sequence[str]) -> tuple[NewField, ...]:
+    if not texts:
+        return ()
+    from wdscli.selection.new_fields import NewField
+
+    return tuple(map(NewField.parse, texts))
 
 
 def parse_rename(text: str) -> Rename:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from wdscli.cli.options import (
+    ColumnOptions,
     GeneralOptions,
     InputOptions,
     OnError,
@@ -60,6 +61,7 @@ class CatOptions(NamedTuple):
     to: Text = None
     base64: bool = False
     inputs: Annotated[InputOptions, "without report"] = InputOptions()
+    new: ColumnOptions = ColumnOptions()
     on_error: OnError = "error"
 
 
@@ -131,12 +133,14 @@ def cat(
     """
     what, inputs = CatForm.parse(form, output.output)
     if what.kind is not None:
-        _check_tar_options(f"--to {form.to}", output, work, inputs)
+        _check_tar_options(f"--to {form.to}", output, work, inputs, form.new)
     out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
     if what.kind is not None or NAME not in output.output:
         _refuse_options_of_each(work, form)
     on_error = library_word(form.on_error)
-    request = read_request(shards, output, inputs, general, on_error=on_error, **work._asdict())
+    request = read_request(
+        shards, output, inputs, general, column=form.new.column, on_error=on_error, **work._asdict()
+    )
     if what.kind is None:
         _write_tar(out, request, form, output.dry_run)
     else:
@@ -281,10 +285,13 @@ def _table(request: "Request", picker: "SampleReader", what: CatForm, progress: 
     yield from payload_table(picker, how, schema)
 
 
-def _check_tar_options(instead: str, output: OutputOptions, work: TaskOptions, inputs: InputOptions) -> None:
+def _check_tar_options(
+    instead: str, output: OutputOptions, work: TaskOptions, inputs: InputOptions, new: ColumnOptions
+) -> None:
     """Raise UsageError for options that only a tar uses."""
     tar_options = changed_options(output._replace(force=False, fsync=False))
     tar_options += changed_options(inputs.duplicates) + changed_options(work._replace(jobs=None))
+    tar_options += changed_options(new)
     if instead.endswith("/") and output.fsync:
         tar_options.append("--fsync")
     if tar_options:

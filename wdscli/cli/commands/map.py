@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from wdscli.cli.options import (
+    ColumnOptions,
     CutOptions,
     EngineOptions,
     GeneralOptions,
@@ -92,7 +93,9 @@ class MapOptions(NamedTuple):
         ways = [kind for kind, option in kinds.items() if option is not None]
         if len(ways) != 1:
             what = f"--{ways[0]} and --{ways[1]} exclude each other" if ways else "no transform is given"
-            hint = "give one of --cmd, --filter, --python, --resize; to select samples, use wds split"
+            hint = (
+                "give one of --cmd, --filter, --python, --resize, --column; to select samples, use wds split"
+            )
             raise UsageError(what, hint=hint)
         for option, value, goes_with in (
             ("--multi", self.multi, ("cmd",)),
@@ -167,6 +170,7 @@ class MapRunOptions(NamedTuple):
     tasks: TaskOptions
     work: Annotated[EngineOptions, "without strategy"]
     inputs: InputOptions
+    new: ColumnOptions
     on_error: Literal["error", "skip", "keep"] = "error"
 
 
@@ -198,11 +202,14 @@ def map(
     from wdscli.selection.values import value_names
 
     on_failure = library_word(run.on_error)
-    transform = what.parse(timeout=general.network.timeout, on_failure=on_failure)
+    only_new_fields = run.new.column and what == MapOptions() and on_failure != "keep"
+    transform = (
+        None if only_new_fields else what.parse(timeout=general.network.timeout, on_failure=on_failure)
+    )
     out = Out.of(general, "" if output.dry_run else output.output)
     on_error = "skip" if on_failure == "skip" else "stop"
     settings = {"cuts": run.cuts.parse(), "on_error": on_error, **run.tasks._asdict(), **run.work._asdict()}
-    request = read_request(shards, output, run.inputs, general, **settings)
+    request = read_request(shards, output, run.inputs, general, column=run.new.column, **settings)
     request = request._replace(settings=request.settings._replace(values=value_names(values)))
     with map_order(request, transform) as (request, order):
         reorder(out, request, order, dry_run=output.dry_run)

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from wdscli.cli.options import OutputOptions, ReorderOptions, Shards, Texts, grouped, panel
+from wdscli.cli.options import ColumnOptions, OutputOptions, ReorderOptions, Shards, Texts, grouped, panel
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
@@ -26,7 +26,9 @@ class SortOptions(NamedTuple):
 
 
 @grouped
-def sort(*, shards: Shards, output: OutputOptions, order: SortOptions, options: ReorderOptions) -> None:
+def sort(
+    *, shards: Shards, output: OutputOptions, order: SortOptions, new: ColumnOptions, options: ReorderOptions
+) -> None:
     """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
     Text is compared byte by byte, and numbers in JSON as numbers. Samples with equal values stay in input order, and no
@@ -44,7 +46,7 @@ def sort(*, shards: Shards, output: OutputOptions, order: SortOptions, options: 
     lists = [text[1:] for text in order.by or () if text.startswith("@")]
     if lists and (len(order.by or ()) > 1 or order.reverse):
         raise UsageError(f"--by @{lists[0]} cannot be combined with another order", hint="give one --by")
-    out, request = read_options(shards, output, options)
+    out, request = read_options(shards, output, options, column=new.column)
     if lists:
         listed = listed_order(request, lists[0], order.missing)
         reorder(out, request, listed, dry_run=output.dry_run)

@@ -2,7 +2,16 @@
 
 from typing import NamedTuple
 
-from wdscli.cli.options import OutputOptions, ReorderOptions, Shards, Text, Texts, grouped, panel
+from wdscli.cli.options import (
+    ColumnOptions,
+    OutputOptions,
+    ReorderOptions,
+    Shards,
+    Text,
+    Texts,
+    grouped,
+    panel,
+)
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
@@ -30,7 +39,9 @@ class PartOptions(NamedTuple):
 
 
 @grouped
-def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, options: ReorderOptions) -> None:
+def split(
+    *, shards: Shards, output: OutputOptions, parts: PartOptions, new: ColumnOptions, options: ReorderOptions
+) -> None:
     """Rewrite a set with other shard sizes, or divide it into parts.
 
     Samples stay in input order. In OUT, {part} is the name of a part, and {name} the name of an input shard, which
@@ -45,7 +56,7 @@ def split(*, shards: Shards, output: OutputOptions, parts: PartOptions, options:
     """
     from wdscli.ops.split import SplitOptions, split_order
 
-    out, request = read_options(shards, output, options, own_seed=True)
+    out, request = read_options(shards, output, options, own_seed=True, column=new.column)
     fields = [text for text in parts.by or () if not text.startswith("@")]
     lists = tuple(text[1:] for text in parts.by or () if text.startswith("@"))
     if len(fields) > 1 or (fields and lists):
