@@ -141,7 +141,9 @@ def _twice(name: str, files: Files, first: int, second: int) -> DataError:
     hint = "name the field of one folder: wds create images mask.png=masks; "
     hint += "--on-duplicate rekey keeps both as separate samples"
     if first >= files.first_listed:
-        hint = "--on-duplicate skip takes the first row of a key, rekey gives later rows new keys; "
+        hint = (
+            "--on-duplicate list makes lists in JSON fields, skip takes the first row, rekey gives new keys; "
+        )
         hint += "--rekey '{COLUMN!k}_{index:05d}' gives each row its own key"
     elif second >= files.first_listed:
         hint = "use --on-duplicate skip or rekey; `wds create --help` explains them"

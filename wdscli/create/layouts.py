@@ -53,7 +53,7 @@ class TableOptions(NamedTuple):
     ``index`` (the row's number in all tables, from 0). ``fields`` are ``EXT=COLUMN`` and ``EXT=@COLUMN``. ``json_rest``
     puts the other columns into the field ``json``. ``json_merge`` adds them to the sample's existing JSON object.
     ``kind`` is the kind of table, and ``images`` is the folder of COCO's pictures. ``reading`` says how text becomes
-    rows."""
+    rows. With ``has_lists``, JSON fields hold lists (:mod:`wdscli.create.lists`)."""
 
     address: str | Sequence[str]
     key: str | None = None
@@ -64,6 +64,7 @@ class TableOptions(NamedTuple):
     kind: Kind = "table"
     images: str | None = None
     reading: TextReading = PLAIN
+    has_lists: bool = False
 
     @property
     def is_exported(self) -> bool:

@@ -25,6 +25,7 @@ from wdscli.create.files import SEPARATOR, Files, Inline, JsonFiles, KeyRule, ch
 from wdscli.create.layouts import OPTIONS, SAMPLE_KEY, TableLayout, exported_layout, hf_layout, no_key_option
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.left_out import NO_VALUE, LeftOut
+from wdscli.create.lists import holds_lists
 from wdscli.create.packing import payload_at
 from wdscli.create.payloads import NamedSource, SourcePayloads
 from wdscli.create.rows import ABSENT, Table, class_names, column_names, reach, read_lines, table_files
@@ -253,13 +254,18 @@ class TableReader:
             if self._names_classes and text == "cls" and not is_address:
                 yield CellValue(written, name, self._class(value, column))
             else:
-                yield CellValue(
-                    written, name, value if is_address else cell_payload(value, column, text), column
-                )
+                payload = value
+                if not is_address and self._options.has_lists and holds_lists(text):
+                    cell = _number(value, column) if isinstance(value, NumberText) else value
+                    payload = json_bytes([cell])
+                elif not is_address:
+                    payload = cell_payload(value, column, text)
+                yield CellValue(written, name, payload, column)
         if self._takes_rest:
             json_columns = self._rest(row.cells)
             if json_columns or self._options.json_rest:
-                yield CellValue(self._written(key, b"json"), b"json", json_bytes(json_columns))
+                payload = json_bytes([json_columns] if self._options.has_lists else json_columns)
+                yield CellValue(self._written(key, b"json"), b"json", payload)
 
     def _filled(self, row: Row) -> Iterator[tuple[_Field, Any]]:
         """Yield each field with its value. A list of pictures or sounds fills several fields: ``0.jpg``, ``1.jpg``."""

@@ -25,6 +25,7 @@ from wdscli.create import grouping
 from wdscli.create.files import Files, KeyRule, is_value, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.left_out import LeftOut, Unit
+from wdscli.create.lists import in_lists
 from wdscli.create.packing import PackMaker, PackTask, payload_at
 from wdscli.create.payloads import SourcePayloads, read_recipe
 from wdscli.create.rows import table_format
@@ -85,6 +86,11 @@ class CreateOptions:
     limit: int | None = None
     report: str | None = None
     append: bool = False
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether rows with the same key become one sample, whose JSON fields hold lists."""
+        return self.table is not None and self.table.has_lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +433,12 @@ class _Creating:
         request, options, base, left_out = self.request, self.options, self.base, self.left_out
         rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
         first_index = 0 if base is None else base.samples
-        samples, repeated = grouping.separated(self.files, request.on_duplicate, rekey, left_out, first_index)
+        if options.has_lists:
+            samples, repeated = in_lists(self.files, self.payloads.keep), 0
+        else:
+            samples, repeated = grouping.separated(
+                self.files, request.on_duplicate, rekey, left_out, first_index
+            )
         if self.rule.is_first_dot and (dotted := grouping.dotted_names(samples)):
             self.progress.warn(
                 f"{dotted}; --key-rule last-dot makes a sample of each file name without its suffix"
@@ -595,6 +606,7 @@ def _stamp(plan: CreatePlan) -> str:
 
 def _shaping(request: Request, options: CreateOptions) -> dict[str, Any]:
     """Return the options for the manifest: those that change the set, without paths and defaults."""
+    on_duplicate = None if request.on_duplicate == "error" else request.on_duplicate
     shaping: dict[str, Any] = {
         "key_rule": options.key_rule,
         "include": list(options.include),
@@ -604,7 +616,7 @@ def _shaping(request: Request, options: CreateOptions) -> dict[str, Any]:
         "incomplete": options.incomplete if options.require else None,
         "label_from": options.label_from,
         "order": options.order,
-        "on_duplicate": None if request.on_duplicate == "error" else request.on_duplicate,
+        "on_duplicate": "list" if options.has_lists else on_duplicate,
         "rekey": request.rekey,
         "limit": options.limit,
         **request.cuts._asdict(),

@@ -49,8 +49,9 @@ DUPLICATE_KEY = "duplicate-key"
         about source files that do not exist, and about empty cells for file names.
     --label-from  Add the field cls with the folder's class number. The classes are the names of the parent
         folders, or of the top folders below SOURCE, numbered in sorted order.
-    --on-duplicate  Repeated field: fail, skip, or use a new key. A field is repeated if two folders, lines
-        or rows have it for the same key. With skip, the later sample is left out; with rekey, it gets a new key.
+    --on-duplicate  Repeated field: fail, skip, new key, or list. A field is repeated if two folders, lines
+        or rows have it for the same key. With skip, the later sample is left out; with rekey, it gets a new key. With
+        list, JSON fields hold lists: one value for each row of the key.
     --limit N  Write the first N samples of the output.
     --order  Sort by key, or shuffle. Default: path. With --from, the default is the order of the list or table.
     +--seed N  Seed of --order shuffle.
@@ -62,7 +63,7 @@ class SampleOptions(NamedTuple):
     require: Texts = None
     incomplete: Literal["error", "skip", "keep"] = "error"
     label_from: Literal["parent", "top"] | None = None
-    on_duplicate: Literal["error", "skip", "rekey"] = "error"
+    on_duplicate: Literal["error", "skip", "rekey", "list"] = "error"
     limit: Natural = None
     order: Literal["path", "shuffle"] | None = None
     seed: int = 0
@@ -147,8 +148,10 @@ class SourceOptions(NamedTuple):
         if row_sources:
             [(kind, addresses)] = row_sources
             fields, json = tuple(self.field or ()), (self.json_rest, self.json_merge)
-            reading = self.cells.parse(kind)
-            return TableOptions(addresses, self.key, self.rekey_of_rows, fields, *json, kind, images, reading)
+            reading = self.cells.parse(kind), self.samples.on_duplicate == "list"
+            return TableOptions(
+                addresses, self.key, self.rekey_of_rows, fields, *json, kind, images, *reading
+            )
         self.cells.parse(None)
         options = {
             "key": "--key-column",
@@ -156,6 +159,8 @@ class SourceOptions(NamedTuple):
             "json_rest": "--json-rest",
             "json_merge": "--json-merge",
         }
+        if self.samples.on_duplicate == "list":
+            raise UsageError("--on-duplicate list needs a table", hint="name the table with --from")
         for name, option in options.items():
             if getattr(self, name):
                 raise UsageError(f"{option} needs a table", hint="name the table with --from")
@@ -243,13 +248,14 @@ def _request(
     from wdscli.plan.request import Request
     from wdscli.selection.values import value_names
 
+    on_duplicate = source.samples.on_duplicate
     return Request(
         sources,
         target.output.output,
         target.output.settings()._replace(values=value_names(target.values)),
         target.cuts.parse(),
         on_error=library_word(target.on_error),
-        on_duplicate=source.samples.on_duplicate,
+        on_duplicate="error" if on_duplicate == "list" else on_duplicate,
         rekey=None if source.rekey_of_rows else source.rekey,
         trust_addresses=general.trust_addresses,
         **target.tasks._asdict(),
