@@ -136,6 +136,11 @@ class TestEverywhere:
             good("split", folder, option, tmp_path / "list", "--on", name, "-o", tmp_path / f"{option}.tar")
             assert keys_of(tmp_path / f"{option}.tar") == keys
 
+    def test_keys_from_of_the_loader(self, folder: Path, name: str, tmp_path: Path) -> None:
+        (tmp_path / "list").write_text(f"{ALL[name][1]}\nother\n")
+        dataset = WebDataset(str(folder), keys_from=(str(tmp_path / "list"), name))
+        assert [sample["__key__"] for sample in dataset] == ["k1", "k3"]
+
     def test_keys_from_a_set(self, folder: Path, name: str, tmp_path: Path) -> None:
         good("split", folder, "--keys", "k3", "-o", tmp_path / "val" / "v.tar")
         for source in (tmp_path / "val", tmp_path / "val" / "v-manifest.json", tmp_path / "val" / "v.tar"):

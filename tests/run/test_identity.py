@@ -112,6 +112,7 @@ TABLE = {
         usage  --by cls
         usage  --by @{given}/map
         usage  --missing skip
+        other  --column txt=cls
     """,
     "merge": """
         same   --strategy spill
@@ -141,6 +142,7 @@ TABLE = {
         other  --missing first
         usage  --seed 3
         usage  --by @{given}/keys
+        other  --column txt=cls
     """,
     "map": """
         other  --cmd true
@@ -154,6 +156,7 @@ TABLE = {
         usage  --new-fields
         usage  --format png
         usage  --seed 3
+        other  --column txt=cls
     """,
 }
 

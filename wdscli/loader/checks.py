@@ -138,7 +138,11 @@ def argument(text: str) -> str:
     """
     text = re.sub(r"--on-error (\w+)", r'on_error="\1"', text)
     text = re.sub(r"--(where|keys) (?=')", r"\1=", text)
-    return re.sub(r"--(where|keys|sample)\b(?!-)", r"\1", text).replace("--keys-from", "keys_from")
+    return (
+        re.sub(r"--(where|keys|sample)\b(?!-)", r"\1", text)
+        .replace("--keys-from", "keys_from")
+        .replace(" for --on", " for keys_from")
+    )
 
 
 def addresses_of(urls: Urls) -> list[str]:

@@ -303,7 +303,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
         fields: str | Sequence[str] | None = None,
         where: str | None = None,
         keys: str | Sequence[str] | None = None,
-        keys_from: str | None = None,
+        keys_from: str | tuple[str, str] | None = None,
         sample: Share | tuple[Share, int] | None = None,
         transform: Callable[[Any], Any] | None = None,
         on_error: OnError = "raise",
@@ -434,7 +434,7 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
         where: str | None = None,
         *,
         keys: str | Sequence[str] | None = None,
-        keys_from: str | None = None,
+        keys_from: str | tuple[str, str] | None = None,
         sample: Share | tuple[Share, int] | None = None,
     ) -> Self:
         """Return a view of the samples that an expression and keys select. ``sample`` keeps a random subset of the

@@ -69,7 +69,7 @@ class WebDataset(PositionDataset[Item]):
         fields           the fields to read; by default all
         where, keys, keys_from
                          conditions for the samples to keep, like the command options of these names; for the
-                         dataset, other samples do not exist
+                         dataset, other samples do not exist. With ("list.txt", "json.url"), a file lists values
         sample           a random subset of these samples, a number or a share: 1000, "10%"; with a seed: ("10%", 7)
         select_files, rename_files
                          functions of a member's name, as in webdataset. If the new names make other samples, the
@@ -181,7 +181,7 @@ class WebDataset(PositionDataset[Item]):
         fields: str | Sequence[str] | None = None,
         where: str | None = None,
         keys: str | Sequence[str] | None = None,
-        keys_from: str | None = None,
+        keys_from: str | tuple[str, str] | None = None,
         sample: str | int | float | tuple[str | int | float, int] | None = None,
         values: str | None = None,
         rank: int | None = None,

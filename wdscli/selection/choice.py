@@ -172,7 +172,9 @@ class Selection(NamedTuple):
 
     def using(self, names: frozenset[str]) -> Selection:
         """Return the selection that takes the values with these names from batches (:meth:`Value.using`)."""
-        rule = self.value_rule and self.value_rule._replace(value=self.value_rule.value.using(names))
+        rule = self.value_rule
+        if rule is not None and not rule.value.is_field:  # the text of a field is compared, not its number
+            rule = rule._replace(value=rule.value.using(names))
         return self._replace(where=self.where and self.where.using(names), value_rule=rule)
 
     @property

@@ -59,8 +59,13 @@ class Criteria(NamedTuple):
 
     where: str | None = None
     keys: str | Sequence[str] | None = None
-    keys_from: str | None = None
+    keys_from: str | tuple[str, str] | None = None
     sample: Share | tuple[Share, int] | None = None
+
+    @property
+    def listed(self) -> tuple[str | None, str | None]:
+        """The file of ``keys_from``, and the expression whose values it lists; None means the key."""
+        return self.keys_from if isinstance(self.keys_from, tuple) else (self.keys_from, None)
 
     @property
     def is_all(self) -> bool:
@@ -90,9 +95,10 @@ class Filter(NamedTuple):
                 f"where= must be an expression as text, not a {type(where).__name__}",
                 hint="pass a function of samples to select()",
             )
+        keys_from, on = wanted.listed
         with in_code():
             selection = Selection.parse(
-                where=where, keys=keys, keys_from=wanted.keys_from, sample=drawn, seed=seed
+                where=where, keys=keys, keys_from=keys_from, on=on, sample=drawn, seed=seed
             )
         return cls(selection, "raise" if on_error == "raise" else "skip")
 
@@ -101,7 +107,8 @@ class Filter(NamedTuple):
         """Whether workers may apply the filter again: whether the filter reads no payloads and has no list of keys,
         which could be very long."""
         rule = self.selection.key_rule
-        return not self.selection.payload_fields and (rule is None or rule.listed is None)
+        has_list = self.selection.value_rule is not None or (rule is not None and rule.listed is not None)
+        return not self.selection.payload_fields and not has_list
 
     def settled(self, catalog: Catalog, shards: Iterable[int], among: Callable[[int], I64 | None]) -> Filter:
         """Return the filter after its random choice was made, if this choice needs the keys of all samples. The choice
@@ -126,7 +133,9 @@ class Filter(NamedTuple):
         """Return the kept samples of a shard. Raises DataError and InputError. With ``on_error="skip"``, no samples of
         an unreadable shard are kept."""
         # An expression stores its current sample, so each call needs a copy.
-        selection = self.selection._replace(where=copy(self.selection.where))
+        rule = self.selection.value_rule
+        rule = rule and rule._replace(value=copy(rule.value))
+        selection = self.selection._replace(where=copy(self.selection.where), value_rule=rule)
         state = selection.new_state("stop" if self.on_error == "raise" else "skip")
         places: list[int] = []
         try:
@@ -258,7 +267,7 @@ def open_catalog(
 ) -> Catalog:
     """Open a set for a dataset, with its cache and with only the wanted samples. Raises UsageError, InputError,
     DataError."""
-    for address in (wanted.keys_from, access.values):
+    for address in (wanted.listed[0], access.values):
         check_pipe(address or "", pipes=access.pipes)
     addresses, held = addresses_of(urls), []
     if access.join is not None:
