@@ -120,7 +120,7 @@ URL_KEYS = ["http://x/a", "http://x/b", "http://x/c", "http://x/e"]
 def test_keys_of_values(urls: Path, command: str) -> None:
     more = {"sort": ["--by", "key"], "map": ["--filter", "json", "cat"]}.get(command, [])
     options = [*more, "--rekey", "{json.url!k}", "--on-duplicate", "skip", "-o", urls / "o.tar"]
-    ran = wds(command, *outputs(urls, "in-*.tar"), *options, "--drop", "none" if command == "map" else "json")
+    ran = wds(command, *outputs(urls, "in-*.tar"), *options, "--drop", "bin" if command == "map" else "json")
     assert ran.code == 0, ran.err
     assert sorted(keys_of(urls / "o.tar")) == URL_KEYS
 
