@@ -291,7 +291,7 @@ def _repeated(row: Row, key: bytes) -> DataError:
     return DataError(
         f'{row.place}: repeated key "{to_text(key)}"',
         code="duplicate-key",
-        hint="leave out the later rows with --on-duplicate skip",
+        hint="leave out the later rows with --on-duplicate skip; `wds create --on-duplicate list` makes lists",
     )
 
 
