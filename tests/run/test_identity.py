@@ -155,6 +155,7 @@ TABLE = {
         other  --values size.cls
         usage  --new-fields
         usage  --format png
+        usage  --rename-by-content
         usage  --seed 3
         other  --column txt=cls
     """,
