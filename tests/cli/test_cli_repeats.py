@@ -31,6 +31,7 @@ def test_every_option_of_a_command(name: str, capsys: Any) -> None:
 
 
 def check_option(name: str, command: Any, option: Any, capsys: Any) -> None:
+    capsys.readouterr()  # of the options before
     spelled = max(option.opts, key=len)
     required = [] if spelled == "--output" else ["-o", "out.tar"]
     takes_output = any("--output" in one.opts and one.required for one in command.params)
