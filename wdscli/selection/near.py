@@ -12,8 +12,6 @@ import re
 from array import array
 from collections import Counter
 
-from xxhash import xxh3_64_intdigest
-
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError
 
@@ -112,6 +110,8 @@ def simhash(text: str) -> int | None:
     >>> simhash("A cat."), simhash("a CAT") == simhash("A cat."), simhash("...")
     (476793405215758794, True, None)
     """
+    from xxhash import xxh3_64_intdigest
+
     letters = "".join(_WORDS.findall(text.lower()))
     ends = range(min(len(letters), _SHINGLE_CHARACTERS), len(letters) + 1)
     shingles = Counter(letters[max(0, end - _SHINGLE_CHARACTERS) : end] for end in ends) if letters else {}
