@@ -173,8 +173,8 @@ def every_option() -> list[tuple[str, Any]]:
 
 
 OTHER_WORDS = {
-    "--batch", "--by", "--column", "--fields", "--jobs", "--missing", "--on-error", "--order", "--output",
-    "--rekey", "--to",
+    "--batch", "--by", "--column", "--fields", "--jobs", "--missing", "--on-duplicate", "--on-error",
+    "--order", "--output", "--rekey", "--to",
 }  # fmt: skip
 """What has one meaning, and in some command another choice of values or another default."""
 

@@ -18,11 +18,11 @@ from wdscli.loader.order.source import (
     EpochReader,
     Passes,
     PositionSource,
+    PositionView,
     RandomShare,
     ShuffledPositions,
     Slice,
     SourceView,
-    View,
 )
 from wdscli.ordering import mix
 
@@ -31,7 +31,7 @@ PLACES = st.none() | st.integers(-320, 320)
 SLICES = st.builds(Slice, PLACES, PLACES, st.none() | st.integers(1, 9))
 
 
-def seen(view: View, length: int, epoch: int = 0) -> list[int]:
+def seen(view: PositionView, length: int, epoch: int = 0) -> list[int]:
     """All positions of a view, asked for in a strange order."""
     count = view.count(length)
     order = numpy.random.default_rng(1).permutation(count).astype(numpy.int64)
