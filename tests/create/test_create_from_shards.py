@@ -9,9 +9,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from indexing import index
 from shard_cases import samples_of, tar_of, wds_here
-
-from wdscli.ops.index import index
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 DOTS = ["22.05.png", "22.05.txt", "22.06.png", "22.06.txt", "d.e/x.1.jpg", "d.e/x.2.jpg", "d.e/y.cls"]
