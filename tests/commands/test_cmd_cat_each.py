@@ -170,6 +170,7 @@ def test_only_a_copy_of_each_shard_can_resume(folder: Path, options: tuple[str, 
     assert "--resume works only if each shard is copied to its own output" in refused.err
 
 
+@pytest.mark.exhaustive
 def test_an_upload_is_resumed(s3: S3, folder: Path, tmp_path: Path) -> None:
     """After a failure, finished shards are kept, and the result is the same as without the failure."""
     bucket, done = s3.bucket("cat-each"), tmp_path / "repaired"

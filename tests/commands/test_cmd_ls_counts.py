@@ -403,6 +403,7 @@ class TestShow:
             assert size_of(stream.getvalue()) == (301, 17)
         assert size_of(b"no picture at all, but some text") is None
 
+    @pytest.mark.exhaustive
     def test_pictures_on_terminals(self, made: Path) -> None:
         def shown(**environ: str) -> str:
             return shown_by(made, "--show", "--fields", "png", **environ)

@@ -297,6 +297,7 @@ class TestAFunction:
         good(*texts, "-o", tmp_path / "out-%06d.tar", "--python", f"{functions}:batch", "--batch", 3)
         assert [fields(tmp_path, f"n{n}")["n.cls"] for n in (0, 2, 3, 4, 7)] == [b"3", b"3", b"1", b"1", b"3"]
 
+    @pytest.mark.exhaustive
     def test_one_of_a_module_beside(self, texts: list[str], functions: str, tmp_path: Path) -> None:
         out = tmp_path / "out-%06d.tar"
         ran = wds_process("map", *texts, "-o", out, "--python", "functions:made.method", "-j2", cwd=tmp_path)

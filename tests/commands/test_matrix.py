@@ -126,7 +126,7 @@ FEWER = [
 ]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", CASES)
 def test_same_bytes(name: str, sets: Any, tmp_path: Path) -> None:
     case = CASES[name]

@@ -242,6 +242,7 @@ def test_a_writer_that_is_ended_in_mid_upload(s3: S3, tmp_path: Path, number: si
     assert len(s3.get(bucket, "d/out.tar")) > 20_000_000
 
 
+@pytest.mark.exhaustive
 def test_force_takes_the_old_set_away_after_the_new_one_stands(
     s3: S3, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_create_of_a_table(tmp_path):
     assert values(tmp_path / "a.tar") == {"len(txt)": [3, 5]}
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("jobs", [pytest.param(1, marks=EXHAUSTIVE), 3])
 def test_the_index_is_the_same_for_any_number_of_jobs(folder, tmp_path, jobs):
     for name, options in (("x", ["-j1"]), ("y", [f"-j{jobs}"])):

@@ -182,7 +182,7 @@ def test_the_same_is_shown(command: str, name: str, place: str, tmp_path: Path) 
     assert found == wanted
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_same_report(name: str, place: str, tmp_path: Path) -> None:

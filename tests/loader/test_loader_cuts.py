@@ -298,6 +298,7 @@ def test_epochs_of_planned_batches_continue() -> None:
     assert list(again) == list(data)
 
 
+@pytest.mark.exhaustive
 def test_loaders_count_planned_batches(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     make_set(tmp_path, count=120)

@@ -109,11 +109,13 @@ def test_the_page_has_examples() -> None:
     assert ORDER in EXAMPLES
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != ORDER])
 def test_examples_run(folder: Path, name: str) -> None:
     said(name, folder)
 
 
+@pytest.mark.exhaustive
 def test_what_examples_print(folder: Path) -> None:
     assert said("description 0", folder).splitlines() == [
         f"{epoch} ({COUNT}, 24, 32, 3) int64" for epoch in range(2)
@@ -219,6 +221,7 @@ def test_the_table_of_orders_is_what_the_script_prints() -> None:
     assert printed <= rows_of(PAGE)
 
 
+@pytest.mark.exhaustive
 def test_the_rows_of_webdataset_are_what_its_code_gives() -> None:
     pytest.importorskip("webdataset")
     script = quality()

@@ -110,7 +110,7 @@ def test_stateful_dataloader(url: str) -> None:
         assert [plain(islice(loader, len(loader))) for _ in range(3)] == [plain(known) for _ in range(3)]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stateful_dataloader_goes_on_behind_the_last_of_an_epoch(url: str, workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader

@@ -23,6 +23,7 @@ def test_a_program_of_the_guide(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_the_program_of_the_readme(tmp_path: Path) -> None:
     """It trains two epochs; started again, it has nothing left to do."""
     pytest.importorskip("torch")

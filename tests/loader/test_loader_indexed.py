@@ -469,6 +469,7 @@ class TestElsewhere:
             assert table[7]["json"] == b'{"width": 7}'
             assert web.sent_bytes < 40 * 30_000
 
+    @pytest.mark.exhaustive
     def test_http_selections_read_what_they_look_into(self, tmp_path: Path) -> None:
         write_set(tmp_path, count=40, per_shard=20, image=100_000)
         with web_server("ranges") as web:

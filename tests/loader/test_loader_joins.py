@@ -43,6 +43,7 @@ def keys_of(pickled: bytes) -> list[str]:
     return [sample["__key__"] for sample in pickle.loads(pickled)]
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("kind", ["left", "inner", "outer"])
 @pytest.mark.parametrize(
     "more", [{}, {"shuffle": "blocks"}, {"shuffle": "full", "seed": 3, "fields": ["txt", "score"]}]

@@ -56,7 +56,7 @@ def global_batches(parts: list[Any], stop: Any, world: int, workers: int, state:
     return {number: sorted(batch) for number, batch in found.items()}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
 def test_any_world_from_any_state(parts: list[Any], stop: Any) -> None:
     whole = wds.mix(list(zip(parts, [3, 1])), stop=stop, seed=7).listed(WHOLE)

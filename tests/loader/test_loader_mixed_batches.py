@@ -169,6 +169,7 @@ def test_a_curriculum_of_packs_as_it_is_written_in_the_page(world: int) -> None:
     assert listed == expected
 
 
+@pytest.mark.exhaustive
 def test_shares_are_of_length() -> None:
     """Weights of 1 and 1 give both sets as many tokens, though one has packs of twice the size."""
     kinds = {"a": "packs", "b": "long packs"}

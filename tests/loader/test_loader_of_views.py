@@ -89,7 +89,7 @@ def test_a_mix_with_a_view(name: str, place: str) -> None:
     assert plain(islice(mixed(f"{place}{slug(name)}.json"), 40)) == wanted
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_is_gone_on_with(name: str, place: str) -> None:
     given = f"{place}{slug(name)}.json"

@@ -143,6 +143,7 @@ def test_a_key_rule_groups_as_a_function_does(tmp_path: Path, rule: str, rename:
     assert [{**one, "__url__": one["__url__"].removeprefix("pipe:cat ")} for one in stream] == expected
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_a_key_rule_in_the_workers_of_a_loader(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from torch.utils.data import DataLoader

@@ -113,6 +113,7 @@ def test_blocks_need_one_request_for_each_small_shard(s3: S3, bucket: str, read:
     assert requests <= 2 * SHARDS + 2
 
 
+@pytest.mark.exhaustive
 def test_a_view_reads_no_shard_of_an_unused_layer(bucket: str, read: Read) -> None:
     view = f"s3://{bucket}/joined.json"
     assert read(lambda: list(loader.WebDataset(view, fields=["bin"])), "layer/")[0] == 0

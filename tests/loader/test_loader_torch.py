@@ -351,6 +351,7 @@ def test_the_epoch_of_a_dataset_reaches_its_webloader(manifest: str, kind: str) 
     assert list(webloader) == list(batches)
 
 
+@pytest.mark.exhaustive
 def test_epochs_of_another_length(manifest: str) -> None:
     webloader = wds.WebLoader(data(manifest), num_workers=2).with_epoch(4)
     assert len(webloader) == 4

@@ -89,7 +89,7 @@ def test_small_members_are_streamed(small_members: Path, args: list[str]) -> Non
     assert resident_bytes(*args, "-", stdin=small_members) < STREAMING
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 def test_cat_remembers_16_bytes_a_key(small_members: Path) -> None:
     """Repeated keys are found; that needs numpy once there are many."""
     assert resident_bytes("cat", small_members) < (80 << 20) + 16 * 200_000

@@ -146,6 +146,7 @@ def without_times(line: str) -> str:
     return re.sub(r"([\d.]+ kB, )?in [\d.]+ s.*", "", " ".join(line.split()))
 
 
+@pytest.mark.exhaustive
 def test_readme_first_steps_print_what_is_shown(tmp_path: Path) -> None:
     """And then the program for the library, on the set that they write."""
     pytest.importorskip("PIL")
@@ -162,6 +163,7 @@ def test_readme_first_steps_print_what_is_shown(tmp_path: Path) -> None:
     assert done.stdout.startswith("circle/0000 ['cls', 'jpg', 'json', 'txt']"), done.stderr
 
 
+@pytest.mark.exhaustive
 def test_readme_makes_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     for number, text in enumerate(["a = 1\n" * 90, "b = 2\n" * 80, "a = 1\n" * 90, "short = 1\n"]):

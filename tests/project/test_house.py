@@ -91,6 +91,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return [[name, *sorted(others)] for name, others in sorted(left.items())]
 
 
+@pytest.mark.exhaustive
 def test_no_circle_of_modules() -> None:
     """Faces of packages and imports for type checkers included."""
     found = imports()

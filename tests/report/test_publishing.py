@@ -200,6 +200,7 @@ def test_streams_have_no_name_to_publish(made: Path, tmp_path: Path) -> None:
     assert "no file that can be published" in ran.err
 
 
+@pytest.mark.exhaustive
 def test_one_hf_upload_puts_all_files_on_the_hub(made: Path, tmp_path: Path) -> None:
     """By Hugging Face's own program. The set can be read from there by its name."""
     program = shutil.which("hf", path=str(Path(sys.executable).parent))

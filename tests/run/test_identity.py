@@ -213,7 +213,7 @@ def interrupted(request: pytest.FixtureRequest, given: Path, tmp_path_factory: p
     return words, folder, whole
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 def test_every_option(interrupted: Any, given: Path, tmp_path: Path) -> None:
     words, folder, whole = interrupted
     wrong = {}

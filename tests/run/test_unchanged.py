@@ -220,7 +220,7 @@ def test_manifests_tell_no_times_without_it(here: Path) -> None:
     assert "shuffled" in wds(*SHUFFLE).err
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("command", ["shuffle", "create"])
 def test_interrupted_at_every_step(here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """A set that is replaced is made by the next run, whatever is left of the old one."""

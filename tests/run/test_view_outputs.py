@@ -70,7 +70,7 @@ def assert_whole_or_none(folder: Path, *wanted: dict[str, bytes]) -> None:
             assert name.endswith((".rows", ".tmp")), name
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", LINES)
 def test_killed(name: str, folder: Path, killed: Callable[[int, list[str]], int]) -> None:
     wanted = wanted_of(LINES[name])
@@ -227,6 +227,7 @@ def stored(s3: S3, bucket: str) -> dict[str, bytes]:
     return {name: s3.get(bucket, name) for name in s3.names(bucket)}
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", ["rows", "runs"])
 @pytest.mark.parametrize("where", ["v.json", "v.rows"])
 @pytest.mark.parametrize("kind", ["503 once", "503", "403", "cut once"])

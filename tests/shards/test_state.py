@@ -80,7 +80,7 @@ def keys_read(*names: object) -> list[str] | None:
     return listed
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_killed_at_every_step(
     name: str, given: Path, tmp_path: Path, killed: Callable[[int, list[str]], int]

@@ -125,6 +125,7 @@ def test_questions_read_indexes_and_one_head_a_shard(uploaded: Uploaded, client:
     assert counts.ratio <= 0.01
 
 
+@pytest.mark.exhaustive
 def test_a_payload_that_was_replaced_on_the_way_is_never_believed(
     uploaded: Uploaded, client: str, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def replaced_payload(uploaded: Uploaded, folder: Path, place: str) -> tuple[str,
     return upload(uploaded.server, copy, "travelled", place), shard.name, old, new
 
 
+@pytest.mark.exhaustive
 def test_an_index_without_checksums_is_adopted(
     uploaded: Uploaded, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +207,7 @@ def test_trust_in_sizes_is_noted_in_the_manifest(
     assert "believed" not in made()
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_parts_of_a_large_upload_are_proven(uploaded: Uploaded, client: str, tmp_path: Path) -> None:
     """boto3 uploads shards of 8 MiB and more in parts, and the store keeps a checksum of the parts' checksums."""
     write_set(tmp_path / "set", 60, 2, payload=600_000)
@@ -334,6 +337,7 @@ def test_the_batches_of_an_epoch_read_no_shard(uploaded: Uploaded, client: str) 
     assert taken(uploaded, f"{client} ls --epoch --batch").shard_gets == 0
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_a_difference_of_views_reads_no_shard(uploaded: Uploaded, client: str, tmp_path: Path) -> None:
     shutil.copytree(uploaded.folder, tmp_path / "set")
     for seed in ("1", "2"):
@@ -346,6 +350,7 @@ def test_a_difference_of_views_reads_no_shard(uploaded: Uploaded, client: str, t
     assert taken(uploaded, f"{client} diff of views").shard_gets == 0
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_packs_by_a_stored_value_read_the_set_once(uploaded: Uploaded, client: str) -> None:
     from wdscli.loader import WebDataset
 

@@ -91,7 +91,7 @@ def test_a_second_run_is_refused_while_the_first_lives(command: list[object], tm
     assert content(tmp_path / "out") == alone
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 def test_a_killed_run_holds_nothing(command: list[object], tmp_path: Path) -> None:
     held = Held(tmp_path, *command)
     assert (tmp_path / "out" / LOCK).exists()
@@ -150,6 +150,7 @@ def test_tasks_of_one_plan_share_an_output(shards: list[str], tmp_path: Path) ->
     assert wds("verify", tmp_path / "out" / "out-manifest.json").code == 0
 
 
+@pytest.mark.exhaustive
 def test_an_index_waits_for_nobody_and_writes_no_lies(files: Path, tmp_path: Path) -> None:
     command = ["create", files, "-o", tmp_path / "out" / "out-%06d.tar", "--max-count", 3, "-q", "--force"]
     held = Held(tmp_path, *command)
@@ -160,6 +161,7 @@ def test_an_index_waits_for_nobody_and_writes_no_lies(files: Path, tmp_path: Pat
     assert held.go() == (0, "")
 
 
+@pytest.mark.exhaustive
 def test_cat_of_one_file(shards: list[str], tmp_path: Path) -> None:
     """Index and manifest beside a file belong to the run whose shard stands."""
     gate = tmp_path / "gate"

@@ -95,7 +95,7 @@ LINES = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("indexed", [False, True], ids=["plain", "indexed"])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_views_of_other_programs_shards(

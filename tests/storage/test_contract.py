@@ -12,14 +12,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shard_cases import content, numbered, tar_of, wds, wds_process, write_shards
 from storage_servers import forget_s3
 from stores import STORES, Store, forget_clients, store
+from tiers import EXHAUSTIVE
 
 import wdscli.loader as loader
 from wdscli.errors import InputError, OutputError, OutputExistsError
@@ -43,6 +45,14 @@ KINDS = [
     f"{name}-obstore" if fast else name for name in STORES for fast in (False, True)[: 1 + (name in BY_BOTH)]
 ]
 WRITABLE = [kind for kind in KINDS if kind not in READ_ONLY]
+SLOW_TO_START = "seaweedfs"
+
+
+def cases(kinds: Iterable[str]) -> list[Any]:
+    """Kinds of stores as cases of a test. The fast tier leaves out a server that starts slowly."""
+    return [
+        pytest.param(kind, marks=EXHAUSTIVE) if kind.startswith(SLOW_TO_START) else kind for kind in kinds
+    ]
 
 
 def end_threads() -> None:
@@ -68,7 +78,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
     end_threads()
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=cases(KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -86,7 +96,7 @@ def place(kind: str, servers: Callable[[str], Store]) -> Iterator[Store]:
         yield found.below(library or "folder")
 
 
-writes = pytest.mark.parametrize("kind", WRITABLE, indirect=True, scope="module")
+writes = pytest.mark.parametrize("kind", cases(WRITABLE), indirect=True, scope="module")
 """For tests of what is written."""
 
 
@@ -188,7 +198,7 @@ class TestSink:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind not in ("file", "memory", "http")], indirect=True
+    "kind", cases(kind for kind in KINDS if kind not in ("file", "memory", "http")), indirect=True
 )
 def test_no_such_bucket(place: Store, kind: str) -> None:
     scheme = place.url.partition("://")[0]
@@ -203,7 +213,7 @@ def test_no_such_bucket(place: Store, kind: str) -> None:
             open_sink(f"{gone}/a.tar")
 
 
-@pytest.mark.parametrize("kind", ["seaweedfs", "seaweedfs-obstore", "rclone", "az"], indirect=True)
+@pytest.mark.parametrize("kind", cases(["seaweedfs", "seaweedfs-obstore", "rclone", "az"]), indirect=True)
 def test_wrong_credentials(place: Store, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place.put("closed.tar", SMALL)
     account = "AZURE_STORAGE_CONNECTION_STRING" if kind == "az" else "AWS_SECRET_ACCESS_KEY"
@@ -289,6 +299,7 @@ def test_what_is_shown(place: Store, kind: str, uploaded: str, here: Path, line:
     assert "Traceback" not in remote.err
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("kind", ["gs"], indirect=True)
 def test_what_a_client_notes_is_not_printed(place: Store, uploaded: str) -> None:
     ran = wds_process("ls", f"{uploaded}/one/in-manifest.json", "-q")
@@ -318,7 +329,7 @@ def test_cache(place: Store, uploaded: str, here: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive(sample=False)
-@pytest.mark.parametrize("kind", [kind for kind in WRITABLE if "obstore" not in kind], indirect=True)
+@pytest.mark.parametrize("kind", cases(kind for kind in WRITABLE if "obstore" not in kind), indirect=True)
 def test_killed_in_mid_upload(place: Store, kind: str, tmp_path: Path) -> None:
     """Nothing stands under the name; the next run clears away what is left, and finishes."""
     if kind == "memory":

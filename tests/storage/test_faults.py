@@ -242,6 +242,7 @@ def test_cells(
         row[name] = check(store, name, case, result, right, tmp_path)
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("operation", ["cat", "verify", "gather", "loader"])
 @pytest.mark.parametrize("kind", ["s3", "obstore", "ranges", "view"])
 def test_a_page_is_no_payload(

@@ -169,6 +169,7 @@ def test_whole_shards_of_a_view_are_moved(store: Store, change: str, tmp_path: P
     assert wds("verify", output + "/", "--checksums", "-j", 1).code == 0
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
     "line",
     [
@@ -206,7 +207,7 @@ class Refused(Exception):
         self.response = {"Error": {"Code": code}}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
     ("name", "code", "part_bytes"),
     [
@@ -315,7 +316,7 @@ def test_what_is_there_is_refused_and_replaced_when_asked(store: Store) -> None:
     assert store.objects(output) == before
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", [pytest.param("cat", marks=EXHAUSTIVE), "split"])
 def test_an_end_in_the_middle_leaves_nothing(
     store: Store, name: str, monkeypatch: pytest.MonkeyPatch

@@ -304,7 +304,7 @@ def test_a_table_takes_one_pass(
     assert (tmp_path / "again").read_bytes() == (tmp_path / "near").read_bytes()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", ["plain", "indexed", "manifest", "gz"])
 def test_a_report_takes_one_pass(
     name: str, store: Store, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -626,6 +626,7 @@ class TestS3:
         thread.join()
         assert s3.names(bucket) == s3.pending(bucket) == []
 
+    @pytest.mark.exhaustive
     def test_parts_go_out_several_at_a_time(
         self, s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

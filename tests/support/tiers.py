@@ -4,7 +4,7 @@
 runs all of them, and with ``WDSCLI_TESTS=all`` (``scripts/test --all``) every test. The fast tier leaves out
 
 - a test with the mark ``exhaustive``; where it has several cases, a sample stays, but for ``exhaustive(sample=False)``;
-- a case with this mark of its own, ``pytest.param(2, marks=EXHAUSTIVE)``, if other cases of the test have none;
+- a case with this mark of its own, ``pytest.param(2, marks=EXHAUSTIVE)``, if other cases have none of their own;
 - of each other test with more than :data:`MANY` cases all but a sample, except in the folders of :data:`WHOLE`, where a
   case can be the only test of an option or of a file;
 - of the tests that run again with plain Python alone all but a sample, except in the folders of :data:`PLAIN`.
@@ -30,8 +30,8 @@ from hypothesis import settings
 from wdscli.tar import core
 
 ONE_IN = 10
-MANY = 5
-FEWEST = 2
+MANY = 2
+FEWEST = 1
 MOST = 6
 WHOLE = ("tests/commands/", "tests/cli/", "tests/project/")
 PLAIN = ("tests/tar/", "tests/samples/")
@@ -75,6 +75,7 @@ def _kept_of(table: list[pytest.Item], plain: bool) -> list[pytest.Item]:
     if plain and not table[0].nodeid.startswith(PLAIN):
         return _one_in_ten(table)
     if mark := table[0].get_closest_marker("exhaustive"):
+        table = [item for item in table if len([*item.iter_markers("exhaustive")]) == 1] or table
         return _sample(table, 1) if len(table) > 1 and mark.kwargs.get("sample", True) else []
     if len(table) > MANY and not table[0].nodeid.startswith(WHOLE):
         return _sample(table, FEWEST)

@@ -233,6 +233,7 @@ def test_hostile(data: bytes, stream: bool) -> None:
         assert source.bytes_read <= 2 * len(data)
 
 
+@pytest.mark.exhaustive
 def test_many_small_globals_take_no_time() -> None:
     big = extended(b"g", b"".join(pax_record(b"k%d" % index, b"v" * 20) for index in range(20000)))
     small = (extended(b"g", pax_record(b"k1", b"w")) + build_header(b"a", 0)) * 3000 + bytes(1024)
