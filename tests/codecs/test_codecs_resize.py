@@ -203,7 +203,7 @@ def test_a_broken_picture_is_an_error_with_a_size_too(jpeg: str) -> None:
             imagehandler(spec, jpeg=jpeg, size=100)(".jpg", data[:-2000])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("spec", ["rgb8", "torchrgb"])
 def test_threads_workers_and_a_resume_change_no_pixel(tmp_path: Path, spec: str) -> None:
     pytest.importorskip("torch")

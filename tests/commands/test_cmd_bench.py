@@ -127,6 +127,7 @@ def test_pictures_of_different_sizes(tmp_path: Path) -> None:
     assert found.shares.decoding > found.shares.handing_over
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_workers(shards: list[str]) -> None:
     pytest.importorskip("torch")
     found = told(shards, "--jobs", "2", "--batch", "10", "--seconds", "1")

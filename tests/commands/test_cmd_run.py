@@ -729,6 +729,7 @@ class TestObjectStore:
         assert ran.code == 3
         assert "was changed after the plan was made" in ran.err
 
+    @pytest.mark.exhaustive(sample=False)
     def test_resume(self, server: S3, shards: list[str], undisturbed: Any, monkeypatch: Any) -> None:
         from wdscli.copy import maker as gathering
 

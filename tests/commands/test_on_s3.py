@@ -131,7 +131,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_of_dsort(s3: S3, bucket: str, here: Path, tmp_path: Path, name: str) -> None:
     """Its buckets are those of S3 by their names, and those of their folders, the same."""

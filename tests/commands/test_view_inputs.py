@@ -128,7 +128,7 @@ def without_inputs(manifest: bytes) -> Any:
     return plain
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("command", WRITING)

@@ -401,6 +401,7 @@ class TestObjectStores:
         assert found["out-000000.tar"] == plain["out-000000.tar"]
         assert s3.names(place) == []
 
+    @pytest.mark.exhaustive(sample=False)
     def test_inputs_and_outputs_on_one(self, s3: S3, tmp_path: Path, sized: Fix, running_core: str) -> None:
         place = s3.bucket(f"inputs-{running_core}")
         for number, members in enumerate([numbered(9, "a"), numbered(5, "b")]):

@@ -47,6 +47,7 @@ def shuffle(folder: Path, out: str, *args: str, env: dict[str, str] | None = Non
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_the_example_of_the_man_page(tmp_path: Path, installed: dict[str, str]) -> None:
     write_shards(tmp_path / "in", [numbered(10, "a"), numbered(7, "b")])
     assert shuffle(tmp_path, "serial", "-j", "1").code == 0

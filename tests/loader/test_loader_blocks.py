@@ -209,6 +209,7 @@ class TestRemote:
                 server.files[str(path.relative_to(tmp_path))] = path.read_bytes()
             yield server
 
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("window", [4, 64])
     def test_blocks_are_read_by_large_requests_and_each_byte_once(self, web: Web, window: int) -> None:
         [manifest] = [name for name in web.files if name.endswith(".json")]

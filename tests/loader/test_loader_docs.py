@@ -128,6 +128,7 @@ def test_what_examples_print(folder: Path) -> None:
     assert reasons.startswith("{'read: truncated': ")
 
 
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize(
     "counts",
     [(13, 0, 1, 30, 7, 19, 2, 25, 4), (5,), (1, 1, 1), (400, 300, 500)],

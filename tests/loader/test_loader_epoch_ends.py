@@ -91,6 +91,7 @@ def test_who_takes_less_begins_the_same_epoch_again(url: str) -> None:
         assert plain(loader)[:-1] == few
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_a_state_behind_the_last_says_that_the_epoch_is_over(url: str) -> None:
     for make in (lambda: data(url).listed(4), lambda: wds.WebLoader(data(url).listed(4), num_workers=2)):
         begun, resumed, known = make(), make(), make()

@@ -58,7 +58,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_same_samples(name: str, way: str, place: str) -> None:

@@ -491,7 +491,7 @@ PICTURES = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.parametrize("most", [0, 8])
 def test_packs_with_a_second_sum(name: str, most: int) -> None:

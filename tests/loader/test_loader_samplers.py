@@ -230,7 +230,7 @@ class TestState:
 
 
 class TestTorch:
-    @pytest.mark.exhaustive
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
     def test_a_map_style_dataset(self, table: IndexedDataset, start: str) -> None:
         data = pytest.importorskip("torch.utils.data")

@@ -81,7 +81,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", ORDERS)
 def test_same_bytes(small_sets: list[str], tmp_path: Path, name: str) -> None:
     little = made(tmp_path / "little", small_sets, ORDERS[name], "--memory", "1MiB")

@@ -94,7 +94,7 @@ def test_killed(name: str, folder: Path, killed: Callable[[int, list[str]], int]
         pytest.fail("it never ended")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", ["rows", "runs", "keys"])
 def test_killed_while_it_replaces_a_view(
     name: str, folder: Path, killed: Callable[[int, list[str]], int]

@@ -181,6 +181,7 @@ def test_an_index_without_checksums_is_adopted(
     values_of(shards, "json.tokens", warn=pytest.fail)
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_trust_in_sizes_is_noted_in_the_manifest(
     uploaded: Uploaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +297,7 @@ def test_a_local_copy_is_adopted(tmp_path: Path) -> None:
     assert (ran.code, "a-000001.tar" in ran.err) == (3, True)
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_a_view_of_a_copied_base_is_believed(uploaded: Uploaded, client: str, tmp_path: Path) -> None:
     """A base that was uploaded has another time and another ETag than the base of which the view was made."""
     shutil.copytree(uploaded.folder, tmp_path / "set")

@@ -127,6 +127,7 @@ def test_resume_and_force_of_one_plan(shards: list[str], tmp_path: Path) -> None
     assert leftovers(tmp_path / "out") == []
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_tasks_of_one_plan_share_an_output(shards: list[str], tmp_path: Path) -> None:
     """What many processes of one plan write is the same bytes; anybody else is kept out."""
     plan, out = tmp_path / "the.plan", tmp_path / "out" / "out-%06d.tar"
@@ -294,7 +295,7 @@ def bucket() -> Iterator[str]:
         yield "s3://two"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("last", ["first", "second"])
 def test_two_writers_on_an_object_store(writer_class: type, bucket: str, tmp_path: Path, last: str) -> None:
     """There is no lock there. Who ends while a shard is not its own fails, and no manifest tells lies."""
@@ -314,6 +315,7 @@ def test_two_writers_on_an_object_store(writer_class: type, bucket: str, tmp_pat
     assert not exists(f"{folder}/out-manifest.json")
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_what_lies_in_a_bucket_is_not_read_and_written_at_once(bucket: str, tmp_path: Path) -> None:
     """The second run finds its own output among the inputs."""
     folder = f"{bucket}/{tmp_path.name}"

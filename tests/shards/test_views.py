@@ -315,6 +315,7 @@ def test_views_on_a_store(
         assert [_plain(one) for one in data] == [_plain(one) for one in flat]
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_a_view_on_a_store_is_made_from_indexes_alone(s3: S3) -> None:
     """And a list of its samples asks for the version of each base once, and reads no base."""
     store = f"s3://{s3.bucket('from-indexes')}"

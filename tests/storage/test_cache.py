@@ -240,6 +240,7 @@ class TestCopies:
             assert [read(web.url("d/0.tar"), folder) for _ in range(2)] == [SHARDS[0]] * 2
         assert copies(folder) == []
 
+    @pytest.mark.exhaustive(sample=False)
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
     def test_another_users_copies(self, web: Web) -> None:
         """Read where they can be, not touched; what cannot be written or read is read from afar."""

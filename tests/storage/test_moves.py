@@ -119,7 +119,7 @@ def test_the_store_copies(
     assert wds("verify", output + "/", "--checksums", "-j", 1).code == 0
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", READ)
 def test_what_would_have_other_bytes_is_read(store: Store, name: str, tmp_path: Path) -> None:
     output = store.fresh()
@@ -235,7 +235,7 @@ def test_a_store_that_refuses_is_read(
     assert without_inputs(store.objects(output)) == without_inputs(near(LINES[name], store, tmp_path))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("name", ["cat", "split"])
 def test_a_shard_that_was_replaced_is_not_copied(store: Store, name: str, tmp_path: Path) -> None:
     """Its headers say what they said; the index, and what is noted beside it, are of another version."""
@@ -264,7 +264,7 @@ SMALL = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("line", SMALL)
 def test_small_shards_are_not_read_for_it(line: str, store: Store, tmp_path: Path) -> None:
     """They would be read by one request each, where the store could not copy them; however they are named."""

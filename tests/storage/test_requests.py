@@ -284,7 +284,7 @@ def test_a_checksum_that_is_wrong_is_noticed_in_the_one_pass(store: Store, run: 
     assert "in-1.tar" not in ran.out.decode()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("table", ["tsv", "parquet"])
 @pytest.mark.parametrize("name", ["plain", "gz", "indexed"])
 def test_a_table_takes_one_pass(

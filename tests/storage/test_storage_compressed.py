@@ -218,6 +218,7 @@ def test_gzip_with_and_without_isal(
             read(broken)
 
 
+@pytest.mark.exhaustive(sample=False)
 def test_descriptors_are_closed(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(gzip.compress(DATA))
 

@@ -32,7 +32,7 @@ from wdscli.tar import core
 ONE_IN = 10
 MANY = 2
 FEWEST = 1
-MOST = 6
+MOST = 3
 WHOLE = ("tests/commands/", "tests/cli/", "tests/project/")
 PLAIN = ("tests/tar/", "tests/samples/")
 EXAMPLES = 10
