@@ -139,7 +139,7 @@ def test_what_runs(project: Path) -> None:
         "test_one_case[1]",
         "test_one_case[3]",
     ]
-    assert 80 / ONE_IN / 2 < sum(one.startswith("test_many") for one in fast) < 80 / ONE_IN * 2
+    assert 0 < sum(one.startswith("test_many") for one in fast) <= MOST < 80 / ONE_IN
     assert sum(one.startswith("test_table") for one in fast) == MOST
     assert fast.count("test_long") == 1  # of the file that has no other
     assert fast[-1] == f"fast tier: {EVERY - (len(fast) - 1)} tests are left to scripts/test --all"
