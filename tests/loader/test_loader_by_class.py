@@ -281,3 +281,27 @@ def test_many_classes() -> None:
     for sample in samples.tolist():
         found[sample] += 1
     assert set(found.values()) == {1}
+
+
+def test_shards_of_a_store_are_classified_at_the_same_time(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads read the remote shards, and an expression stores its current sample."""
+    import time
+
+    import fsspec
+
+    from wdscli.loader.by_class import classes_of
+    from wdscli.selection.where import _Scope
+
+    fsspec.filesystem("memory").put(folder, "/by-class", recursive=True)
+    decoded = _Scope.decoded
+
+    def decoded_late(scope: Any, *args: Any) -> Any:
+        time.sleep(0.0005)  # another thread runs
+        return decoded(scope, *args)
+
+    monkeypatch.setattr(_Scope, "decoded", decoded_late)
+    data: Any = wds.WebDataset("memory://by-class/")
+    classes = classes_of(data.source.catalog, "json.number")
+    assert [NAMES[int(classes.names[number])] for number in classes.numbers.tolist()] == CLASSES_OF_SAMPLES

@@ -10,6 +10,7 @@ other samples in the next epoch. This module does not know how samples are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from json import dumps
 from typing import Any, NamedTuple
@@ -65,6 +66,7 @@ def classes_of(catalog: Catalog, expression: str) -> SampleClasses:
 def _texts_of_shard(catalog: Catalog, value: Value, shard: int) -> tuple[list[bytes], I64]:
     """Return the different texts in a shard, and the place of each counted sample's text among them."""
     index, kept = catalog.index(shard), catalog.kept(shard)
+    value = copy(value)  # an expression stores its current sample, and shards are read by threads
     stored = index.exact.get(value.normal)
     if stored is not None:
         numbers, codes = numpy.unique(stored.array, return_inverse=True)
