@@ -406,10 +406,7 @@ class Copier:
         if self.task.rekey is not None:
             place = int(self.chunk.rows.places[sample])
             first = self.task.inputs[int(self.chunk.rows.shards[sample])].first
-            at = SampleAt(
-                at.batch._replace(index=place - at.row), at.row, self._address(sample), at.payload_of
-            )
-            stem, values = shard_stem(at.shard), self.task.rekey.values
+            stem, values = shard_stem(self._address(sample)), self.task.rekey.values
             new = self.task.rekey.key(key, stem, place, first, at if values else None)
             if hash_key(new) == self._planned_key(sample):
                 return new

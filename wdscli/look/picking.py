@@ -177,7 +177,7 @@ class SampleReader(SetReader):
         for row in page.rows:
             if self._left is not None and len(rows) == self._left:
                 break
-            if seen_content.has(SampleAt(page.batch, row, page.source.name, page.reader), page.reader.pieces):
+            if seen_content.has(page.sample(row), page.reader.pieces):
                 self.drop(DUPLICATE)
             else:
                 rows.append(row)
@@ -229,12 +229,12 @@ class SampleReader(SetReader):
         indexed = self._indexed(source, reader) if self._pays_index(source.name, source.size) else None
         if indexed is None and source.seekable and source.size and self._takes_all_bytes:
             source.expect([(begin[0], source.size)])
+        new_names = self.selection.new_names
         for batch, rows in self._chosen(reader, indexed, begin):
             if reader.by_index and (wanted := list(self._wanted(reader, rows[: self.limit]))):
                 source.expect(wanted)
-            if new_fields := self.selection.new_fields:
-                named = [name for new in new_fields for name in new.value.named]
-                self.state.seen_names.look(named, batch, rows, reader)
+            if self.selection.new_fields:
+                self.state.seen_names.look(new_names, batch, rows, reader)
             yield Page(reader, batch, rows)
 
     def _wanted(self, reader: MemberReader, rows: Sequence[int]) -> Iterator[tuple[int, int]]:

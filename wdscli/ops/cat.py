@@ -267,10 +267,8 @@ def _copy_each(
     is_ours = any(
         is_ours_alone(address) or is_of_this_process(address) for address in [*addresses, request.output]
     )
-    worth, waits = (
-        copying_worth(*addresses, request.output),
-        bool(request.post) or not is_local(request.output),
-    )
+    worth = copying_worth(*addresses, request.output)
+    waits = bool(request.post) or not is_local(request.output)
     jobs = 1 if is_ours else useful_shard_jobs(request.jobs, addresses, worth, waits=waits)
     with make_executor(jobs) as executor:
         copies = run_shard_tasks(executor, copy_one, tasks, progress, "copying", addresses)

@@ -509,11 +509,8 @@ class SetPlan:
 
     def tasks(self, values: tuple[str, ...]) -> list[IndexTask]:
         """Return the task of each shard. With dialects, indexes are only read, to make the files of other programs."""
-        settings, has_makers, unindexed = (
-            self.settings,
-            bool(self.settings.dialects),
-            without_index(self._shards),
-        )
+        settings, unindexed = self.settings, without_index(self._shards)
+        has_makers = bool(settings.dialects)
         return [
             IndexTask(
                 address,

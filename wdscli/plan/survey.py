@@ -314,7 +314,7 @@ def survey(
     with checking(task.check):
         task, source, index = _at_any_place(task, result)
     extract = task.extract
-    new_fields = task.selection.new_fields
+    new_fields, new_names = task.selection.new_fields, task.selection.new_names
     at_once = 1 if new_fields or (task.rekey and task.rekey.values) else BATCHES_AT_ONCE
     with source:
         result.is_packed = source.stored is not source
@@ -333,8 +333,7 @@ def survey(
                 if extract.named:
                     _look(extract.named, result.seen_names, batch, chosen, payloads)
             if new_fields:
-                named = [name for new in new_fields for name in new.value.named_for(" for --column")]
-                _look(named, state.seen_names, batch, chosen, payloads)
+                _look(new_names, state.seen_names, batch, chosen, payloads)
             if len(chosen_of) >= at_once:
                 rows = rows_of_batches(task, chosen_of, payloads)
                 _keep(task, result, RowBlock(rows, PackedValues.of(values)), take)

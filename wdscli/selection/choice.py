@@ -188,6 +188,11 @@ class Selection(NamedTuple):
         return () if self.field_rule is None else self.field_rule.new_fields
 
     @property
+    def new_names(self) -> list[Named]:
+        """The names in new fields; some sample must have them."""
+        return [] if self.field_rule is None else self.field_rule.new_names
+
+    @property
     def makes_labels(self) -> bool:
         """Whether the field ``cls`` is new, so that the set's class names do not belong to it."""
         return any(new.field == b"cls" for new in self.new_fields)
@@ -530,7 +535,12 @@ class FieldRule:
         for rename in self.renames:
             olds = tuple(map(to_text, rename.olds))
             named.append(Named(";".join(olds), " for --rename", olds))
-        return named + [name for new in self.new_fields for name in new.value.named_for(" for --column")]
+        return named + self.new_names
+
+    @property
+    def new_names(self) -> list[Named]:
+        """The names in new fields."""
+        return [name for new in self.new_fields for name in new.value.named_for(" for --column")]
 
     def _olds_of(self, word: str) -> list[str]:
         """Return the old names of fields with a new name that matches a word."""

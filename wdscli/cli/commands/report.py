@@ -66,9 +66,14 @@ class PageOptions(NamedTuple):
             self.decode,
         )
 
+    @property
+    def outputs(self) -> list[str]:
+        """The addresses of all outputs."""
+        return [address for address in (self.output, self.card, self.croissant) if address is not None]
+
     def documents(self) -> Documents:
         """Return the documents to write. Raises UsageError if nothing would be written."""
-        outputs = [address for address in (self.output, self.card, self.croissant) if address is not None]
+        outputs = self.outputs
         if not outputs:
             raise UsageError(
                 "no output", hint="-o report.html, or --card README.md --croissant croissant.json"
@@ -115,8 +120,7 @@ def report(
     """
     documents = page.documents()
     output = page.output or ""
-    written = [address for address in (page.output, page.card, page.croissant) if address is not None]
-    out = Out.of(general, "-" if "-" in written else output)
+    out = Out.of(general, "-" if "-" in page.outputs else output)
     request = Request(
         shards,
         output,
@@ -126,7 +130,7 @@ def report(
         jobs=page.jobs,
     )
     page_facts, size_bytes = make(request, page.parse(), documents, progress=out.progress())
-    _print_result(out, written, page_facts, size_bytes)
+    _print_result(out, page.outputs, page_facts, size_bytes)
     # The page shows an incomplete set too, but the command fails like the others.
     if missing := page_facts.input.summary.report.missing:
         from wdscli.shards.inputs import missing_error
