@@ -54,6 +54,9 @@ def two(sample):
 def batch(samples):
     return [{**sample, "n.cls": len(samples)} for sample in samples]
 
+def none(sample):
+    return None
+
 def unnamed(samples):
     return [{"txt": "x"}]
 
@@ -950,7 +953,11 @@ class TestUsage:
             (["--resize", 9, "--format", ":101"], "the quality of --format must be 1 to 100"),
             (["--format", "jpg", "--resize", "shrink"], "--resize needs"),
             (["--cmd", "true", "--max-size", "1MB"], "unknown before they are made"),
-            (["--cmd", "true", "--multi", "--max-count", 1], "the number of new samples is unknown"),
+            (["--cmd", "true", "--max-count", 1, "--plan", "a.plan"], "the number of new samples is unknown"),
+            (
+                ["--cmd", "true", "--max-count", 1, "--divisible-by", 2],
+                "the number of new samples is unknown",
+            ),
         ],
     )
     def test_what_cannot_be_meant(
@@ -987,6 +994,53 @@ class TestShards:
     ) -> None:
         good(*texts, "-o", tmp_path / "out-%06d.tar", "--filter", "txt", "cat", *cut)
         assert [len(samples_of(path)) for path in outputs(tmp_path)] == wanted
+
+    @pytest.mark.parametrize(
+        ("name", "wanted"), [("odd", [["n1", "n3", "n5"], ["n7"]]), ("two", 5 * [3] + [1]), ("none", [[]])]
+    )
+    def test_max_count_counts_what_is_written(
+        self, good: Command, texts: list[str], functions: str, tmp_path: Path, name: str, wanted: list[Any]
+    ) -> None:
+        options = ["--python", f"{functions}:{name}", "--max-count", 3]
+        good(*texts, "-o", tmp_path / "a/out-%06d.tar", *options)
+        keys = [keys_of(path) for path in outputs(tmp_path / "a")]
+        assert (keys if isinstance(wanted[0], list) else list(map(len, keys))) == wanted
+        # A cut between the samples of one call, and several samples in a call.
+        good(*texts, "-o", tmp_path / "b/out-%06d.tar", *options, "-j", 2)
+        assert content(tmp_path / "b") == content(tmp_path / "a")
+        ran = good(*texts, "-o", tmp_path / "b/out-%06d.tar", *options, "--resume")
+        assert f"kept {len(wanted)} shard" in ran.err
+        assert content(tmp_path / "b") == content(tmp_path / "a")
+        assert_true_set(tmp_path / "a")
+
+    @pytest.mark.parametrize("name", ["two", "one"])
+    def test_max_count_resumes_within_a_call(
+        self, good: Command, run: Command, texts: list[str], tmp_path: Path, name: str
+    ) -> None:
+        """The third shard begins with the second sample of a call; finished calls are not made again."""
+        path, log, broken = tmp_path / "logged.py", tmp_path / "log", tmp_path / "broken"
+        copies = {"two": "[sample, {**sample, '__key__': sample['__key__'] + '-b'}]", "one": "sample"}[name]
+        path.write_text(
+            "import os\n\ndef copied(sample):\n"
+            f"    assert sample['__key__'] != 'n6' or not os.path.exists({str(broken)!r})\n"
+            f"    print(sample['__key__'], file=open({str(log)!r}, 'a'))\n"
+            f"    return {copies}\n"
+        )
+        options = ["--python", f"{path}:copied", "--max-count", 3, "-j", 1]
+        good(*texts, "-o", tmp_path / "a/out-%06d.tar", *options)
+        log.unlink()
+        broken.touch()
+        assert run(*texts, "-o", tmp_path / "b/out-%06d.tar", *options).code
+        finished = outputs(tmp_path / "b")
+        assert 0 < len(finished) < len(outputs(tmp_path / "a"))
+        samples = 3 * len(finished)
+        log.unlink()
+        broken.unlink()
+        ran = good(*texts, "-o", tmp_path / "b/out-%06d.tar", *options, "--resume")
+        assert f"kept {len(finished)} shard" in ran.err
+        assert content(tmp_path / "b") == content(tmp_path / "a")
+        first = samples // 2 if name == "two" else samples
+        assert log.read_text().split() == [f"n{number}" for number in range(first, 8)]
 
     def test_or_of_its_own_name(self, good: Command, run: Command, texts: list[str], tmp_path: Path) -> None:
         good(*texts, "-o", tmp_path / "{name}-big.tar", "--filter", "txt", "cat")

@@ -60,6 +60,8 @@ class Maker:
 
     has_planned_sizes = True
     """Whether every shard has exactly the planned numbers of samples, members and bytes."""
+    rolls = False
+    """Whether the shards are cut while they are written, because the number of samples is not known before."""
 
     def __init__(self, plan: ReorderPlan) -> None:
         self.plan, self.request, self.contents = plan, plan.request, plan.contents

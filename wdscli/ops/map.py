@@ -98,11 +98,13 @@ def _check(request: Request, transform: Transform) -> None:
             "--max-size: the sizes of new samples are unknown before they are made",
             hint="use --max-count or --shards, or cut afterwards: wds split --max-size",
         )
-    if request.cuts.max_count is not None and transform.multi:
-        raise UsageError(
-            "--max-count: with --multi the number of new samples is unknown",
-            hint="use --shards, or cut afterwards: wds split --max-count",
-        )
+    if request.cuts.max_count is not None and transform.may_change_counts:
+        for option, value in (("--plan", request.plan_file), ("--divisible-by", request.cuts.divisible_by)):
+            if value is not None:
+                raise UsageError(
+                    f"{option} and --max-count: the number of new samples is unknown before they are made",
+                    hint="use --shards, or cut afterwards: wds split --max-count",
+                )
     if transform.new_fields and request.selection.changes_members:
         raise UsageError(
             "--new-fields needs all fields of the samples", hint="leave out --fields, --drop and --rename"

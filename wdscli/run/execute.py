@@ -46,6 +46,7 @@ from wdscli.run.existing import (
     tidy_set,
 )
 from wdscli.run.receipts import ShardTask, leave_receipt, make_shard
+from wdscli.run.rolling import write_rolled
 from wdscli.shards.inputs import open_sets
 from wdscli.shards.locks import OutputLock, lock_address, receipt_address
 from wdscli.shards.manifest import Manifest
@@ -152,6 +153,8 @@ def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progres
     for output in plan.contents.outputs if plan.request.if_changed else ():
         check_replaceable(output, plan.provenance.operation)
     with locked(run):
+        if run.maker.rolls:
+            return finish_plan(*write_rolled(run, _shard_task))
         kept = find_existing(run)
         missing = [task for task in range(len(plan.contents.shards)) if task not in kept.shards]
         if missing and plan.mark is None:
@@ -224,7 +227,7 @@ def _shard_task(
 ) -> ShardTask:
     """Return the task that makes shard ``number`` of a plan and writes its receipt."""
     request, contents = run.plan.request, run.contents
-    output = contents.outputs[contents.shards[number].part]
+    output = contents.outputs[0 if run.maker.rolls else contents.shards[number].part]
     settings = request.settings._replace(
         witness=partial(leave_receipt, run.mark, number, request.post is None),
         # Without --force only this plan's own shards are replaced.

@@ -50,6 +50,7 @@ _RECEIPT = {
     "posted": bool,
     "shard": object,
     "stored?": str,
+    "position?": ([int, int], None),
 }
 """See :mod:`wdscli.schema` for the form of this table. The manifest's table describes the field ``shard``."""
 
@@ -112,13 +113,15 @@ def _pass_on(output: IO[bytes]) -> None:
 
 class Receipt(NamedTuple):
     """The receipt of a complete shard. ``index_seal`` is the XXH3-64 of the index's bytes, or empty without an index.
-    ``posted`` means that the ``--post`` command has run, or that there is no command."""
+    ``posted`` means that the ``--post`` command has run, or that there is no command. ``position`` says where the next
+    shard begins, if this depends on the samples that were written (:mod:`wdscli.run.rolling`)."""
 
     mark: PlanMark
     task: int
     shard: ShardInfo
     index_seal: str
     posted: bool
+    position: tuple[int, int] | None = None
 
     def to_json(self) -> bytes:
         return json.dumps(
@@ -131,6 +134,7 @@ class Receipt(NamedTuple):
                 "posted": self.posted,
                 "shard": plain_shard(self.shard),
                 "stored": self.shard.version,
+                "position": self.position,
             }
         ).encode("ascii")
 
@@ -140,10 +144,16 @@ class Receipt(NamedTuple):
 
 
 def leave_receipt(
-    mark: PlanMark, task: int, posted: bool, address: str, shard: ShardInfo, index_seal: str
+    mark: PlanMark,
+    task: int,
+    posted: bool,
+    address: str,
+    shard: ShardInfo,
+    index_seal: str,
+    position: tuple[int, int] | None = None,
 ) -> None:
     """Write the receipt for the shard of one task. The shard calls this before it is published."""
-    _write(address, Receipt(mark, task, shard, index_seal, posted))
+    _write(address, Receipt(mark, task, shard, index_seal, posted, position))
 
 
 class ShardTask(NamedTuple):
@@ -219,7 +229,10 @@ def read_receipt(address: str) -> Receipt | None:
         return None
     mark = PlanMark(*map(plain["plan"].get, PlanMark._fields))
     shard = replace(shard, version=plain.get("stored", ""))
-    return Receipt(mark, plain["task"], shard, plain["index"], plain["posted"])
+    position = plain.get("position")
+    return Receipt(
+        mark, plain["task"], shard, plain["index"], plain["posted"], position and (position[0], position[1])
+    )
 
 
 class CheckTask(NamedTuple):

@@ -79,13 +79,20 @@ class SliceTask(NamedTuple):
         return self._replace(samples=samples_taken(self.gather))
 
 
+class CallResult(NamedTuple):
+    """The result of a call: how many samples it took, and the new samples in order."""
+
+    taken: int
+    samples: Sequence[OutputSample]
+
+
 class SliceResult(NamedTuple):
-    """The result of a slice: the new samples in order, and the errors of the first failed calls. ``counts`` counts
-    omitted and kept samples by reason. ``touched`` counts samples with a field that an option names. ``remarks`` counts
-    the pictures of each remark."""
+    """The result of a slice: its calls in order, and the errors of the first failed calls. ``taken`` counts the samples
+    of all calls, and ``counts`` counts omitted and kept samples by reason. ``touched`` counts samples with a field that
+    an option names. ``remarks`` counts the pictures of each remark."""
 
     shard: int
-    samples: list[OutputSample]
+    calls: Sequence[CallResult]
     taken: int
     counts: Mapping[str, int]
     failures: Sequence[str]
@@ -102,11 +109,11 @@ class Slices:
         self._folder = folder
         self._calls = 1 if transform.is_slow else 4
 
-    def of(self, shard: int, task: GatherTask) -> Iterator[SliceTask]:
-        """Yield the tasks of one shard, by its number. A shard without samples has one task too."""
+    def of(self, shard: int, task: GatherTask, first: int = 0) -> Iterator[SliceTask]:
+        """Yield the tasks of one shard, by its number, from its sample ``first`` on. A shard without samples has one
+        task too."""
         samples, batch = task.samples, self._transform.batch
         lengths = samples.column("length", 0, samples.total)
-        first = 0
         while first < samples.total or not first:
             end = min(first + batch * self._calls, samples.total)
             while end > first + batch and int(lengths[first:end].sum()) > SLICE_BYTES:
@@ -132,7 +139,7 @@ def transform_slice(task: SliceTask) -> SliceResult:
     counts: Counter[str] = Counter()
     remarks: Counter[Remark] = Counter()
     failures: list[str] = []
-    new: list[OutputSample] = []
+    calls: list[CallResult] = []
     call = transform.call(task.folder, remarks)
     with _calls_noted(task.folder) as note:
         for first in range(0, len(samples), transform.batch):
@@ -152,7 +159,7 @@ def transform_slice(task: SliceTask) -> SliceResult:
                 counts[NOTHING_NEW if transform.new_fields else LEFT_OUT] += max(
                     0, len(inputs) - len(outputs)
                 )
-            new += outputs
+            calls.append(CallResult(len(inputs), outputs))
     touched = 0
     if transform.named_fields:
         touched = sum(
@@ -160,7 +167,9 @@ def transform_slice(task: SliceTask) -> SliceResult:
         )
     first_failures, kept_remarks = failures[:FAILURES_NAMED], dict(remarks.most_common(REMARKS_KEPT))
     seconds = time.perf_counter() - began
-    return SliceResult(task.shard, new, len(samples), +counts, first_failures, touched, seconds, kept_remarks)
+    return SliceResult(
+        task.shard, calls, len(samples), +counts, first_failures, touched, seconds, kept_remarks
+    )
 
 
 @contextmanager
@@ -278,24 +287,64 @@ class TransformMaker(Maker):
     def dropped(self) -> dict[str, int]:
         return {reason: count for reason, count in self._counts.items() if reason != KEPT}
 
+    @property
+    def rolls(self) -> bool:  # type: ignore[override]
+        has_limit = self.request.cuts.max_count is not None
+        return has_limit and self.transform.may_change_counts and not self.plan.is_stored
+
     @contextmanager
     def tasks(self, numbers: Sequence[int], progress: Progress) -> Iterator[ShardTasks]:
+        tasks = dict[int, GatherTask]()
+
+        def gather_tasks() -> Iterator[tuple[int, GatherTask, int]]:
+            for number in numbers:
+                tasks[number] = self.gather_task(number)
+                yield number, tasks[number], 0
+
+        samples = sum(self.contents.shards[number].samples for number in numbers)
+        with self._results(gather_tasks(), samples, progress) as results, make_executor(1) as main_process:
+            by_shard = groupby(results, key=attrgetter("shard"))
+            yield ShardTasks(
+                main_process,
+                (
+                    (tasks.pop(number), partial(write_slices, slice_results))
+                    for number, slice_results in by_shard
+                ),
+                None,
+            )
+
+    @contextmanager
+    def calls_from(self, row: int, progress: Progress) -> Iterator[Iterator[CallResult]]:
+        """A context manager with the results of all calls, in order, from the call that begins at input ``row`` on."""
+        shards = self.contents.shards
+        gather_tasks = (
+            (number, self.gather_task(number), max(row - shard.first, 0))
+            for number, shard in enumerate(shards)
+            if shard.end > row
+        )
+        samples = sum(shard.samples for shard in shards) - row
+        with self._results(gather_tasks, samples, progress) as results:
+            yield (call for result in results for call in result.calls)
+
+    @contextmanager
+    def _results(
+        self, gather_tasks: Iterable[tuple[int, GatherTask, int]], samples: int, progress: Progress
+    ) -> Iterator[Iterator[SliceResult]]:
+        """A context manager with the results of the slices of some shards, in order. A shard has its number, its task,
+        and the sample at which its slices begin. ``samples`` is the number of samples to take."""
         request, contents = self.request, self.contents
-        samples = sum(contents.shards[number].samples for number in numbers)
         with (
             transform_folder(request) as folder,
             lost_calls_named(folder),
             self._workers(samples) as executor,
-            make_executor(1) as main_process,
         ):
             is_local_only = any(map(is_of_this_process, [request.tmp or "", *contents.addresses]))
-            slices, tasks = Slices(self.transform, folder), dict[int, GatherTask]()
+            slices = Slices(self.transform, folder)
             progress.start("mapping", samples, "samples")
 
             def all_slices() -> Iterator[SliceTask]:
-                for number in numbers:
-                    tasks[number] = self.gather_task(number)
-                    for slice_task in slices.of(number, tasks[number]):
+                for number, gather, first in gather_tasks:
+                    for slice_task in slices.of(number, gather, first):
                         yield slice_task.held() if is_local_only else slice_task
 
             def results() -> Iterator[SliceResult]:
@@ -305,15 +354,7 @@ class TransformMaker(Maker):
                     progress.advance(result.taken)
                     yield result
 
-            by_shard = groupby(results(), key=attrgetter("shard"))
-            yield ShardTasks(
-                main_process,
-                (
-                    (tasks.pop(number), partial(write_slices, slice_results))
-                    for number, slice_results in by_shard
-                ),
-                None,
-            )
+            yield results()
         self._warn(progress)
 
     def _warn(self, progress: Progress) -> None:
@@ -442,14 +483,19 @@ def write_slices(results: Iterable[SliceResult], task: GatherTask) -> PendingCom
     with task.settings.open(task.address) as shard:
         for result in results:
             taken += result.taken
-            repeated = keys.add([key for key, _ in result.samples])
-            if repeated:
-                raise _twice(result.samples[repeated[0]][0], task.address)
-            for key, fields in result.samples:
-                shard.write(key, fields)
+            for call in result.calls:
+                write_samples(call.samples, shard, keys)
         if taken != task.samples.total:
             raise EngineError(f"{taken} of {task.samples.total} samples of {task.address} were transformed")
         return shard.end()
+
+
+def write_samples(samples: Sequence[OutputSample], shard: ShardFile, keys: KeySet) -> None:
+    """Write new samples to a shard. ``keys`` has the keys of the shard. Raises DataError for a repeated key."""
+    if repeated := keys.add([key for key, _ in samples]):
+        raise _twice(samples[repeated[0]][0], shard.address)
+    for key, fields in samples:
+        shard.write(key, fields)
 
 
 def _twice(key: bytes, address: str) -> DataError:

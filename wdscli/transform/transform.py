@@ -90,6 +90,11 @@ class Transform(NamedTuple):
         return (self.multi or self.kind == "python") and not self.new_fields
 
     @property
+    def may_change_counts(self) -> bool:
+        """Whether a sample may become no sample, or several samples."""
+        return self.kind in ("cmd", "python") or self.new_fields or self.on_failure == "skip"
+
+    @property
     def named_fields(self) -> str:
         """The fields that the transform changes, as typed. It is empty if no option names them."""
         return self.field or self.only

@@ -211,5 +211,7 @@ def map(
     settings = {"cuts": run.cuts.parse(), "on_error": on_error, **run.tasks._asdict(), **run.work._asdict()}
     request = read_request(shards, output, run.inputs, general, column=run.new.column, **settings)
     request = request._replace(settings=request.settings._replace(values=value_names(values)))
+    if output.dry_run and run.cuts.max_count is not None and transform and transform.may_change_counts:
+        out.summary("--max-count counts new samples: there may be fewer or more shards than these")
     with map_order(request, transform) as (request, order):
         reorder(out, request, order, dry_run=output.dry_run)
