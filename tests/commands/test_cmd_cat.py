@@ -37,6 +37,7 @@ from shard_cases import (
 )
 from tiers import EXHAUSTIVE
 
+from wdscli.look.listing import Beginning
 from wdscli.ops.cat import _Copier
 from wdscli.selection import reading
 from wdscli.selection.reading import MemberReader
@@ -669,17 +670,33 @@ def test_all_whole_samples_of_a_broken_file_go_to_standard_output(
     assert ran.out == data[: (len(data) - 1024) // 9 * 8]
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_later_part_of_a_sample_in_the_first_pass_is_said(
+    tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    """The compiled core copied the first part, and `cat` then lost the warning."""
+    if not compiled:
+        monkeypatch.setattr(core, "CORE", None)
+    monkeypatch.setattr("wdscli.ops.cat.COPY_BUFFER_BYTES", 1 << 14)
+    pictures = [(f"{number}.png", b"") for number in range(99)]
+    (tmp_path / "in.tar").write_bytes(tar_of([*pictures, ("3.txt", b""), ("4.txt", b"")]))
+    for words in ([], ["--on-duplicate", "skip"]):
+        ran = run(tmp_path / "in.tar", "-o", tmp_path / "all.tar", *words)
+        assert ran.code == (0 if words else 3)
+        assert ran.err.count(f'warning: "3" of {tmp_path}/in.tar is in several parts: ') == 1, words
+
+
 @pytest.mark.skipif(core.CORE is None, reason="there is no compiled core")
 class TestOnePass:
     """Usual samples are looked at where they are copied; from the first other one on headers are read before."""
 
     @pytest.fixture(autouse=True)
-    def begins(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-        """Where the second way began with each input, as a byte and a sample."""
-        found: list[tuple[int, int]] = []
+    def begins(self, monkeypatch: pytest.MonkeyPatch) -> list[Beginning]:
+        """Where the second way began with each input."""
+        found: list[Beginning] = []
         usual = _Copier.copy_usual
 
-        def watched(*args: Any) -> tuple[int, int]:
+        def watched(*args: Any) -> Beginning:
             found.append(usual(*args))
             return found[-1]
 
@@ -689,16 +706,16 @@ class TestOnePass:
 
     @pytest.mark.parametrize("make", [tar_of, foreign_tar])
     def test_all_but_the_last_sample(
-        self, tmp_path: Path, good: Command, begins: list[tuple[int, int]], make: Callable[..., bytes]
+        self, tmp_path: Path, good: Command, begins: list[Beginning], make: Callable[..., bytes]
     ) -> None:
         samples = numbered(300)
         shard = tmp_path / "in.tar"
         shard.write_bytes(make([member for sample in samples for member in sample]))
         assert good(shard).out == tar_of(members_of(shard))
-        assert [place for _, place in begins] == [299]
+        assert [beginning.samples for beginning in begins] == [299]
 
     def test_up_to_what_takes_more_to_know(
-        self, tmp_path: Path, good: Command, begins: list[tuple[int, int]]
+        self, tmp_path: Path, good: Command, begins: list[Beginning]
     ) -> None:
         samples = numbered(300)
         samples[200].insert(1, ("between", b"no field"))
@@ -708,23 +725,21 @@ class TestOnePass:
         assert (tmp_path / "all.tar").read_bytes() == tar_of(
             [member for sample in samples for member in sample]
         )
-        assert [place for _, place in begins] == [200]
+        assert [beginning.samples for beginning in begins] == [200]
 
     def test_a_sample_larger_than_the_buffer(
-        self, tmp_path: Path, good: Command, begins: list[tuple[int, int]]
+        self, tmp_path: Path, good: Command, begins: list[Beginning]
     ) -> None:
         shards = write_shards(tmp_path / "in", [[*numbered(9), *numbered(2, "z", [1 << 15])]])
         assert good(*shards).out == canonical(shards)
-        assert [place for _, place in begins] == [9]
+        assert [beginning.samples for beginning in begins] == [9]
 
-    def test_a_field_that_comes_twice(
-        self, tmp_path: Path, run: Command, begins: list[tuple[int, int]]
-    ) -> None:
+    def test_a_field_that_comes_twice(self, tmp_path: Path, run: Command, begins: list[Beginning]) -> None:
         samples = numbered(20)
         samples[12].append(samples[12][0])
         ran = run(*write_shards(tmp_path / "in", [samples]), "-o", tmp_path / "all.tar")
         assert (ran.code, "the same field twice" in ran.err) == (3, True)
-        assert [place for _, place in begins] == [12]
+        assert [beginning.samples for beginning in begins] == [12]
 
     @pytest.mark.exhaustive
     @pytest.mark.parametrize("place", [0, 1, 7, 150, 299])
@@ -737,7 +752,7 @@ class TestOnePass:
         assert run(*shards, "-o", tmp_path / "all.tar", "--on-duplicate", "skip").code == 0
         assert keys_of(tmp_path / "all.tar") == [*keys_of(shards[0]), *keys_of(shards[1])[:150]]
 
-    def test_an_unsafe_name(self, tmp_path: Path, run: Command, begins: list[tuple[int, int]]) -> None:
+    def test_an_unsafe_name(self, tmp_path: Path, run: Command, begins: list[Beginning]) -> None:
         shards = write_shards(tmp_path / "in", [[*numbered(500), sample("../up", 1), *numbered(2, "z")]])
         ran = run(*shards, "-o", tmp_path / "all.tar")
         assert (ran.code, "unsafe name" in ran.err) == (3, True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import numpy
 import pytest
 
+from wdscli.arrays import SampleArrays
 from wdscli.samples import new_batch
 from wdscli.samples.separated import SeparatedSamples
 from wdscli.verify.keys import INTERLEAVED, KeyColumns
@@ -38,6 +40,28 @@ def test_parts_are_those_of_verify(seed: int) -> None:
     for low, high in ((0, first), (first, len(samples))):
         rows += [low + row for row in in_batches.add_batch(batch.part(low, high))]
     assert rows == expected
+    by_arrays = SeparatedSamples()
+    until_repeated = next((row for row in range(12) if samples[row][0] in dict(samples[:row])), 12)
+    by_arrays.add_arrays(arrays_of(samples[: until_repeated // 2]))
+    by_arrays.add_arrays(arrays_of(samples[until_repeated // 2 : until_repeated]))
+    rows = [row for row, sample in enumerate(samples) if row >= until_repeated and by_arrays.add(*sample)]
+    assert rows == expected
+
+
+def arrays_of(samples: list[tuple[bytes, tuple[bytes, ...]]]) -> SampleArrays:
+    """Samples as the core finds them at the beginning of a shard, without their places."""
+    fields = sorted({field for _, names in samples for field in names})
+    columns = [
+        numpy.array(column, dtype=numpy.int64)
+        for column in (
+            [len(key) for key, _ in samples],
+            [len(names) for _, names in samples],
+            [fields.index(field) for _, names in samples for field in names],
+        )
+    ]
+    key_lengths, counts, codes = columns
+    keys, none = b"".join(key for key, _ in samples), numpy.zeros(0, dtype=numpy.int64)
+    return SampleArrays(keys, key_lengths, none, none, counts, fields, codes, none, none)
 
 
 def test_memory_is_bounded() -> None:

@@ -65,6 +65,18 @@ class Page(NamedTuple):
     payload: Callable[[int, int], bytes]
 
 
+class Beginning(NamedTuple):
+    """The samples at the beginning of a shard that a caller has already read: the offset after them, their number, and
+    the search for separated samples that knows them."""
+
+    offset: int = 0
+    samples: int = 0
+    search: SeparatedSamples | None = None
+
+
+UNREAD = Beginning()
+
+
 class ShardRow(NamedTuple):
     """The row for one shard. ``size_bytes`` is the size of the archive, or with a selection, of the selected members'
     blocks. ``payload_bytes`` is the size of the payloads."""
@@ -219,13 +231,24 @@ class SetReader:
         return index_batches(index, self._ignored)
 
     def _chosen(
-        self, reader: MemberReader, indexed: Iterator[SampleBatch] | None, begin: tuple[int, int] = (0, 0)
+        self, reader: MemberReader, indexed: Iterator[SampleBatch] | None, beginning: Beginning = UNREAD
     ) -> Iterator[tuple[SampleBatch, list[int]]]:
         """Yield the selected samples of the shard that ``reader`` reads, in the way of :class:`Walk`. Warn once about a
         sample whose members are not next to each other."""
-        shard, form, search = reader.source.name, self._form or CANONICAL, SeparatedSamples()
+        shard, form, search = (
+            reader.source.name,
+            self._form or CANONICAL,
+            beginning.search or SeparatedSamples(),
+        )
         salvage = Salvage(self._trouble, self._damaged, self._known.get(shard, -1)) if self.skips else None
-        how = form, self._ignored, salvage, self._writes_names, self._lenient, begin
+        how = (
+            form,
+            self._ignored,
+            salvage,
+            self._writes_names,
+            self._lenient,
+            (beginning.offset, beginning.samples),
+        )
         for batch, rows in Walk(self.selection, self.state, reader, *how).chosen(indexed):
             row = None if self._has_parts else next(iter(search.add_batch(batch)), None)
             if row is not None:

@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.look.listing import SetReader, settled
+from wdscli.look.listing import UNREAD, Beginning, SetReader, settled
 from wdscli.plan.duplicates import DUPLICATE, Dedup
 from wdscli.plan.inputs import Input
 from wdscli.plan.names import check_empty, check_named
@@ -131,10 +131,10 @@ class SampleReader(SetReader):
         """Begin a stage of the progress; it advances as pages are taken."""
         self._stage = ShardStage(self._progress, what, self.set.addresses)
 
-    def pages(self, begin: Callable[[Source], tuple[int, int]] | None = None) -> Iterator[Page]:
+    def pages(self, begin: Callable[[Source], Beginning] | None = None) -> Iterator[Page]:
         """Yield the selected samples of all inputs, in order. ``begin`` is called first for each input. It may read the
-        first samples itself, and returns the offset of the next sample and the number of samples before it. Raises
-        InputError and DataError, at the end also for names that no sample has."""
+        first samples itself, and returns what it has read. Raises InputError and DataError, at the end also for names
+        that no sample has."""
         # With counts_later, the caller skips repeated keys itself.
         self.selection, lack = settled(self.set, self.selection, self._on_error, distinct=self._counts_later)
         if lack:
@@ -147,16 +147,16 @@ class SampleReader(SetReader):
         with closing(sources):
             for opened in sources:
                 with opened as source:
-                    begun, self.state.end = (0, 0) if begin is None else begin(source), 0
+                    beginning, self.state.end = UNREAD if begin is None else begin(source), 0
                     try:
-                        for page in self._pages(source, begun):
+                        for page in self._pages(source, beginning):
                             yield page if self._seen is None else self._distinct(page, self._seen)
                             if self._stage is not None and page.batch.keys:
                                 self._stage.at(page.batch.start(len(page.batch.keys) - 1))
                         source.confirm()
                     finally:
                         self.bytes_in += source.size or 0
-                self.first += max(self.state.end, begun[1])
+                self.first += max(self.state.end, beginning.samples)
                 if self._stage is not None:
                     self._stage.next()
                 if self.state.done:
@@ -197,9 +197,9 @@ class SampleReader(SetReader):
         request = self._request
         check_empty(samples, request.selection, request.on_error, self.dropped, allow=request.allow_empty)
 
-    def _pages(self, source: Source, begin: tuple[int, int]) -> Iterator[Page]:
+    def _pages(self, source: Source, beginning: Beginning) -> Iterator[Page]:
         if self._seen is None or not source.seekable or source.fd is not None:
-            yield from self._picked(source, begin)
+            yield from self._picked(source, beginning)
             return
         with Scratch() as scratch:
             copy = Input(source.name, scratch.place(0))
@@ -223,14 +223,14 @@ class SampleReader(SetReader):
         """Return whether a remote shard without an index is read from its first byte to its last byte."""
         return self.selection.is_trivial and (self._part is None or self._part.key is None)
 
-    def _picked(self, source: Source, begin: tuple[int, int] = (0, 0)) -> Iterator[Page]:
+    def _picked(self, source: Source, beginning: Beginning = UNREAD) -> Iterator[Page]:
         fields, keeps_all = self.selection.payload_fields, not source.seekable
         reader = MemberReader(source, fields, keeps_all=keeps_all)
         indexed = self._indexed(source, reader) if self._pays_index(source.name, source.size) else None
         if indexed is None and source.seekable and source.size and self._takes_all_bytes:
-            source.expect([(begin[0], source.size)])
+            source.expect([(beginning.offset, source.size)])
         new_names = self.selection.new_names
-        for batch, rows in self._chosen(reader, indexed, begin):
+        for batch, rows in self._chosen(reader, indexed, beginning):
             if reader.by_index and (wanted := list(self._wanted(reader, rows[: self.limit]))):
                 source.expect(wanted)
             if self.selection.new_fields:

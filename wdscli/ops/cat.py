@@ -24,6 +24,7 @@ from wdscli.copy.maker import CarriedValues
 from wdscli.copy.packed import packed, walk_packed
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import copying_worth, make_executor, run_shard_tasks, useful_shard_jobs
+from wdscli.look.listing import UNREAD, Beginning
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
@@ -42,6 +43,7 @@ from wdscli.run.receipts import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keys import KeySet, joined_may_be_unsafe
 from wdscli.samples.reading import keep_heap
+from wdscli.samples.separated import SeparatedSamples
 from wdscli.selection import Selection
 from wdscli.selection.walk import check_names
 from wdscli.shards.index import Index, index_address
@@ -329,7 +331,7 @@ def _is_sound(index: Index, address: str) -> bool:
 
 
 def _chosen(
-    picker: SampleReader, keys: _Keys, begin: Callable[[Source], tuple[int, int]] | None = None
+    picker: SampleReader, keys: _Keys, begin: Callable[[Source], Beginning] | None = None
 ) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
     """Yield the samples to write, up to the limit: each page, with its chosen rows and their new keys. ``begin`` is
     passed to :meth:`SampleReader.pages`."""
@@ -427,12 +429,11 @@ class _Copier:
         self._selection = selection
         self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
-    def copy_usual(self, keys: _Keys, source: Source) -> tuple[int, int]:
-        """Copy the usual samples at the beginning of a seekable input in one pass. Return the byte offset and the place
-        of the first sample that was not copied."""
-        end = samples = 0
+    def copy_usual(self, keys: _Keys, source: Source) -> Beginning:
+        """Copy the usual samples at the beginning of a seekable input in one pass. Return what was copied."""
+        end, samples, search = 0, 0, SeparatedSamples()
         if not source.seekable or source.size is None:
-            return end, samples
+            return UNREAD
         source.expect([(0, source.size)])
         for offset, usual in walk_packed(source, self._buffer, self._shard.form):
             names = usual.arrays.keys, usual.arrays.key_lengths
@@ -442,8 +443,9 @@ class _Copier:
                 source.check_arrays(samples, usual.arrays)
             self._shard.write_arrays(usual.settle(self._buffer), usual.arrays)
             self._shard.flush()
+            search.add_arrays(usual.arrays)
             end, samples = offset + usual.end, samples + len(usual.arrays.counts)
-        return end, samples
+        return Beginning(end, samples, search)
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write rows of a page under their keys. Adjacent usual samples are copied together, until the buffer is full.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from wdscli.arrays import SampleArrays, numpy
 from wdscli.errors import DataError
 from wdscli.model import Sample, to_text
 from wdscli.samples.grouping import SampleBatch
@@ -35,6 +36,7 @@ class SeparatedSamples:
         self._shape: frozenset[bytes | str] = frozenset()
         self._common: frozenset[bytes | str] | None = None
         """The fields that all samples have."""
+        self._blocks: list[SampleArrays] = []
         self._keys: list[bytes | str] = []
         self._shapes: list[frozenset[bytes | str]] = []
         self._fields: dict[bytes | str, frozenset[bytes | str]] = {}
@@ -46,13 +48,14 @@ class SeparatedSamples:
             self._last, self._shape = fields, frozenset(fields)
             self._common = self._shape if self._common is None else self._common & self._shape
         if self._room <= 0:
-            self._keys, self._shapes, self._fields = [], [], {}
+            self._blocks, self._keys, self._shapes, self._fields = [], [], [], {}
             return False
         self._room -= 1
         if self._common:
             self._keys.append(key)
             self._shapes.append(self._shape)
             return False
+        self._remember_blocks()
         for earlier, shape in zip(self._keys, self._shapes):
             self._fields[earlier] = self._fields.get(earlier, shape) | shape
         self._keys, self._shapes = [], []
@@ -73,6 +76,29 @@ class SeparatedSamples:
                 self._shapes += [self._shape] * (len(keys) - 1)
                 self._room -= len(keys) - 1
                 return
+
+    def add_arrays(self, samples: SampleArrays) -> None:
+        """Add the next samples at the beginning of the shard. Their keys must be different, and no sample may have a
+        field twice. Objects are made for them only if they have no field in common with later samples."""
+        if self._room <= 0:
+            return
+        total = len(samples.counts)
+        in_all = numpy.flatnonzero(numpy.bincount(samples.codes) == total)
+        common = frozenset(map(samples.fields.__getitem__, in_all.tolist()))
+        self._common = common if self._common is None else self._common & common
+        self._room -= total
+        self._blocks.append(samples)
+
+    def _remember_blocks(self) -> None:
+        """Move the samples that were added as arrays to the fields of each key."""
+        blocks, self._blocks = self._blocks, []
+        for samples in blocks:
+            fields = list(map(samples.fields.__getitem__, samples.codes.tolist()))
+            key_start = first = 0
+            for key_length, count in zip(samples.key_lengths.tolist(), samples.counts.tolist()):
+                key = samples.keys[key_start : key_start + key_length]
+                self._fields[key] = frozenset(fields[first : first + count])
+                key_start, first = key_start + key_length, first + count
 
 
 def joined_samples(samples: Iterable[Sample], shard: str) -> Iterator[Sample]:
