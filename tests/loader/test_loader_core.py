@@ -202,7 +202,7 @@ def test_an_index_may_say_anything(tmp_path: Path, data: st.DataObject) -> None:
             (-1, [whole[:5000], whole[6000:]], [0, 6000]),
             (-1, [whole], [base]),
         ):
-            found, _ = compiled.read(table.packed, wanted, places, descriptor, len(whole), buffers, bases)
+            found, *_ = compiled.read(table.packed, wanted, places, descriptor, len(whole), buffers, bases)
             for place, raw in zip(places, found):
                 if raw is not None and base == 0:
                     core.CORE = None
@@ -238,13 +238,24 @@ def test_payloads_of_all_members_are_read_to_a_list(tmp_path: Path) -> None:
         file.write(b"x")
         known: list[bytes | None] = [None] * 600
         where = file.fileno(), table.size, [], []
-        assert core.CORE.read(table.packed, ["a", None], None, *where, None, known) == (None, 0)
+        assert core.CORE.read(table.packed, ["a", None], None, *where, None, known) == (None, 0, 1)
         assert known[::2] == [None if number == 7 else b"%d" % number for number in range(300)]
         assert known[1::2] == [None] * 300
         known[4] = b"known"
-        found, size = core.CORE.read(table.packed, ["a", "b"], [2, 7], *where, None, known)
-        assert found == [{"__key__": "n2", "__url__": str(path), "a": b"known", "b": b"b" * 5000}, None]
-        assert size == 5005
+        found, *counts = core.CORE.read(table.packed, ["a", "b"], [2, 7], *where, None, known)
+        sample = {"__key__": "n2", "__url__": str(path), "a": b"known", "b": b"b" * 5000}
+        assert found == [sample, None]
+        assert counts == [5005, 1]
+        begun: list[Any] = [0, 0, 0, "other"]
+        assert core.CORE.read(table.packed, ["a", "b"], [2, 7], *where, begun, known, [2, 0]) == (
+            begun,
+            5005,
+            1,
+        )
+        assert begun == [None, 0, sample, "other"]
+        for rows in ([4, 0], [-1, 0], [0], [0, "1"]):
+            with pytest.raises((ValueError, TypeError)):
+                core.CORE.read(table.packed, ["a", "b"], [2, 7], *where, begun, known, rows)
         for places, too_few in (([2], [None]), (None, [None]), (None, None)):
             with pytest.raises(ValueError, match="as many"):
                 core.CORE.read(table.packed, ["a", "b"], places, *where, None, too_few)

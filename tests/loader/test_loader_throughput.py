@@ -575,13 +575,13 @@ class TestFetch:
         from wdscli.loader.read.fetch import Fetcher
 
         monkeypatch.setattr(Fetcher, "_threads", threads)
-        in_turn, names = Fetcher._in_turn, set()
+        fill, names = Fetcher._fill, set()
 
-        def noted(self: Fetcher, parts: Any) -> Any:
+        def noted(self: Fetcher, *where: Any) -> None:
             names.add(threading.current_thread().name.rstrip("0123456789"))
-            return in_turn(self, parts)
+            fill(self, *where)
 
-        monkeypatch.setattr(Fetcher, "_in_turn", noted)
+        monkeypatch.setattr(Fetcher, "_fill", noted)
         found = list(wds.WebDataset(written(tmp_path, 200, 50_000), prefetch=0))
         assert names == ({"MainThread", "wdscli-copy_"} if threads > 1 else {"MainThread"})
         assert [int(raw["cls"]) for raw in found] == list(range(200))

@@ -17,6 +17,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -755,7 +756,8 @@ enum {
     SCRATCH = 1 << 17,   /* what is read otherwise: it stays in the processor's cache */
     LONGEST_NAME = 1 << 12,
     PIECES = 128,
-    RUN_BYTES = 1 << 24  /* that are read by one call */
+    RUN_BYTES = 1 << 24, /* that are read by one call */
+    AHEAD = 8            /* samples, for which columns are fetched into the cache */
 };
 
 /* The columns of an index. Every place is compared with the length of its column before it is read. */
@@ -837,10 +839,18 @@ typedef struct {
     uint32_t field;
     i64 head, offset, size;
     Py_ssize_t at, member;
+    int run;
     PyObject *own;              /* the object into which a large payload is read */
 } Piece;
 
-/* The pieces that one call reads, from byte `base` to before byte `end`. */
+/* Neighbouring pieces, which one call of the system reads, from byte `base` to before byte `end`. */
+typedef struct {
+    i64 base, end;
+    int first, parts;           /* its iovecs */
+    ssize_t got;
+} Run;
+
+/* The pieces that are read together, without the interpreter's lock. */
 typedef struct {
     Table table;
     int descriptor;
@@ -848,11 +858,11 @@ typedef struct {
     PyObject *result, *known; /* samples, or NULL to fill `known`: the payloads of all members, None where unknown */
     Py_ssize_t read; /* bytes of payloads */
     byte *scratch;
+    int count, filled, running;
+    Py_ssize_t used, left; /* `left` samples or members were left to the exact path */
     Piece pieces[PIECES];
     struct iovec parts[2 * PIECES];
-    int count, filled;
-    i64 base, end;
-    Py_ssize_t used;
+    Run runs[PIECES];
 } Reading;
 
 /* Leave a sample to the exact path, which also counts its bytes. Returns -1 on error. */
@@ -861,6 +871,7 @@ leave(Reading *reading, Py_ssize_t row)
 {
     PyObject *sample = reading->result ? PyList_GetItem(reading->result, row) : NULL, *name, *value;
     Py_ssize_t at = 0;
+    reading->left++;
     if (!reading->result)
         return 0;
     while (sample && PyDict_Check(sample) && PyDict_Next(sample, &at, &name, &value))
@@ -942,68 +953,80 @@ take_piece(Reading *reading, Piece *piece, const byte *head)
 static int
 flush(Reading *reading)
 {
-    ssize_t got;
     int failed = 0;
     if (!reading->count)
         return 0;
     Py_BEGIN_ALLOW_THREADS
-    got = preadv(reading->descriptor, reading->parts, reading->filled, (off_t)reading->base);
+    for (Run *run = reading->runs; run < reading->runs + reading->running; run++) {
+        struct iovec *parts = &reading->parts[run->first];
+        /* For one part, pread takes a fifth less time. */
+        run->got = run->parts == 1 ? pread(reading->descriptor, parts->iov_base, parts->iov_len, (off_t)run->base)
+                                   : preadv(reading->descriptor, parts, run->parts, (off_t)run->base);
+    }
     Py_END_ALLOW_THREADS
     for (int i = 0; i < reading->count; i++) {
         Piece *piece = &reading->pieces[i];
+        Run *run = &reading->runs[piece->run];
         if (!failed) {
-            int is_there = got >= 0 && piece->offset + piece->size <= reading->base + got;
+            int is_there = run->got >= 0 && piece->offset + piece->size <= run->base + run->got;
             failed = (is_there ? take_piece(reading, piece, reading->scratch + piece->at) : leave(reading, piece->row)) < 0;
         }
         Py_DecRef(piece->own);
     }
-    reading->count = reading->filled = 0;
+    reading->count = reading->filled = reading->running = 0;
     reading->used = 0;
     return failed ? -1 : 0;
 }
 
-/* Add `length` bytes to the next read. They go to the scratch memory. */
+/* Add `length` bytes to the last run. They go to the scratch memory, or to `own`. */
 static void
-add_scratch(Reading *reading, Py_ssize_t length)
+add_bytes(Reading *reading, Py_ssize_t length, char *own)
 {
-    struct iovec *last = reading->filled ? &reading->parts[reading->filled - 1] : NULL;
-    byte *to = reading->scratch + reading->used;
+    Run *run = &reading->runs[reading->running - 1];
+    struct iovec *last = run->parts ? &reading->parts[reading->filled - 1] : NULL;
+    byte *to = own ? (byte *)own : reading->scratch + reading->used;
     if (last && (byte *)last->iov_base + last->iov_len == to)
         last->iov_len += (size_t)length;
-    else
+    else {
         reading->parts[reading->filled++] = (struct iovec){to, (size_t)length};
-    reading->used += length;
-    reading->end += length;
+        run->parts++;
+    }
+    reading->used += own ? 0 : length;
+    run->end += length;
 }
 
-/* Add a piece to the next read. If it is not near the earlier pieces, or no space is left, first read these. Returns -1
-   on error. */
+/* Add a piece to the next read, in a run of its own if it is not near the last piece. If no space is left, first read
+   the earlier pieces. Returns -1 on error. */
 static int
 add_piece(Reading *reading, const Piece *piece)
 {
     int is_large = piece->size >= OWN;
     Py_ssize_t front = (Py_ssize_t)(piece->offset - piece->head), need = front + (is_large ? 0 : (Py_ssize_t)piece->size);
-    i64 gap = piece->head - reading->end;
-    if (reading->count && (gap < 0 || gap > GAP || reading->used + gap + need > SCRATCH || reading->count == PIECES ||
-                           reading->end - reading->base > RUN_BYTES) &&
-        flush(reading) < 0)
-        return -1;
-    if (!reading->count) {
-        reading->base = reading->end = piece->head;
+    Run *run = reading->running ? &reading->runs[reading->running - 1] : NULL;
+    i64 gap = run ? piece->head - run->end : -1;
+    if (gap < 0 || gap > GAP || run->end - run->base > RUN_BYTES) {
+        run = NULL;
         gap = 0;
     }
-    Piece *new = &reading->pieces[reading->count];
+    if (reading->used + gap + need > SCRATCH || reading->count == PIECES) {
+        if (flush(reading) < 0)
+            return -1;
+        run = NULL;
+        gap = 0;
+    }
+    PyObject *own = is_large ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)piece->size) : NULL;
+    if (is_large && !own)
+        return -1;
+    if (!run)
+        reading->runs[reading->running++] = (Run){piece->head, piece->head, reading->filled, 0, 0};
+    Piece *new = &reading->pieces[reading->count++];
     *new = *piece;
     new->at = reading->used + (Py_ssize_t)gap;
-    new->own = is_large ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)piece->size) : NULL;
-    if (is_large && !new->own)
-        return -1;
-    reading->count++;
-    add_scratch(reading, (Py_ssize_t)gap + need);
-    if (is_large) {
-        reading->parts[reading->filled++] = (struct iovec){PyBytes_AsString(new->own), (size_t)piece->size};
-        reading->end += piece->size;
-    }
+    new->run = reading->running - 1;
+    new->own = own;
+    add_bytes(reading, (Py_ssize_t)gap + need, NULL);
+    if (own)
+        add_bytes(reading, (Py_ssize_t)piece->size, PyBytes_AsString(own));
     return 0;
 }
 
@@ -1093,6 +1116,28 @@ read_sample(Reading *reading, const Buffers *held, Py_ssize_t row, Py_ssize_t pl
     return 0;
 }
 
+/* Fetch the columns' lines for some later places into the processor's cache: samples in random order wait mostly for
+   memory. `rows` places later, the offsets that tell where the members are have arrived. */
+static void
+prefetch_sample(const Table *table, PyObject *places, Py_ssize_t row, Py_ssize_t count)
+{
+    static const int by_sample[] = {KEY_ENDS, STARTS, MEMBER_ENDS}, by_member[] = {OFFSETS, SIZES};
+    Py_ssize_t place = row + 2 * AHEAD < count ? PyLong_AsSsize_t(PyList_GetItem(places, row + 2 * AHEAD)) : -1;
+    if (place >= 0 && place < table->samples)
+        for (int i = 0; i < 3; i++)
+            __builtin_prefetch((const char *)table->views[by_sample[i]].buf + place * 8);
+    place = row + AHEAD < count ? PyLong_AsSsize_t(PyList_GetItem(places, row + AHEAD)) : -1;
+    if (place <= 0 || place >= table->samples)
+        return;
+    i64 member = number(table, MEMBER_ENDS, place - 1), key = number(table, KEY_ENDS, place - 1);
+    if (member < 0 || member >= table->members || key < 0 || key >= table->keys_len)
+        return;
+    for (int i = 0; i < 2; i++)
+        __builtin_prefetch((const char *)table->views[by_member[i]].buf + member * 8);
+    __builtin_prefetch((const char *)table->views[FIELD_IDS].buf + member * 4);
+    __builtin_prefetch(table->keys + key);
+}
+
 PyDoc_STRVAR(says_doc, "says(headers, name, size)\n--\n\n"
 "Return whether these header blocks are those of one regular member with this name and size. False also if this is\n"
 "not clear.");
@@ -1111,25 +1156,28 @@ core_says(PyObject *self, PyObject *args)
                            m.size == size && is_named(&m, piece.key, piece.key_len));
 }
 
-PyDoc_STRVAR(read_doc, "read(table, names, places, descriptor, limit, buffers, bases, begun=None, known=None)\n--\n\n"
-"Return (samples, bytes of their payloads) for some places of an archive of `limit` bytes. A sample is a dictionary,\n"
-"or None if the exact path must read it. A payload is taken only if its headers have its name and size. `table` is\n"
-"(url, keys, fields, key_ends, starts, member_ends, offsets, sizes, field_ids) of an index. `names` are the names of\n"
-"fields, None for unwanted fields. Bytes come from the descriptor, or if it is -1, from buffers; `bases` are their\n"
-"offsets in the archive, in rising order. `begun` is a list to fill, for samples of several archives: payloads are\n"
-"added to its dictionaries, and None stays. `known` has the payloads of all members, None for unknown ones, which are\n"
-"read. If `places` is None, all samples are read to `known`, and no dictionaries are made.");
+PyDoc_STRVAR(read_doc, "read(table, names, places, descriptor, limit, buffers, bases, begun=None, known=None, rows=None)\n"
+"--\n\n"
+"Return (samples, bytes of their payloads, number left) for some places of an archive of `limit` bytes. A sample is a\n"
+"dictionary, or None if it is left to the exact path. A payload is taken only if its headers have its name and size.\n"
+"`table` is (url, keys, fields, key_ends, starts, member_ends, offsets, sizes, field_ids) of an index. `names` are the\n"
+"names of fields, None for unwanted fields. Bytes come from the descriptor, or if it is -1, from buffers; `bases` are\n"
+"their offsets in the archive, in rising order. `begun` is a list to fill, for samples of several archives: payloads\n"
+"are added to its dictionaries, and None stays. `rows` are the rows of the samples in it. `known` has the payloads of\n"
+"all members, None for unknown ones, which are read. If `places` is None, all samples are read to `known`, and no\n"
+"dictionaries are made.");
 
 static PyObject *
 core_read(PyObject *self, PyObject *args)
 {
-    PyObject *parts, *names, *places, *begun = Py_None, *known = Py_None, *answer = NULL;
+    PyObject *parts, *names, *places, *begun = Py_None, *known = Py_None, *rows = Py_None, *answer = NULL;
     Buffers held = {0};
-    Reading *reading = PyMem_Calloc(1, sizeof(Reading));
+    Reading *reading = PyMem_Malloc(sizeof(Reading));
     if (!reading)
         return PyErr_NoMemory();
-    if (!PyArg_ParseTuple(args, "OOOiLOO|OO", &parts, &names, &places, &reading->descriptor, &reading->limit, &held.buffers,
-                          &held.bases, &begun, &known))
+    memset(reading, 0, offsetof(Reading, pieces));
+    if (!PyArg_ParseTuple(args, "OOOiLOO|OOO", &parts, &names, &places, &reading->descriptor, &reading->limit, &held.buffers,
+                          &held.bases, &begun, &known, &rows))
         goto done;
     Py_ssize_t count = places == Py_None ? 0 : PyList_Size(places);
     held.count = PyList_Size(held.buffers);
@@ -1137,7 +1185,8 @@ core_read(PyObject *self, PyObject *args)
         goto done;
     if (places == Py_None)
         count = reading->table.samples;
-    if (PyList_Size(held.bases) != held.count || (begun != Py_None && PyList_Size(begun) != count) ||
+    if (PyList_Size(held.bases) != held.count ||
+        (rows != Py_None ? begun == Py_None || PyList_Size(rows) != count : begun != Py_None && PyList_Size(begun) != count) ||
         (known == Py_None ? places == Py_None : PyList_Size(known) != reading->table.members)) {
         PyErr_SetString(PyExc_ValueError, "as many bases as buffers, samples as places, and payloads as members");
         goto done;
@@ -1152,16 +1201,21 @@ core_read(PyObject *self, PyObject *args)
     if (places != Py_None && begun != Py_None)
         Py_IncRef(reading->result = begun);
     int failed = places != Py_None && begun == Py_None && !(reading->result = PyList_New(count));
-    for (Py_ssize_t row = 0; !failed && row < count; row++) {
-        PyObject *item = reading->result ? PyList_GetItem(places, row) : NULL;
-        Py_ssize_t place = item ? PyLong_AsSsize_t(item) : reading->result ? -1 : row;
-        failed = place == -1 && PyErr_Occurred();
+    Py_ssize_t room = reading->result ? PyList_Size(reading->result) : 0;
+    for (Py_ssize_t number = 0; !failed && number < count; number++) {
+        if (reading->result)
+            prefetch_sample(&reading->table, places, number, count);
+        Py_ssize_t place = reading->result ? PyLong_AsSsize_t(PyList_GetItem(places, number)) : number;
+        Py_ssize_t row = rows == Py_None ? number : PyLong_AsSsize_t(PyList_GetItem(rows, number));
+        if (reading->result && (row < 0 || row >= room) && !PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a row is not in the list");
+        failed = PyErr_Occurred() != NULL;
         int left = failed ? 0 : read_sample(reading, reading->scratch ? NULL : &held, row, place);
         failed = failed || left < 0 || (left && leave(reading, row) < 0);
     }
     failed = failed || flush(reading) < 0;
     if (!failed)
-        answer = Py_BuildValue("On", reading->result ? reading->result : Py_None, reading->read);
+        answer = Py_BuildValue("Onn", reading->result ? reading->result : Py_None, reading->read, reading->left);
 done:
     for (int i = 0; i < reading->count; i++)
         Py_DecRef(reading->pieces[i].own);

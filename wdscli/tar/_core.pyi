@@ -45,9 +45,11 @@ def read(
     limit: int,
     buffers: list[bytes],
     bases: list[int],
-    begun: list[Any] = ...,
+    begun: list[Any] | None = ...,
+    known: list[Any] | None = ...,
+    rows: list[int] | None = ...,
     /,
-) -> tuple[list[dict[str, Any] | None], int]: ...
+) -> tuple[list[dict[str, Any] | None], int, int]: ...
 def header(name: bytes, size: int, mtime_field: bytes, /) -> bytes | None: ...
 def pack(
     buffer: Buffer, begins: Any | None, mtime_field: bytes, gnu_names: bool, /

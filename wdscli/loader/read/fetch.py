@@ -25,6 +25,7 @@ from wdscli.loader.order.order import groups
 from wdscli.loader.place.ranks import find_worker
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.rows import (
+    Destination,
     FetchRequests,
     FieldShard,
     Found,
@@ -108,13 +109,16 @@ class Fetcher:
         """Return the samples in the requested order. Raises InputError, DataError."""
         if len(shards) < FEW_SAMPLES:
             return self._few(shards.tolist(), places.tolist())
+        samples: list[Any] = [0] * len(shards)
         order = numpy.lexsort((places, shards))
-        wanted = numpy.stack((shards[order], places[order]))
-        threads = self._useful_threads(wanted[0])
-        samples = (
-            self._in_turn(wanted) if threads == 1 else self._threaded(numpy.array_split(wanted, threads, 1))
-        )
-        return samples if (order[1:] > order[:-1]).all() else in_order(order, samples)
+        shards, places = shards[order], places[order]
+        threads = self._useful_threads(shards)
+        if threads == 1:
+            self._fill(samples, order, shards, places)
+        else:
+            parts = (numpy.array_split(column, threads) for column in (order, shards, places))
+            self._threaded(samples, list(zip(*parts)))
+        return samples
 
     def announce(self, shards: I64, places: I64) -> None:
         """Let the kernel read large samples of a later call in advance, if they are not in memory."""
@@ -122,14 +126,14 @@ class Fetcher:
         if any(self._is_cold(int(shards[row]), int(places[row])) for row in probes):
             for shard, rows in groups(shards):
                 for part in self._parts(shard, numpy.sort(places[rows]).tolist()):
-                    part.source.expect(ranges(part.table, part.names, part.rows))
+                    part.source.expect(ranges(part.table, part.names, part.places))
 
     def _is_cold(self, shard: int, place: int) -> bool:
         """Return whether a sample is large and not in memory. The first bytes of a sample may be in memory already."""
         table, part = self._catalog.table(shard), next(iter(self._parts(shard, [place])), None)
         if part is None or part.source.fd is None or table.size // max(1, table.samples) < LARGE_BYTES:
             return False
-        [(begin, end), *_] = ranges(part.table, part.names, part.rows)
+        [(begin, end), *_] = ranges(part.table, part.names, part.places)
         return is_cold(part.source.fd, (begin + end) // 2)
 
     def _parts(self, shard: int, places: list[int]) -> list[FieldShard]:
@@ -137,14 +141,13 @@ class Fetcher:
         return list(parts_of(table, self.source(shard), table.wanted(self._fields), places))
 
     def _few(self, shards: list[int], places: list[int]) -> list[Raw]:
-        samples: list[Any] = [None] * len(shards)
+        samples: list[Any] = [0] * len(shards)
         rows_of: dict[int, list[int]] = {}
         for row in sorted(range(len(shards)), key=places.__getitem__):
             rows_of.setdefault(shards[row], []).append(row)
         for shard in sorted(rows_of):
             rows = rows_of[shard]
-            for row, raw in zip(rows, self.of_shard(shard, [places[row] for row in rows])):
-                samples[row] = raw
+            self.of_shard(shard, [places[row] for row in rows], Destination(samples, rows))
         return samples
 
     def _useful_threads(self, shards: I64) -> int:
@@ -160,28 +163,28 @@ class Fetcher:
         are_local = all(is_of_files(self.source(shard)) for shard in different)
         return self._threads if are_local and self._sources.keys() >= different else 1
 
-    def _threaded(self, shares: list[I64]) -> list[Raw]:
-        futures = [self._helpers.submit(self._in_turn, share) for share in shares[1:]]
+    def _threaded(self, samples: list[Any], shares: list[tuple[I64, ...]]) -> None:
+        futures = [self._helpers.submit(self._fill, samples, *share) for share in shares[1:]]
         try:
-            samples = self._in_turn(shares[0])
+            self._fill(samples, *shares[0])
         finally:
             wait(futures)
-        return list(chain(samples, *[future.result() for future in futures]))
+        for future in futures:
+            future.result()
 
-    def _in_turn(self, wanted: I64) -> list[Raw]:
-        """Return the samples at the given shards and places, which are sorted."""
-        shards, places = wanted
-        samples: list[Raw] = []
+    def _fill(self, samples: list[Any], rows: I64, shards: I64, places: I64) -> None:
+        """Put the samples at the given shards and places, which are sorted, into ``rows`` of ``samples``."""
+        row_list, place_list = rows.tolist(), places.tolist()
         for first, end in runs(shards):
-            samples += self.of_shard(int(shards[first]), places[first:end].tolist())
-        return samples
+            into = Destination(samples, row_list[first:end])
+            self.of_shard(int(shards[first]), place_list[first:end], into)
 
-    def of_shard(self, shard: int, places: list[int]) -> list[Raw]:
-        """Return samples of one shard. Raises InputError, DataError."""
+    def of_shard(self, shard: int, places: list[int], into: Destination | None = None) -> list[Raw]:
+        """Return samples of one shard, or put them ``into`` a list. Raises InputError, DataError."""
         source, table = self.source(shard), self._catalog.table(shard)
         expect_samples(table, source, self._fields, places)
         small = None if self._small is None else self._small[shard]
-        answer = read_samples(table, source, self._fields, places, small)
+        answer = read_samples(table, source, self._fields, places, small, into)
         METER.add(answer.size_bytes)
         return answer.samples
 

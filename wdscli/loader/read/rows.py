@@ -57,7 +57,7 @@ the shards do not all fit into memory. A request costs as much processor time as
 
 
 class Found(NamedTuple):
-    """Samples, and the number of bytes in their payloads. A sample that :func:`_exact` must read is None."""
+    """Samples, and the number of bytes in their payloads."""
 
     samples: list[Any]
     size_bytes: int
@@ -65,14 +65,21 @@ class Found(NamedTuple):
 
 class FieldShard(NamedTuple):
     """A shard that has some of the wanted fields. ``names`` has the names of the fields by number, and None for
-    unwanted fields. ``rows`` has the places of the samples in this shard. ``wanted_rows`` has the rows of these samples
-    among the wanted samples; None means all wanted samples."""
+    unwanted fields. ``places`` has the places of the samples in this shard, and ``numbers`` their numbers among the
+    wanted samples; None means all wanted samples."""
 
     table: ShardTable
     source: Source
     names: list[str | None]
+    places: list[int]
+    numbers: list[int] | None = None
+
+
+class Destination(NamedTuple):
+    """The list that gets samples, and the rows of these samples in it."""
+
+    samples: list[Any]
     rows: list[int]
-    wanted_rows: list[int] | None = None
 
 
 class SmallParts:
@@ -89,11 +96,11 @@ class SmallParts:
     def payloads(self, part: FieldShard) -> list[Any] | None:
         """Return the payloads of all members of a part's shard, None for unknown ones. Return None if they are not
         kept."""
-        table, source, names, rows, _ = part
+        table, source, names, places, _ = part
         if table in self._payloads or source.fd is None or table.size > SMALL_BYTES * table.samples:
             return self._payloads.get(table)
-        if len(rows) < 2 or max(rows) - min(rows) >= SCATTERED * len(rows):
-            self._scattered[table] += len(rows)
+        if len(places) < 2 or max(places) - min(places) >= SCATTERED * len(places):
+            self._scattered[table] += len(places)
         if self._scattered[table] * FEW_OF < table.samples:
             return None
         del self._scattered[table]
@@ -113,16 +120,23 @@ def read_samples(
     fields: frozenset[str] | None,
     places: list[int],
     small: SmallParts | None = None,
+    into: Destination | None = None,
 ) -> Found:
-    """Return the samples at ``places`` of the shard ``source``, with their ``fields`` (None: all fields). Raises
-    InputError, and DataError if a sample differs from the index."""
-    names = table.wanted(fields)
+    """Return the samples at ``places`` of the shard ``source``, with their ``fields`` (None: all fields). With
+    ``into``, put them there, and return its list: it has 0 at these rows. Raises InputError, and DataError if a sample
+    differs from the index."""
+    names, into = table.wanted(fields), into or Destination([0] * len(places), list(range(len(places))))
     parts = [_ready(part) for part in parts_of(table, source, names, places)]
     if any(part.source.fd is None and not isinstance(part.source, RangesInMemory) for part in parts):
         # To open a base, the view has closed another one, because the process may not have more open files.
         parts = [_ready(part, stays_open=False) for part in parts_of(table, source, names, places)]
-    answer = Found([None] * len(places), 0) if core.CORE is None else _by_core(parts, len(places), small)
-    return _completed(table, names, parts, places, answer)
+    size_bytes, is_whole = (0, False) if core.CORE is None else _by_core(parts, into, small)
+    if not is_whole:
+        for number, row in enumerate(into.rows):
+            if not into.samples[row]:
+                raw = into.samples[row] = _exact(table, names, parts, places[number], number)
+                size_bytes += sum(len(payload) for payload in raw.values() if type(payload) is bytes)
+    return Found(into.samples, size_bytes)
 
 
 def parts_of(
@@ -139,40 +153,41 @@ def parts_of(
         wanted = [None if code < 0 else names[code] for code in layer.codes]
         if all(name is None for name in wanted):
             continue
-        rows, wanted_rows = places, None
+        base_places, numbers = places, None
         if layer.subset is not None:
-            numbers, all_rows = layout.rows[layer.set_number]
-            wanted_rows = [row for row, place in enumerate(places) if numbers[place] == number]
-            rows = [all_rows[places[row]] for row in wanted_rows]
-        if rows:
+            layer_of, all_places = layout.rows[layer.set_number]
+            numbers = [row for row, place in enumerate(places) if layer_of[place] == number]
+            base_places = [all_places[places[row]] for row in numbers]
+        if base_places:
             layer.table = layer.table or ShardTable(table.address, layer.index)
-            yield FieldShard(layer.table, source.bases[layer.base], wanted, rows, wanted_rows)
+            yield FieldShard(layer.table, source.bases[layer.base], wanted, base_places, numbers)
 
 
 def _ready(part: FieldShard, *, stays_open: bool = True) -> FieldShard:
     """Return the part with its bytes read into memory, unless the core can read them from a file that stays open."""
     if core.CORE is not None and stays_open and part.source.fd is not None:
         return part
-    return part._replace(source=RangesInMemory(part.source, ranges(part.table, part.names, part.rows)))
+    return part._replace(source=RangesInMemory(part.source, ranges(part.table, part.names, part.places)))
 
 
-def _by_core(parts: list[FieldShard], count: int, small: SmallParts | None) -> Found:
-    """Read samples with the compiled core. Each part adds its fields to the samples."""
+def _by_core(parts: list[FieldShard], into: Destination, small: SmallParts | None) -> tuple[int, bool]:
+    """Read samples with the compiled core. Each part adds its fields to the samples. Return the bytes of their
+    payloads, and whether surely no sample is left to :func:`_exact`."""
     assert core.CORE is not None
-    samples: list[Any] = [0] * count
-    size_bytes = 0
+    size_bytes, is_whole = 0, bool(parts)
     for part in parts:
-        table, source, names, rows, wanted_rows = part
-        begun = samples if wanted_rows is None else [samples[row] for row in wanted_rows]
+        table, source, names, places, numbers = part
+        rows = into.rows if numbers is None else [into.rows[number] for number in numbers]
         where: Any = (source.fd, table.size, [], [])
         if isinstance(source, RangesInMemory):
             where = (-1, table.size, source.buffers, source.starts)
         kept_payloads = None if small is None else small.payloads(part)
-        read, read_bytes = core.CORE.read(table.packed, names, rows, *where, begun, kept_payloads)
+        _, read_bytes, left = core.CORE.read(
+            table.packed, names, places, *where, into.samples, kept_payloads, rows
+        )
         size_bytes += read_bytes
-        for row, raw in zip(wanted_rows or (), read):
-            samples[row] = raw
-    return Found([raw or None for raw in samples], size_bytes)
+        is_whole = is_whole and not left and numbers is None
+    return size_bytes, is_whole
 
 
 def is_of_files(source: Source) -> bool:
@@ -196,44 +211,34 @@ def expect_samples(
         gap_bytes = SPARSE_GAP_BYTES
     for part in parts_of(table, source, table.wanted(fields), places):
         if part.source.fd is None:
-            part.source.expect(ranges(part.table, part.names, part.rows), gap_bytes=gap_bytes, keep=keep)
+            part.source.expect(ranges(part.table, part.names, part.places), gap_bytes=gap_bytes, keep=keep)
 
 
-def _completed(
-    table: ShardTable, names: list[str | None], parts: list[FieldShard], places: list[int], answer: Found
-) -> Found:
-    """Return ``answer`` after :func:`_exact` has read the samples that are None."""
-    samples, size_bytes = answer
-    for row, raw in enumerate(samples):
-        if raw is None:
-            raw = samples[row] = _exact(table, names, parts, places[row], row)
-            size_bytes += sum(len(payload) for payload in raw.values() if type(payload) is bytes)
-    return Found(samples, size_bytes)
-
-
-def _exact(table: ShardTable, names: list[str | None], parts: list[FieldShard], place: int, row: int) -> Raw:
-    """Return sample number ``row`` of the wanted samples, which is at ``place`` of the shard."""
+def _exact(
+    table: ShardTable, names: list[str | None], parts: list[FieldShard], place: int, number: int
+) -> Raw:
+    """Return sample ``number`` of the wanted samples, which is at ``place`` of the shard."""
     raw: Raw = {"__key__": table.key(place), "__url__": table.address}
-    ids = [number for number, _ in table.members(place) if names[number] is not None]
-    payloads = chain.from_iterable(_payloads(part, row) for part in parts)
+    ids = [field for field, _ in table.members(place) if names[field] is not None]
+    payloads = chain.from_iterable(_payloads(part, number) for part in parts)
     raw.update(zip(table.names_of(ids), payloads))
     return raw
 
 
-def _payloads(part: FieldShard, row: int) -> Iterator[bytes]:
-    """Yield the wanted payloads that a part has of sample number ``row``."""
-    table, source, names, rows, wanted_rows = part
-    if wanted_rows is not None:
-        if row not in wanted_rows:
+def _payloads(part: FieldShard, number: int) -> Iterator[bytes]:
+    """Yield the wanted payloads that a part has of sample ``number`` of the wanted samples."""
+    table, source, names, places, numbers = part
+    if numbers is not None:
+        if number not in numbers:
             return
-        row = wanted_rows.index(row)
-    for number, member in table.members(rows[row]):
-        if names[number] is None:
+        number = numbers.index(number)
+    for field, member in table.members(places[number]):
+        if names[field] is None:
             continue
         try:
             yield member.payload(source)
         except DataError as error:
-            raise changed(table, rows[row]) if error.code == "stale-index" else error from None
+            raise changed(table, places[number]) if error.code == "stale-index" else error from None
 
 
 def ranges(table: ShardTable, names: list[str | None], places: list[int]) -> list[tuple[int, int]]:
