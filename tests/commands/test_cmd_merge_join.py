@@ -359,6 +359,34 @@ class TestTables:
         assert ran.objects[0]["dropped"] == {"duplicate-key": 2}
         assert dict(samples_of(tmp_path / "out.tar")[1][1])["txt"] == b"a"
 
+    def test_rows_of_a_key_as_lists(self, run: Command, good: Command, images: str, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("id,cap,lang\nk1,a,en\nk2,b,de\nk1,c,en\nk9,z,fr\nk1,d,en\n")
+        table = of_table(tmp_path / "t.csv", "captions.json=cap", "txt=lang")
+        good(images, *table, "-o", tmp_path / "out.tar", "--on-duplicate", "list")
+        samples = {key: dict(fields) for key, fields in samples_of(tmp_path / "out.tar")}
+        assert samples["k1"]["captions.json"] == b'["a","c","d"]'
+        assert (samples["k2"]["captions.json"], samples["k2"]["txt"]) == (b'["b"]', b"de")
+        # The same rows by a value of the samples, and with a row that has no partner.
+        by_value = [*table[: table.index("--key-column")], *table[table.index("--key-column") + 2 :]]
+        good(images, *by_value, "--on", "id=key", "-o", tmp_path / "on.tar", "--on-duplicate", "list")
+        assert (tmp_path / "on.tar").read_bytes() == (tmp_path / "out.tar").read_bytes()
+        good(images, *table, "-o", tmp_path / "all.tar", "--on-duplicate", "list", "--join", "outer")
+        assert samples_of(tmp_path / "all.tar")[-1][0] == "k9"
+        # A field that is no list must be the same in all rows.
+        ran = run(
+            images,
+            *of_table(tmp_path / "t.csv", "txt=cap"),
+            "-o",
+            tmp_path / "b.tar",
+            "--on-duplicate",
+            "list",
+        )
+        assert ran.code == 3
+        assert '"k1.txt" differs between rows with the same key' in ran.err
+        for words in ([images], [images, *table, "--json-rest"]):
+            ran = run(*words, "-o", tmp_path / "b.tar", "--on-duplicate", "list")
+            assert (ran.code, "--on-duplicate list needs --table" in ran.err) == (2, True)
+
     def test_rows_without_a_value_are_counted(self, good: Command, images: str, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("id,cap\nk1,a\nk2,\nk3,\n")
         joined = [images, *of_table(tmp_path / "t.csv", "txt=cap"), "-o"]

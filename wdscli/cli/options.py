@@ -104,6 +104,8 @@ def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
 
 
 SEED = "seed"
+_MAY_REPEAT = (SEED, "on_duplicate")
+"""Options that a command may define with other values than a group, before this group."""
 _select = panel("Selection")
 _output = panel("Output")
 _common = panel("General")
@@ -440,7 +442,7 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     apply while ``function`` runs.
 
     ``--help`` shows options in the order of the arguments. Two options of one name raise ValueError when the command's
-    module is imported; only ``--seed`` may repeat, and the first one counts.
+    module is imported; only the options :data:`_MAY_REPEAT` may repeat, and the first one counts.
     """
     signature = inspect.signature(function, eval_str=True)
     arguments = signature.parameters.values()
@@ -455,8 +457,9 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     command.__module__ = function.__module__
     command.__annotations__ = {}
     parameters = [option for arg in arguments for option in _spread(arg)]
-    seeds = [option for option in parameters if option.name == SEED]
-    parameters = [option for option in parameters if option not in seeds[1:]]
+    for name in _MAY_REPEAT:
+        repeated = [option for option in parameters if option.name == name][1:]
+        parameters = [option for option in parameters if option not in repeated]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
 

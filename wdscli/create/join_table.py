@@ -21,10 +21,12 @@ from typing import IO
 
 from wdscli.codecs.cells import merged_json
 from wdscli.create.delimited import PLAIN, TextReading, refuse_row
-from wdscli.create.files import RowsByKey, numbers_of
+from wdscli.create.files import Files, RowsByKey, numbers_of
 from wdscli.create.left_out import LeftOut
+from wdscli.create.lists import in_lists
+from wdscli.create.packing import payload_at
 from wdscli.create.payloads import NamedSource, SourcePayloads
-from wdscli.create.table import CellValue, Row, TableOptions, TableReader, samples_of
+from wdscli.create.table import CellValue, Row, TableOptions, TableReader, add_rows, samples_of
 from wdscli.errors import DataError, InputError, failing
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.inputs import Stamp, TableShard
@@ -66,6 +68,7 @@ class TableSet(JoinedTable):
             self.key,
             fields=self.fields,
             json_merge=self.json_rest,
+            has_lists=self.has_lists,
             reading=self.reading._replace(refuse=left_out.refuse, say=progress.note),
         )
         reader = TableReader(options, option="--table")
@@ -84,7 +87,10 @@ class TableSet(JoinedTable):
             progress.start("reading the table", None, "samples")
             keys_of = None if keys is None else partial(_keys_of, keys, left_out)
             samples = samples_of(reader, payloads, progress, keys_of)
-            _write_rows(samples, shard, payloads, request.on_duplicate)
+            if self.has_lists:
+                _write_lists(samples, shard, payloads)
+            else:
+                _write_rows(samples, shard, payloads, request.on_duplicate)
             progress.finish()
             info = shard.commit()
             lines = list(left_out.lines())
@@ -287,11 +293,25 @@ def _write_rows(
     left_out.check_rows()
 
 
+def _write_lists(
+    rows: Iterator[tuple[Row, list[CellValue]]], shard: ShardFile, payloads: SourcePayloads
+) -> None:
+    """Write the rows of each key as one sample with lists, in the order of the first rows."""
+    files = Files()
+    files.first_listed = 0
+    add_rows(rows, files, payloads)
+    samples = in_lists(files, payloads.keep)
+    for sample in sorted(range(samples.total), key=lambda sample: min(samples.members(sample))):
+        members = samples.members(sample)
+        values = [payload_at(files.place(member), files.size(member)) for member in members]
+        shard.write(samples.key(sample), list(zip(samples.fields(sample), values)))
+
+
 def _repeated(row: Row, key: bytes) -> DataError:
     return DataError(
         f'{row.place}: repeated key "{to_text(key)}"',
         code="duplicate-key",
-        hint="leave out the later rows with --on-duplicate skip; `wds create --on-duplicate list` makes lists",
+        hint="leave out the later rows with --on-duplicate skip, or make lists of JSON fields with list",
     )
 
 

@@ -13,7 +13,7 @@ This module does not know how samples are ordered.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
@@ -589,8 +589,21 @@ def read_table(
         refuse=payloads.left_out.refuse, say=progress.note, leave_out=payloads.left_out.add
     )
     reader = TableReader(options._replace(reading=reading), rule, names_classes=True)
-    adder = _Adder(files, payloads, JsonFiles(files) if options.json_merge else None)
-    for row, values in samples_of(reader, payloads, progress):
+    objects = JsonFiles(files) if options.json_merge else None
+    add_rows(samples_of(reader, payloads, progress), files, payloads, objects)
+    return reader.classes, bool(reader.has_names)
+
+
+def add_rows(
+    samples: Iterable[tuple[Row, list[CellValue]]],
+    files: Files,
+    payloads: SourcePayloads,
+    objects: JsonFiles | None = None,
+) -> None:
+    """Add the values of rows to the files of samples. ``objects`` has the JSON with which columns are merged. Raises
+    UsageError, and DataError for bad rows."""
+    adder = _Adder(files, payloads, objects)
+    for row, values in samples:
         files.begin_source(row.place)
         try:
             adder.add(row, values)
@@ -599,4 +612,3 @@ def read_table(
         except WdsError as error:
             payloads.left_out.refuse(row.place, error)
     payloads.left_out.check_rows()
-    return reader.classes, bool(reader.has_names)

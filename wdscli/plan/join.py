@@ -82,6 +82,8 @@ class JoinedTable:
     """Whether the remaining columns are added to the JSON objects of the earlier sets."""
     on: str = ""
     """The expression whose value in a sample is the key of its row. If it is empty, the sample's key is."""
+    has_lists: bool = False
+    """Whether rows with the same key become one sample, with lists in its JSON fields."""
     on_conflict: ClassVar[OnConflict] = "right"
     """The default policy for a field that the earlier sets have."""
     noun: ClassVar[str] = "table"
@@ -126,6 +128,7 @@ class Join(Order):
                 "field": list(table.fields),
                 "json_rest": table.json_rest or None,
                 "on": table.on or None,
+                "on_duplicate": "list" if table.has_lists else None,
             }
         return {name: value for name, value in options.items() if value is not None}
 

@@ -43,6 +43,10 @@ Sets = Annotated[
     +--on-conflict  Field that two sets have: fail, keep the earlier set's field (left), keep the later set's field
         (right), or keep both with a number (txt and 2.txt). Default: error for sets, right for a table.
     """)
+@panel("Errors")("""
+    --on-duplicate  Repeated key: fail, skip, give a new key, or with --table list: rows with the same key become one
+        sample, with lists in its JSON fields.
+    """)
 class MergeOptions(NamedTuple):
     """The options about how several sets become one set."""
 
@@ -54,6 +58,7 @@ class MergeOptions(NamedTuple):
     field: Texts = None
     json_rest: bool = False
     on_conflict: Literal["error", "left", "right", "suffix"] | None = None
+    on_duplicate: Literal["error", "skip", "rekey", "list"] = "error"
     cells: CellOptions = CellOptions()
 
     def parse_join(self, on: str | None, shards: Sequence[str]) -> "Join | None":
@@ -65,6 +70,11 @@ class MergeOptions(NamedTuple):
                 hint="--table captions.csv --key-column id --column txt=caption",
             )
         reading = self.cells.parse("table" if self.table else None)
+        if self.on_duplicate == "list" and (not self.table or self.json_rest):
+            raise UsageError(
+                "--on-duplicate list needs --table, and excludes --json-rest",
+                hint="--table t.csv --key-column id --column captions.json=caption --on-duplicate list",
+            )
         if self.join is None and not self.table:
             if self.on_conflict is not None:
                 raise UsageError("--on-conflict needs a join", hint="--join inner, left or outer")
@@ -72,6 +82,7 @@ class MergeOptions(NamedTuple):
         from wdscli.create.join_table import TableSet
         from wdscli.plan.join import Join
 
+        has_lists = self.on_duplicate == "list"
         table: JoinedTable | None = None
         if self.table:
             key, expression = self._key(on)
@@ -81,7 +92,7 @@ class MergeOptions(NamedTuple):
                     hint=f"--table {self.table[0]} --key-column id --column txt=caption",
                 )
             fields = tuple(self.field or ())
-            table = TableSet(tuple(self.table), key, fields, self.json_rest, expression, reading)
+            table = TableSet(tuple(self.table), key, fields, self.json_rest, expression, has_lists, reading)
         elif on is not None:
             from wdscli.ops.merge import SetByValue
 
@@ -126,6 +137,8 @@ def merge(*, shards: Sets, output: OutputOptions, sets: MergeOptions, options: R
         # The option belongs to the join.
         options = options._replace(inputs=options.inputs._replace(selection=selection._replace(on=None)))
     out, request = read_options(shards, output, options)
+    if sets.on_duplicate == "list":
+        request = request._replace(on_duplicate="error")
     how = sets.parse_join(selection.on if joins else None, shards)
     if how is not None:
         if not sets.table and how.table is not None:
