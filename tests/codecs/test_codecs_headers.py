@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from wdscli.codecs.headers import array_shape, check_container, picture_size, seconds
+from wdscli.codecs.partial import HEAD_BYTES, PartialPayload
 
 SIDES = st.integers(1, 300)
 
@@ -137,6 +138,45 @@ def test_films(version, last):
     assert seconds(data) == 3.0
     assert picture_size(data) == (1920, 1080)
     assert check_container(data)
+
+
+@pytest.mark.parametrize("name", ["film", "first", "mp3", "ogg", "wave", "flac", "jpeg", "npy"])
+def test_parts_of_a_payload_say_the_same(name, monkeypatch):
+    """Each function reads few parts, and its value or error is that of the whole payload, also if it is cut off."""
+    from test_codecs_containers import a_wave, flac, ogg
+
+    noise, array = bytes(300_000), io.BytesIO()
+    numpy.save(array, numpy.zeros((7, 50_000), dtype="u1"))
+    page = b"OggS\0" + bytes([4]) + struct.pack("<q", 48_000) + bytes(14) + b"\0"
+    whole = {
+        "film": film().replace(bytes(500), noise).replace(struct.pack(">I4s", 508, b"mdat"), struct.pack(">I4s", 300_008, b"mdat")),
+        "first": film(last=False) + box(b"free", noise),
+        "mp3": b"ID3\4\0\0" + bytes([0, 18, 79, 96]) + noise + mp3(b"Xing", 100),
+        "ogg": ogg() + noise + page,
+        "wave": a_wave(200_000),
+        "flac": flac() + noise,
+        "jpeg": b"\xff\xd8" + b"".join(struct.pack(">HH", 0xFFE1, 60_002) + bytes(60_000) for _ in range(5))
+        + struct.pack(">HHBHH", 0xFFC0, 17, 8, 48, 64) + noise,
+        "npy": array.getvalue(),
+    }[name]  # fmt: skip
+
+    def result(read, data):
+        try:
+            return read(data)
+        except ValueError as error:
+            return str(error)
+
+    for data in (whole, whole[:-1], whole[:70_000], whole[:30]):
+        for read in (seconds, array_shape, picture_size):
+            lengths = []
+
+            def part(offset, length, data=data, lengths=lengths):
+                lengths.append(length)
+                return data[offset : offset + length]
+
+            payload = PartialPayload(data[:HEAD_BYTES], len(data), part, lambda data=data: data)
+            assert result(read, payload) == result(read, data)
+            assert sum(lengths) <= 6 * HEAD_BYTES + (1 << 16)
 
 
 def test_films_without_a_length_or_pictures():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import random
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy
 import pytest
 from shard_cases import Ran, content, tar_of, wds
 from storage_servers import S3, Web, forget_listings, web_server
 
+from wdscli.codecs.partial import HEAD_BYTES
 from wdscli.plan import plan, scratch
 from wdscli.storage import scatter
 from wdscli.tar import core
@@ -243,3 +247,50 @@ def test_a_large_shard_with_an_index_is_requested_once(
     before, url = web.sent_bytes, web.url("indexed/a.tar")
     assert wds("diff", url, url, "-j", 1).code == 0
     assert web.sent_bytes - before < 2.1 * len(web.files["indexed/a.tar"])
+
+
+def _film(moov_is_last: bool, noise: bytes) -> bytes:
+    """A film of 3 seconds and 64 x 48 pixels, with its header before or after the pictures."""
+
+    def box(kind: bytes, *parts: bytes) -> bytes:
+        content = b"".join(parts)
+        return struct.pack(">I4s", 8 + len(content), kind) + content
+
+    description = bytes(8) + struct.pack(">I4s24xHH", 40, b"avc1", 64, 48)
+    stbl = box(b"stbl", box(b"stsd", description))
+    track = box(b"trak", box(b"mdia", box(b"minf", box(b"vmhd", bytes(12)), stbl)))
+    moov = box(b"moov", box(b"mvhd", bytes(12), struct.pack(">II", 30, 90), bytes(80)), track)
+    mdat = box(b"mdat", noise)
+    return box(b"ftyp", b"isomisom") + (mdat + moov if moov_is_last else moov + mdat)
+
+
+def test_headers_cost_their_parts(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers in headers of films, sounds and pictures read the head, and the box ``moov`` where it is."""
+    draw, members = random.Random(1), list[tuple[str, bytes]]()
+    for number in range(6):
+        noise = draw.randbytes(400_000 - 400_000 % 4)
+        sizes = (36 + len(noise), b"WAVE", b"fmt ", 16, 1, 1, 8000, 16000, 2, 16, b"data", len(noise))
+        wave = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", *sizes)
+        picture = io.BytesIO()
+        numpy.lib.format.write_array(picture, numpy.frombuffer(noise, dtype="u1").reshape(4, -1))
+        members += [
+            (f"k{number}.mp4", _film(number % 2 == 0, noise)),
+            (f"k{number}.npy", picture.getvalue()),
+            (f"k{number}.wav", wave + noise),
+        ]
+    (tmp_path / "a.tar").write_bytes(tar_of(members))
+    assert wds("index", tmp_path).code == 0
+    web.files.update(content(tmp_path))
+    place, url, size = tmp_path / "a.tar", web.url("a.tar"), (tmp_path / "a.tar").stat().st_size
+    for expression in ("seconds(mp4)", "width(mp4) * height(mp4)", "seconds(wav)", "shape(npy)[0]"):
+        # How long a gap is read rather than left out is learnt from the requests before.
+        monkeypatch.setattr(scatter, "_LINES", {})
+        web.ranges.clear()
+        before = web.sent_bytes
+        counted = wds("ls", "--count", expression, url)
+        assert (counted.code, counted.out) == (0, wds("ls", "--count", expression, place).out)
+        assert web.sent_bytes - before < 6 * 2 * HEAD_BYTES + 70_000 < size / 10
+        assert len(web.ranges) <= 6 + 3 + 3
+        where = ("--where", f"{expression} > 0", "-o", tmp_path / "s.json", "--force")
+        assert wds("split", url, *where).code == 0
+    assert counted.out.split() == ["4", "6"]

@@ -191,7 +191,7 @@ def check_zip(data: bytes, limit: int) -> None:
         check_size(sum(entry.file_size for entry in archive.infolist()), max(limit, len(data)))
 
 
-def whole_header(read: Callable[[bytes], Any], data: bytes) -> Any:
+def whole_header(read: Callable[[Any], Any], data: Any) -> Any:
     """Call ``read`` with the data. Raises ValueError if a header in the data ends too early."""
     from struct import error
 

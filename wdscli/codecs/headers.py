@@ -1,11 +1,12 @@
 """This module reads facts from headers of payloads: the size of a picture or film, the shape of an array, the length of
 a sound or film. It also finds sound and film that are not whole.
 
-These functions decode nothing. They recognize a format by the first bytes of the payload, not by the name of the field.
-Pillow reads pictures of other formats. :func:`check_container` walks through the parts of a container of sound or film
-and compares the lengths that they state with the bytes of the payload. So a payload that was cut off is found without a
-decoder. Some containers state no length, because a program wrote them as a stream; their headers are checked all the
-same. The module does not know samples or names of fields.
+These functions decode nothing. They read only the parts of a payload that they need (:mod:`wdscli.codecs.partial`).
+They recognize a format by the first bytes of the payload, not by the name of the field. Pillow reads pictures of other
+formats. :func:`check_container` walks through the parts of a container of sound or film and compares the lengths that
+they state with the bytes of the payload. So a payload that was cut off is found without a decoder. Some containers
+state no length, because a program wrote them as a stream; their headers are checked all the same. The module does not
+know samples or names of fields.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterator
-from struct import unpack_from
 from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
 from wdscli.codecs.handlers import INSTALL_IMAGES, needed, whole_header
+from wdscli.codecs.partial import HEAD_BYTES, Payload, unpack_at
 from wdscli.errors import DataError
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -31,7 +32,7 @@ class PictureSize(NamedTuple):
     height: int
 
 
-def picture_size(data: bytes) -> PictureSize:
+def picture_size(data: Payload) -> PictureSize:
     """Return the size of a picture. Raises ValueError if its header is damaged or its format unknown, and UsageError if
     Pillow is needed and not installed."""
     for begin, read in _PICTURES.items():
@@ -47,13 +48,13 @@ def picture_size(data: bytes) -> PictureSize:
     return film.size
 
 
-def _png(data: bytes) -> Any:
+def _png(data: Payload) -> Any:
     if data[12:16] != b"IHDR":
         raise ValueError("it does not begin with an image header")
-    return unpack_from(">II", data, 16)
+    return unpack_at(">II", data, 16)
 
 
-def _jpeg(data: bytes) -> Any:
+def _jpeg(data: Payload) -> Any:
     offset = 2
     while True:
         if data[offset] != 0xFF:
@@ -64,48 +65,48 @@ def _jpeg(data: bytes) -> Any:
         elif marker in _WITHOUT_LENGTH:
             offset += 2
         elif marker in _START_OF_FRAME:
-            return unpack_from(">HH", data, offset + 5)[::-1]
+            return unpack_at(">HH", data, offset + 5)[::-1]
         elif marker in (0xD9, 0xDA):
             raise ValueError("it has no JPEG frame")
         else:
-            offset += 2 + max(2, unpack_from(">H", data, offset + 2)[0])
+            offset += 2 + max(2, unpack_at(">H", data, offset + 2)[0])
 
 
-def _webp(data: bytes) -> Any:
+def _webp(data: Payload) -> Any:
     kind = data[12:16]
     if data[8:12] != b"WEBP" or kind not in (b"VP8 ", b"VP8L", b"VP8X"):
         raise ValueError("it is not a WebP file")
     if kind == b"VP8X":
         return [int.from_bytes(data[offset : offset + 3], "little") + 1 for offset in (24, 27)]
     if kind == b"VP8 ":
-        return [side & 0x3FFF for side in unpack_from("<HH", data, 26)]
-    bits = unpack_from("<I", data, 21)[0]
+        return [side & 0x3FFF for side in unpack_at("<HH", data, 26)]
+    bits = unpack_at("<I", data, 21)[0]
     return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
 
 
-_PICTURES: dict[bytes, Callable[[bytes], Any]] = {
+_PICTURES: dict[bytes, Callable[[Payload], Any]] = {
     b"\x89PNG\r\n\x1a\n": _png,
     b"\xff\xd8": _jpeg,
-    b"GIF8": lambda data: unpack_from("<HH", data, 6),
+    b"GIF8": lambda data: unpack_at("<HH", data, 6),
     b"RIFF": _webp,
 }
 
 
-def _by_pillow(data: bytes) -> PictureSize:
+def _by_pillow(data: Payload) -> PictureSize:
     from wdscli.codecs.images import opened_image
 
     needed("PIL", "a picture of this format", INSTALL_IMAGES)
     try:
-        return PictureSize(*opened_image(data, sys.maxsize).size)
+        return PictureSize(*opened_image(bytes(data), sys.maxsize).size)
     except DataError as error:
         raise ValueError(error.message) from None
     except Exception as error:  # Pillow's plugins raise many kinds of errors
         raise ValueError(f"it is not a picture: {error}") from None
 
 
-def array_shape(data: bytes) -> list[int]:
+def array_shape(data: Payload) -> list[int]:
     """Return the shape of an array in NumPy's format npy. Raises ValueError for other data."""
-    file = io.BytesIO(data)
+    file = io.BytesIO(data[:HEAD_BYTES])  # numpy reads no longer header
     form = numpy.lib.format
     try:
         version = form.read_magic(file)
@@ -173,22 +174,22 @@ class Wave(NamedTuple):
         return self.code not in _PCM_LIKE
 
 
-def wave_of(data: bytes) -> Wave | None:
+def wave_of(data: Payload) -> Wave | None:
     """Return the headers of a WAVE file, or None for other data. Raises ValueError for a damaged header."""
     is_wave = data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE"
     return whole_header(_wave, data) if is_wave else None
 
 
-def _wave(data: bytes) -> Wave:
+def _wave(data: Payload) -> Wave:
     offset, code, rate, frame_bytes, long_bytes = 12, 0, 0, 0, 0
     while data[offset : offset + 4] != b"data":
-        size = unpack_from("<I", data, offset + 4)[0]
+        size = unpack_at("<I", data, offset + 4)[0]
         if data[offset : offset + 4] == b"fmt ":
-            code, _, rate, _, frame_bytes = unpack_from("<HHIIH", data, offset + 8)
+            code, _, rate, _, frame_bytes = unpack_at("<HHIIH", data, offset + 8)
         elif data[offset : offset + 4] == b"ds64":
-            long_bytes = unpack_from("<Q", data, offset + 16)[0]
+            long_bytes = unpack_at("<Q", data, offset + 16)[0]
         offset += 8 + size + (size & 1)
-    stated, has_bytes = unpack_from("<I", data, offset + 4)[0], len(data) - offset - 8
+    stated, has_bytes = unpack_at("<I", data, offset + 4)[0], len(data) - offset - 8
     if data[:4] == b"RF64" and long_bytes:
         stated = long_bytes
     elif stated >= _STREAMED_BYTES or (not stated and has_bytes):
@@ -198,7 +199,7 @@ def _wave(data: bytes) -> Wave:
     return Wave(code, rate, frame_bytes, stated, has_bytes)
 
 
-def seconds(data: bytes) -> float:
+def seconds(data: Payload) -> float:
     """Return the length in seconds that the header of a sound or film states: WAV, FLAC, Ogg (Vorbis, Opus), MP3, MP4
     or QuickTime. Raises ValueError for other formats, for damaged headers, and for headers without a length."""
     if (wave := wave_of(data)) is not None:
@@ -221,7 +222,7 @@ def seconds(data: bytes) -> float:
     return film.seconds
 
 
-def _flac_seconds(data: bytes) -> float:
+def _flac_seconds(data: Payload) -> float:
     bits = int.from_bytes(data[18:26], "big")
     rate, frames = bits >> 44, bits & (1 << 36) - 1
     if len(data) < 26 or not rate or not frames:
@@ -229,19 +230,19 @@ def _flac_seconds(data: bytes) -> float:
     return float(frames / rate)
 
 
-def _ogg_seconds(data: bytes) -> float:
-    packet = data[27 + data[26] :]
+def _ogg_seconds(data: Payload) -> float:
+    packet = data[27 + data[26] : HEAD_BYTES]
     if packet.startswith(b"\x01vorbis"):
-        rate, skipped = unpack_from("<I", packet, 12)[0], 0
+        rate, skipped = unpack_at("<I", packet, 12)[0], 0
     elif packet.startswith(b"OpusHead"):
-        rate, skipped = 48_000, unpack_from("<H", packet, 10)[0]
+        rate, skipped = 48_000, unpack_at("<H", packet, 10)[0]
     else:
         raise ValueError("in Ogg files, seconds() reads only Vorbis and Opus")
     serial, offset = data[14:18], len(data)
     while (offset := data.rfind(b"OggS", 0, offset)) >= 0:
         # A page in which no packet ends has -1 as its number of frames. The mark "OggS" may also be a part of a packet.
         if len(data) >= offset + 27 and data[offset + 14 : offset + 18] == serial and data[offset + 4] == 0:
-            frames = unpack_from("<q", data, offset + 6)[0]
+            frames = unpack_at("<q", data, offset + 6)[0]
             if frames >= 0 and rate:
                 return float(max(0, frames - skipped) / rate)
     raise ValueError("no page of the Ogg file gives its duration")
@@ -257,19 +258,19 @@ class _Mp3Frame(NamedTuple):
     tag: int
 
 
-def _is_mp3(data: bytes) -> bool:
+def _is_mp3(data: Payload) -> bool:
     return data[:3] == b"ID3" or (data[:1] == b"\xff" and data[1:2] >= b"\xe0")
 
 
-def _after_tag(data: bytes) -> int:
+def _after_tag(data: Payload) -> int:
     """Return the offset of the first byte after an ID3 tag."""
     if not data.startswith(b"ID3"):
         return 0
-    size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(reversed(data[6:10])))
+    size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(reversed(bytes(data[6:10]))))
     return 10 + size + (10 if data[5] & 0x10 else 0)
 
 
-def _mp3_frame(data: bytes, begin: int) -> _Mp3Frame:
+def _mp3_frame(data: Payload, begin: int) -> _Mp3Frame:
     first, second, third, fourth = data[begin : begin + 4] if len(data) >= begin + 4 else b"\0\0\0\0"
     version, layer, rate_code = second >> 3 & 3, second >> 1 & 3, third >> 2 & 3
     if first != 0xFF or second < 0xE0 or version == 1 or layer != 1 or rate_code == 3 or third >> 4 == 15:
@@ -281,19 +282,19 @@ def _mp3_frame(data: bytes, begin: int) -> _Mp3Frame:
     return _Mp3Frame(begin, rate, 1152 if version == 3 else 576, kbits, begin + 4 + side_bytes)
 
 
-def _mp3_seconds(data: bytes) -> float:
+def _mp3_seconds(data: Payload) -> float:
     frame, frames = _mp3_frame(data, _after_tag(data)), 0
-    tag = data[frame.tag :][:16]
-    if tag[:4] in (b"Xing", b"Info") and unpack_from(">I", tag, 4)[0] & 1:
-        frames = unpack_from(">I", tag, 8)[0]
+    tag = data[frame.tag : frame.tag + 16]
+    if tag[:4] in (b"Xing", b"Info") and unpack_at(">I", tag, 4)[0] & 1:
+        frames = unpack_at(">I", tag, 8)[0]
     elif data[frame.begin + 36 : frame.begin + 40] == b"VBRI":
-        frames = unpack_from(">I", data, frame.begin + 50)[0]
+        frames = unpack_at(">I", data, frame.begin + 50)[0]
     if not frames:
         raise ValueError("its header does not give its duration (it has no Xing, Info or VBRI tag)")
     return float(frames * frame.samples / frame.rate)
 
 
-def check_container(data: bytes) -> bool:
+def check_container(data: Payload) -> bool:
     """Check the headers of a sound or film, and the lengths that they state. Return False for an unknown format. Raises
     ValueError for a damaged header, and for a payload that has fewer bytes than its headers state.
 
@@ -313,22 +314,22 @@ def _cut_off(what: str, stated: int, left: int) -> ValueError:
     )
 
 
-def _check_wave(data: bytes) -> None:
+def _check_wave(data: Payload) -> None:
     wave = _wave(data)
     stated = wave.stated_bytes
     if stated is not None and stated // wave.frame_bytes > wave.has_bytes // wave.frame_bytes:
         raise _cut_off("the sound", stated, wave.has_bytes)
 
 
-def _check_avi(data: bytes) -> None:
-    stated, left = unpack_from("<I", data, 4)[0], len(data) - 8
+def _check_avi(data: Payload) -> None:
+    stated, left = unpack_at("<I", data, 4)[0], len(data) - 8
     if data[12:16] != b"LIST" or data[20:24] != b"hdrl":
         raise ValueError("it has no AVI header")
     if left < stated < _STREAMED_BYTES:
         raise _cut_off("the film", stated, left)
 
 
-def _check_flac(data: bytes) -> None:
+def _check_flac(data: Payload) -> None:
     offset, is_last = 4, False
     while not is_last:
         is_last, kind = bool(data[offset] & 0x80), data[offset] & 0x7F
@@ -336,7 +337,7 @@ def _check_flac(data: bytes) -> None:
         if offset == 4 and (kind, size) != (0, 34):
             raise ValueError("it has no FLAC header")
         offset += 4 + size
-    block, least_bytes = unpack_from(">H", data, 10)[0], int.from_bytes(data[12:15], "big")
+    block, least_bytes = unpack_at(">H", data, 10)[0], int.from_bytes(data[12:15], "big")
     frames = int.from_bytes(data[18:26], "big") & (1 << 36) - 1
     if not block or int.from_bytes(data[18:26], "big") >> 44 == 0:
         raise ValueError("its header has no rate of samples")
@@ -347,7 +348,7 @@ def _check_flac(data: bytes) -> None:
         raise ValueError(f"there is no FLAC frame at byte {offset}")
 
 
-def _check_ogg(data: bytes) -> None:
+def _check_ogg(data: Payload) -> None:
     offset, flags = 0, 0
     while offset < len(data):
         if data[offset : offset + 4] != b"OggS":
@@ -361,7 +362,7 @@ def _check_ogg(data: bytes) -> None:
         offset += size
 
 
-def _check_mp3(data: bytes) -> None:
+def _check_mp3(data: Payload) -> None:
     begin = _after_tag(data)
     if begin and data.startswith((b"fLaC", *_UNCHECKED), begin):
         check_container(data[begin:])
@@ -370,8 +371,8 @@ def _check_mp3(data: bytes) -> None:
     frame = _mp3_frame(data, begin + max(0, junk))
     tag, left = frame.tag, len(data) - frame.begin
     first_frame_bytes = frame.samples // 8 * 1000 * frame.kbits // frame.rate
-    if data[tag : tag + 4] in (b"Xing", b"Info") and unpack_from(">I", data, tag + 4)[0] & 2:
-        stated = unpack_from(">I", data, tag + 8 + 4 * (data[tag + 7] & 1))[0]
+    if data[tag : tag + 4] in (b"Xing", b"Info") and unpack_at(">I", data, tag + 4)[0] & 2:
+        stated = unpack_at(">I", data, tag + 8 + 4 * (data[tag + 7] & 1))[0]
         if stated > left + _MP3_FRAME_BYTES:  # some programs count a frame more
             raise _cut_off("the sound", stated, left)
     elif left < first_frame_bytes:
@@ -387,35 +388,35 @@ class Film(NamedTuple):
     size: PictureSize | None
 
 
-def film_of(data: bytes) -> Film | None:
+def film_of(data: Payload) -> Film | None:
     """Return the facts of an MP4 or QuickTime file, or None for other data. The box ``moov`` may be anywhere. Raises
     ValueError if it is damaged or missing."""
     is_film = data[4:8] in _BOXES and not data.startswith(_PICTURE_BRANDS, 8)
     return whole_header(_film, data) if is_film else None
 
 
-def _film(data: bytes) -> Film:
+def _film(data: Payload) -> Film:
     moov = _first(data, b"moov")
     header = _first(data, b"moov", b"mvhd")
     if moov is None or header is None:
         raise ValueError("it has no header (a box moov)")
     # Version 1 has times of 64 bits. A length of 0, or of ones, is unknown.
     is_long = data[header.begin] == 1
-    rate, length = unpack_from(">IQ" if is_long else ">II", data, header.begin + (20 if is_long else 12))
+    rate, length = unpack_at(">IQ" if is_long else ">II", data, header.begin + (20 if is_long else 12))
     is_stated = rate and length and length != (1 << (64 if is_long else 32)) - 1
     tracks = (track for track in _boxes(data, moov) if track.kind == b"trak")
     sizes = filter(None, (_track_size(data, track) for track in tracks))
     return Film(length / rate if is_stated else None, next(sizes, None))
 
 
-def _track_size(data: bytes, track: _Box) -> PictureSize | None:
+def _track_size(data: Payload, track: _Box) -> PictureSize | None:
     """Return the size of a track's pictures, from the description of its samples."""
     is_video = _first(data, b"mdia", b"minf", b"vmhd", inside=track)
     table = _first(data, b"mdia", b"minf", b"stbl", b"stsd", inside=track)
     if is_video is None or table is None or table.end < table.begin + 44:
         return None
     # The table begins with version, flags and a count. The first description has its size after 32 bytes.
-    size = PictureSize(*unpack_from(">HH", data, table.begin + 8 + 32))
+    size = PictureSize(*unpack_at(">HH", data, table.begin + 8 + 32))
     if min(size) < 1:
         raise ValueError("its header says that it is empty")
     return size
@@ -429,7 +430,7 @@ class _Box(NamedTuple):
     end: int
 
 
-def _first(data: bytes, *kinds: bytes, inside: _Box | None = None) -> _Box | None:
+def _first(data: Payload, *kinds: bytes, inside: _Box | None = None) -> _Box | None:
     """Return the first box at the end of a path of boxes, or None."""
     for kind in kinds:
         inside = next((box for box in _boxes(data, inside) if box.kind == kind), None)
@@ -438,13 +439,13 @@ def _first(data: bytes, *kinds: bytes, inside: _Box | None = None) -> _Box | Non
     return inside
 
 
-def _boxes(data: bytes, inside: _Box | None = None) -> Iterator[_Box]:
+def _boxes(data: Payload, inside: _Box | None = None) -> Iterator[_Box]:
     """Yield the boxes of an MP4, or those inside a box. Raises ValueError for a box that is cut off."""
     offset, end = (0, len(data)) if inside is None else (inside.begin, inside.end)
     while offset + 8 <= end:
-        size, kind, begin = unpack_from(">I", data, offset)[0], data[offset + 4 : offset + 8], offset + 8
+        size, kind, begin = unpack_at(">I", data, offset)[0], data[offset + 4 : offset + 8], offset + 8
         if size == 1:
-            size, begin = unpack_from(">Q", data, offset + 8)[0], offset + 16
+            size, begin = unpack_at(">Q", data, offset + 8)[0], offset + 16
         elif size == 0:  # the box ends at the end of the file
             size = end - offset
         if size < begin - offset:
@@ -455,12 +456,12 @@ def _boxes(data: bytes, inside: _Box | None = None) -> Iterator[_Box]:
         offset += size
 
 
-def _check_mp4(data: bytes) -> None:
+def _check_mp4(data: Payload) -> None:
     if not {b"moov", b"moof"} & {box.kind for box in _boxes(data)}:
         raise ValueError("it has no header (a box moov)")
 
 
-def _check_matroska(data: bytes) -> None:
+def _check_matroska(data: Payload) -> None:
     offset = 0
     while data[offset : offset + 4] != _SEGMENT:
         name_bytes = 9 - data[offset].bit_length()
@@ -473,7 +474,7 @@ def _check_matroska(data: bytes) -> None:
         raise _cut_off("the film", size, len(data) - offset)
 
 
-def _ebml_size(data: bytes, offset: int) -> tuple[int | None, int]:
+def _ebml_size(data: Payload, offset: int) -> tuple[int | None, int]:
     """Return the size of an EBML element, None for a stream, and the offset of its content."""
     width = 9 - data[offset].bit_length()
     if width > 8:
@@ -482,16 +483,16 @@ def _ebml_size(data: bytes, offset: int) -> tuple[int | None, int]:
     return (None if size == (1 << 7 * width) - 1 else size), offset + width
 
 
-def _check_asf(data: bytes) -> None:
-    header_bytes = unpack_from("<Q", data, 16)[0]
+def _check_asf(data: Payload) -> None:
+    header_bytes = unpack_at("<Q", data, 16)[0]
     if data[header_bytes : header_bytes + 16] != _ASF_DATA:
         raise ValueError("its header is truncated")
-    stated, left = unpack_from("<Q", data, header_bytes + 16)[0], len(data) - header_bytes
+    stated, left = unpack_at("<Q", data, header_bytes + 16)[0], len(data) - header_bytes
     if stated > left:
         raise _cut_off("the content", stated, left)
 
 
-_FORMATS: tuple[tuple[Callable[[bytes], bool], Callable[[bytes], Any]], ...] = (
+_FORMATS: tuple[tuple[Callable[[Payload], bool], Callable[[Payload], Any]], ...] = (
     (lambda data: data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE", _check_wave),
     (lambda data: data[:4] == b"RIFF" and data[8:12] == b"AVI ", _check_avi),
     (lambda data: data[:4] == b"fLaC", _check_flac),

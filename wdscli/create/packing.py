@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import groupby
 from typing import NamedTuple
 
+from wdscli.codecs.partial import whole_names
 from wdscli.copy.maker import Maker, ShardTasks
 from wdscli.create.files import (
     SEPARATOR,
@@ -315,7 +316,7 @@ class _Packer:
         offsets.append(shard.position)
         fields.append(field := row[row.find(SEPARATOR) + 1 :])
         pieces = self._payload(place, size)
-        if field in shard.numbers.payload_fields:
+        if field in whole_names(shard.numbers.payload_fields):
             payload = self._kept[offsets[-1]] = b"".join(pieces)
             pieces = [payload]
         for piece in pieces:

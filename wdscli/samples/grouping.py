@@ -576,6 +576,12 @@ class SampleAt(NamedTuple):
         assert self.payload_of is not None
         return self.payload_of(self.row, field)
 
+    def parts(self, field: bytes) -> Any:
+        """Return the payload of a field for reading headers: only the parts in use are read, if the reader can do
+        so (:class:`wdscli.codecs.partial.PartialPayload`)."""
+        read_parts = getattr(self.payload_of, "parts", None)
+        return self.payload(field) if read_parts is None else read_parts(self.row, field)
+
     def error(
         self, message: str, code: str, field: bytes | None = None, hint: str | None = None
     ) -> DataError:

@@ -17,6 +17,8 @@ from typing import Any
 from simpleeval import DEFAULT_OPERATORS
 from xxhash import xxh3_64_intdigest
 
+from wdscli.codecs.handlers import held_extension
+from wdscli.codecs.partial import HeadOf
 from wdscli.errors import UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.selection.expressions import expression
@@ -45,7 +47,8 @@ _NODES = tuple(getattr(ast, name) for name in f"{_LOGIC} {_ARITHMETIC} {_ORDER} 
 _TWINS = {ast.BitAnd: ("&", "and"), ast.BitOr: ("|", "or"), ast.Invert: ("~", "not")}
 
 
-FIELD_FUNCTIONS = ("dhash", "field", "height", "lines", "seconds", "shape", "simhash", "width")
+HEADER_FUNCTIONS = ("height", "seconds", "shape", "width")
+FIELD_FUNCTIONS = ("dhash", "field", "lines", "simhash", *HEADER_FUNCTIONS)
 """Functions of a payload, many only of its header. The argument is the name of a field."""
 LIST_FUNCTIONS = ("all", "any", "max", "min", "sum")
 """The functions that take ``EXPRESSION for NAME in LIST``."""
@@ -281,12 +284,14 @@ def _is_field_call(node: ast.AST) -> bool:
 
 
 def payloads_in(tree: ast.expr) -> Iterator[bytes]:
-    """The fields whose payloads an expression reads."""
+    """The fields whose payloads an expression reads, as :class:`HeadOf` if it reads a header."""
     for node in ast.walk(tree):
         if isinstance(node, Field):
             yield to_bytes(node.id)
         elif _is_field_call(node):
-            yield to_bytes(node.args[0].value)  # type: ignore[attr-defined]
+            field: str = node.args[0].value  # type: ignore[attr-defined]
+            of_header = node.func.id in HEADER_FUNCTIONS  # type: ignore[attr-defined]
+            yield HeadOf(to_bytes(field)) if of_header and not held_extension(field)[1] else to_bytes(field)
 
 
 def is_of_payloads(tree: ast.expr) -> bool:

@@ -14,10 +14,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
 from wdscli.arrays import Backing, Piece
+from wdscli.codecs.partial import HEAD_BYTES, PartialPayload, Payload, whole_names
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch, new_batch, split_name
 from wdscli.samples.grouping import SampleAt
@@ -65,7 +67,8 @@ class MemberReader:
         self.fields = fields
         self.sees = bool(fields) or keeps_all
         """Whether a scan must call :meth:`see`."""
-        self._suffixes = (b"",) if keeps_all else tuple(b"." + field for field in fields)
+        self._names = whole_names(fields)
+        self._suffixes = (b"",) if keeps_all else tuple(b"." + name for name in self._names)
         self._keeps_all, self._gap_bytes = keeps_all, gap_bytes
         self._held_bytes = HELD_BYTES if held_bytes is None else held_bytes
         self._window: Window | None = None
@@ -97,7 +100,7 @@ class MemberReader:
 
     def _is_read(self, name: bytes, size: int) -> bool:
         parts = split_name(name)
-        return parts is not None and parts[1] in self.fields and size <= MAX_LOOKED_INTO_BYTES
+        return parts is not None and parts[1] in self._names and size <= MAX_LOOKED_INTO_BYTES
 
     def _pieces_of_window(self, window: Window, row: int) -> Iterator[bytes]:
         """Yield a payload that may extend beyond the window, in pieces."""
@@ -143,13 +146,14 @@ class MemberReader:
 
     def _ranges(self, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
         """Yield the byte ranges of the requested payloads of these rows, each with the header before it."""
-        batch = self.batch
+        batch, requested = self.batch, self._requested_fields
+        heads = whole_names(requested) - requested
         for row in rows:
             for member in self._members(row):
-                if (
-                    batch.fields[member] in self._requested_fields
-                    and batch.sizes[member] <= MAX_LOOKED_INTO_BYTES
-                ):
+                if batch.fields[member] in heads:
+                    expected = self.expected(member)
+                    yield expected.first, min(expected.end, expected.offset + HEAD_BYTES)
+                elif batch.fields[member] in requested and batch.sizes[member] <= MAX_LOOKED_INTO_BYTES:
                     expected = self.expected(member)
                     yield expected.first, expected.end
 
@@ -168,6 +172,24 @@ class MemberReader:
             message = f"payload of {size} bytes is too large to decode (limit: {limit} bytes)"
             raise SampleAt(batch, row, self.source.name).error(message, "undecodable", field)
         return self.payload(member)
+
+    def parts(self, row: int, field: bytes) -> Payload:
+        """Return the payload of a field, of which only the parts in use are read if it is large. Such a payload may
+        have any size. Raises DataError if it is truncated."""
+        batch = self.batch
+        member = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
+        expected, source = self.expected(member), self.source
+        if expected.size <= HEAD_BYTES or not source.seekable or expected.offset in self._kept:
+            return self(row, field)
+
+        def read(offset: int, length: int) -> bytes:
+            data = source.read_at(expected.offset + offset, length)
+            if len(data) < length:
+                raise expected.truncated(source, offset + len(data))
+            return data
+
+        head = expected.payload(source, HEAD_BYTES) if self.by_index else read(0, HEAD_BYTES)
+        return PartialPayload(head, expected.size, read, partial(self, row, field))
 
     def payload(self, member: int) -> bytes:
         """Return the payload of a member of the batch. Raises DataError if it is truncated."""

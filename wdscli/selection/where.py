@@ -33,6 +33,7 @@ from typing import Any
 from simpleeval import InvalidExpression, SimpleEval
 from xxhash import xxh3_64_intdigest
 
+from wdscli.codecs.handlers import held_extension
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.grouping import SampleAt
@@ -355,6 +356,15 @@ class _Scope:
         """Return the payload of a field, decompressed. Raises Absent."""
         return self.decoded(to_bytes(name), name, partial(unpacked, name))
 
+    def parts(self, name: str) -> Any:
+        """Return the payload of a field, of which only the parts in use are read. Raises Absent."""
+        field, head = to_bytes(name), f"/{name}"
+        if field not in self.sample.fields:
+            raise Absent
+        if head not in self.documents:  # no field begins with a slash
+            self.documents[head] = self.sample.parts(field)
+        return self.documents[head]
+
     def text(self, name: str) -> Any:
         """Return the payload of a field as text. Raises Absent."""
         return self.decoded(to_bytes(name), name, lambda data: unpacked(name, data).decode())
@@ -406,7 +416,7 @@ class _Scope:
         if function == "lines":
             text = self.text(field)
             return text.count("\n") + (text != "" and not text.endswith("\n"))
-        data = self.payload(field)
+        data = self.payload(field) if held_extension(field)[1] else self.parts(field)
         try:
             if function == "shape":
                 return headers.array_shape(data)

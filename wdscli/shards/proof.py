@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from wdscli.codecs.partial import whole_names
 from wdscli.errors import DataError, InputError
 from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.reading import holds_no_sample, is_there
@@ -184,7 +185,8 @@ def find_index(
 def unproven_bytes(index: Index, payload_fields: frozenset[bytes]) -> int:
     """Return the size of a shard if its payloads of these fields are read, because its stored values are not proven.
     Otherwise return 0."""
-    return index.size if SampleNumbers([*index.unproven]).payload_fields & payload_fields else 0
+    unproven_fields = whole_names(SampleNumbers([*index.unproven]).payload_fields)
+    return index.size if unproven_fields & whole_names(payload_fields) else 0
 
 
 def unproven_text(read_bytes: int, set_bytes: int, address: str) -> str:
