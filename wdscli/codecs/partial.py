@@ -1,8 +1,8 @@
-"""Payloads of which only some parts are read. A header is a small part of a film or sound, and may be at its end.
+"""Payloads that are read in part. A header is a small part of a film or sound, and may be at its end.
 
 A :class:`PartialPayload` has the operations of bytes that readers of headers use. It keeps the parts that it has read.
-In a set of fields to read, :class:`HeadOf` is a field of which only the first bytes are needed, and perhaps further
-parts. This module does not know headers, or where payloads are.
+In a set of fields to read, :class:`HeadOf` is a field whose first bytes are needed, and perhaps further parts. This
+module does not know headers, or where payloads are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TAIL_BYTES = 1 << 16
 
 
 class HeadOf(bytes):
-    """A field of which the head is needed: a slash and its name. No name of a field begins with a slash.
+    """A field whose head is needed: a slash and its name. No name of a field begins with a slash.
 
     >>> HeadOf(b"mp4"), sorted(whole_names([HeadOf(b"mp4"), b"json"]))
     (b'/mp4', [b'json', b'mp4'])
@@ -30,7 +30,7 @@ class HeadOf(bytes):
 
 
 def whole_names(fields: Iterable[bytes]) -> frozenset[bytes]:
-    """Return the names of fields, also of those of which the head is needed."""
+    """Return the names of fields, also of the fields whose head is needed."""
     return frozenset(field[1:] if isinstance(field, HeadOf) else field for field in fields)
 
 

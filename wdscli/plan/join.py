@@ -83,7 +83,7 @@ class JoinedTable:
     on: str = ""
     """The expression whose value in a sample is the key of its row. If it is empty, the sample's key is."""
     has_lists: bool = False
-    """Whether rows with the same key become one sample, with lists in its JSON fields."""
+    """Whether rows with the same key become lists."""
     on_conflict: ClassVar[OnConflict] = "right"
     """The default policy for a field that the earlier sets have."""
     noun: ClassVar[str] = "table"
@@ -124,12 +124,8 @@ class Join(Order):
         if (table := self.table) is not None:
             names = list(map(base_name, table.addresses))
             options |= {"table": names[0] if len(names) == 1 else names, "key": table.key}
-            options |= {
-                "field": list(table.fields),
-                "json_rest": table.json_rest or None,
-                "on": table.on or None,
-                "on_duplicate": "list" if table.has_lists else None,
-            }
+            options |= {"field": list(table.fields), "json_rest": table.json_rest or None}
+            options |= {"on": table.on or None, "on_duplicate": "list" if table.has_lists else None}
         return {name: value for name, value in options.items() if value is not None}
 
     @property

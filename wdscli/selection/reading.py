@@ -174,8 +174,8 @@ class MemberReader:
         return self.payload(member)
 
     def parts(self, row: int, field: bytes) -> Payload:
-        """Return the payload of a field, of which only the parts in use are read if it is large. Such a payload may
-        have any size. Raises DataError if it is truncated."""
+        """Return the payload of a field. If it is large, only the parts in use are read, and it may have any size.
+        Raises DataError if it is truncated."""
         batch = self.batch
         member = batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])
         expected, source = self.expected(member), self.source

@@ -357,7 +357,7 @@ class _Scope:
         return self.decoded(to_bytes(name), name, partial(unpacked, name))
 
     def parts(self, name: str) -> Any:
-        """Return the payload of a field, of which only the parts in use are read. Raises Absent."""
+        """Return the payload of a field for reading headers. Raises Absent."""
         field, head = to_bytes(name), f"/{name}"
         if field not in self.sample.fields:
             raise Absent

@@ -44,8 +44,7 @@ Sets = Annotated[
         (right), or keep both with a number (txt and 2.txt). Default: error for sets, right for a table.
     """)
 @panel("Errors")("""
-    --on-duplicate  Repeated key: fail, skip, give a new key, or with --table list: rows with the same key become one
-        sample, with lists in its JSON fields.
+    --on-duplicate  Repeated key: fail, skip, new key, or list.
     """)
 class MergeOptions(NamedTuple):
     """The options about how several sets become one set."""
@@ -70,11 +69,6 @@ class MergeOptions(NamedTuple):
                 hint="--table captions.csv --key-column id --column txt=caption",
             )
         reading = self.cells.parse("table" if self.table else None)
-        if self.on_duplicate == "list" and (not self.table or self.json_rest):
-            raise UsageError(
-                "--on-duplicate list needs --table, and excludes --json-rest",
-                hint="--table t.csv --key-column id --column captions.json=caption --on-duplicate list",
-            )
         if self.join is None and not self.table:
             if self.on_conflict is not None:
                 raise UsageError("--on-conflict needs a join", hint="--join inner, left or outer")
@@ -82,7 +76,6 @@ class MergeOptions(NamedTuple):
         from wdscli.create.join_table import TableSet
         from wdscli.plan.join import Join
 
-        has_lists = self.on_duplicate == "list"
         table: JoinedTable | None = None
         if self.table:
             key, expression = self._key(on)
@@ -92,7 +85,9 @@ class MergeOptions(NamedTuple):
                     hint=f"--table {self.table[0]} --key-column id --column txt=caption",
                 )
             fields = tuple(self.field or ())
-            table = TableSet(tuple(self.table), key, fields, self.json_rest, expression, has_lists, reading)
+            table = TableSet(
+                tuple(self.table), key, fields, self.json_rest, expression, self.has_lists, reading
+            )
         elif on is not None:
             from wdscli.ops.merge import SetByValue
 
@@ -102,6 +97,16 @@ class MergeOptions(NamedTuple):
                 )
             table = SetByValue(shards[1], "key", (), on=on)
         return Join(self.join or "left", self.on_conflict, table)
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether the rows of a table with the same key become lists. Raises UsageError without a table."""
+        if self.on_duplicate == "list" and (not self.table or self.json_rest):
+            raise UsageError(
+                "--on-duplicate list needs --table, and excludes --json-rest",
+                hint="--table t.csv --key-column id --column captions.json=caption --on-duplicate list",
+            )
+        return self.on_duplicate == "list"
 
     def _key(self, on: str | None) -> tuple[str | None, str]:
         """Return the column with the keys of a table, and the expression that is compared with it. Raises
@@ -137,7 +142,7 @@ def merge(*, shards: Sets, output: OutputOptions, sets: MergeOptions, options: R
         # The option belongs to the join.
         options = options._replace(inputs=options.inputs._replace(selection=selection._replace(on=None)))
     out, request = read_options(shards, output, options)
-    if sets.on_duplicate == "list":
+    if sets.has_lists:
         request = request._replace(on_duplicate="error")
     how = sets.parse_join(selection.on if joins else None, shards)
     if how is not None:
