@@ -174,7 +174,8 @@ def records() -> int:
 def option_names() -> set[str]:
     """The long names of all options that a help shows; ``--no-x`` of ``--x`` is the same option."""
     sys.path.insert(0, str(HOUSE.parent))
-    from wdscli.cli.main import COMMANDS, load
+    from wdscli.cli.commands import COMMANDS
+    from wdscli.cli.group import load
 
     found = set()
     for name in COMMANDS:
@@ -224,14 +225,14 @@ def beyond_limits() -> list[str]:
 def commands() -> list[str]:
     """The names of all commands."""
     sys.path.insert(0, str(HOUSE.parent))
-    from wdscli.cli.main import COMMANDS
+    from wdscli.cli.commands import COMMANDS
 
     return [*COMMANDS]
 
 
 def help_lines(name: str) -> int:
     """The lines of a command's ``--help`` at 80 columns."""
-    from wdscli.cli.main import load
+    from wdscli.cli.group import load
 
     os.environ["COLUMNS"] = "80"
     command = load(name)

@@ -23,7 +23,7 @@ from storage_servers import S3, s3_server
 from tiers import Tiers
 from waits import Waits
 
-from wdscli.cli import main as cli
+from wdscli.cli import group as cli
 from wdscli.cli.main import main
 from wdscli.executors import local
 from wdscli.storage import retry

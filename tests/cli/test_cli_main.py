@@ -20,7 +20,7 @@ import pytest
 from shard_cases import Ran, numbered, wds, write_shards
 
 from wdscli import __version__
-from wdscli.cli import main as cli
+from wdscli.cli import group as cli
 from wdscli.tar.core import CORE
 
 # A stand-in for a command: its argument decides what happens in it.
@@ -31,7 +31,13 @@ from wdscli.cli.options import *
 from wdscli.cli.output import Out
 
 @grouped
-def act(what: str, common: CommonOptions, cuts: CutOptions, count: int = 1):
+def act(
+    *,
+    what: Annotated[str, Option((), "WHAT", "What happens.")],
+    common: CommonOptions,
+    cuts: CutOptions,
+    count: Annotated[int, Option(("--count",), None, "How many rows.")] = 1,
+):
     """Do something."""
     out = Out(common)
     if what == "rows":
@@ -58,7 +64,7 @@ def act(what: str, common: CommonOptions, cuts: CutOptions, count: int = 1):
 STAND_IN = """
 import sys, types
 from wdscli.__main__ import main
-from wdscli.cli import main as cli
+from wdscli.cli import group as cli
 from wdscli.tar.core import CORE
 
 module = sys.modules["wdscli.cli.commands.act"] = types.ModuleType("wdscli.cli.commands.act")
@@ -80,7 +86,7 @@ def stand_in(tmp_path: Path) -> list[str]:
 def act(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     """The stand-in, in this process."""
     module = ModuleType("wdscli.cli.commands.act")
-    exec(ACT, module.__dict__)
+    exec(compile(ACT, "act", "exec", dont_inherit=True), module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(cli.COMMANDS, "act", "Do something.")
     monkeypatch.delenv("WDSCLI_DEBUG", raising=False)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from shard_cases import keys_of, members_of, write_shards
 
-from wdscli.cli.main import COMMANDS, build, load, main
+from wdscli.cli.commands import COMMANDS
+from wdscli.cli.group import build, load
+from wdscli.cli.main import main
 
 SAYS_SO = re.compile("[Rr]epeatable|option is repeated|second --")
 """How the help of an option says that it may be repeated. Options with lists of several names need not say it."""

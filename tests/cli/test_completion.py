@@ -14,7 +14,8 @@ import pytest
 from shard_cases import tar_of, wds
 
 from wdscli.cli import completion
-from wdscli.cli.main import COMMANDS, build, load
+from wdscli.cli.commands import COMMANDS
+from wdscli.cli.group import build, load
 from wdscli.shards.dialects import DIALECTS
 
 ROOT = Path(__file__).parents[2]

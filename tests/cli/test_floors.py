@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from shard_cases import wds
 
-from wdscli.cli.main import COMMANDS, build, load
+from wdscli.cli.commands import COMMANDS
+from wdscli.cli.group import build, load
 
 MOST_NAMES = 126
 

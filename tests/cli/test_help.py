@@ -15,7 +15,8 @@ import pytest
 from shard_cases import Ran, tar_of, wds
 
 from wdscli.cli import help as layout
-from wdscli.cli.main import COMMANDS, build, load
+from wdscli.cli.commands import COMMANDS
+from wdscli.cli.group import build, load
 
 CODES = {"verify": {0, 1}, "repair": {0, 1}, "diff": {0, 1}, "index": {0, 1}}
 """Exit codes of examples, where 0 is not the only good one."""

@@ -1,25 +1,31 @@
 """Option groups: what Typer sees, and what a command gets."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any
+from contextlib import suppress
+from importlib import import_module
+from typing import Annotated, Any, get_args
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from wdscli.cli.commands import COMMANDS
+from wdscli.cli.group import OnceCommand, load, typed
 from wdscli.cli.options import (
+    REQUIRED,
     CommonOptions,
     CutOptions,
     DuplicateOptions,
     Json,
     NetworkOptions,
     OnError,
+    Option,
     OutputOptions,
     SelectionOptions,
     Shards,
     TaskOptions,
     grouped,
+    parameters_of,
+    read_plain,
 )
 
 
@@ -29,6 +35,7 @@ def call(*args: str) -> dict[str, Any]:
 
     @grouped
     def command(
+        *,
         shards: Shards,
         selection: SelectionOptions,
         cuts: CutOptions,
@@ -38,7 +45,7 @@ def call(*args: str) -> dict[str, Any]:
         common: CommonOptions,
         on_error: OnError = "error",
         json: Json = False,
-        extra: Annotated[int, typer.Option("--extra", help="One of its own.")] = 3,
+        extra: Annotated[int, Option(("--extra",), None, "One of its own.")] = 3,
     ) -> None:
         """Do it."""
         got.update(shards=shards, extra=extra, on_error=on_error, json=json)
@@ -46,7 +53,7 @@ def call(*args: str) -> dict[str, Any]:
             got.update(group._asdict())
 
     app = typer.Typer(add_completion=False)
-    app.command()(command)
+    app.command()(typed(command))
     result = CliRunner().invoke(app, ["a.tar", "-o", "out.tar", *args], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return got
@@ -111,7 +118,6 @@ def test_each_option_reaches_its_group(words: str, name: str, value: Any) -> Non
 def test_two_options_of_one_name_are_told_at_once() -> None:
     def command(common: CommonOptions, quiet: bool = False) -> None: ...
 
-    command.__annotations__["common"] = CommonOptions
     with pytest.raises(ValueError, match="quiet"):
         grouped(command)
 
@@ -128,10 +134,9 @@ def test_two_options_of_one_name_are_told_at_once() -> None:
     ],
 )
 def test_every_option_of_a_group_names_its_panel_and_has_help(group: Any) -> None:
-    for annotation in group.__annotations__.values():
-        option = annotation.__metadata__[0]
-        assert option.rich_help_panel
-        assert option.help.endswith(".")
+    for parameter in parameters_of(group):
+        assert parameter.option.panel
+        assert parameter.option.help.endswith(".")
 
 
 def test_the_selection_is_parsed_by_the_library() -> None:
@@ -150,7 +155,7 @@ def test_the_network_is_in_force_while_a_command_runs() -> None:
         got.append(network())
 
     app = typer.Typer(add_completion=False)
-    app.command()(command)
+    app.command()(typed(command))
     before = network()
     for args in ([], ["--timeout", "1.5", "--cache", "copies"]):
         assert CliRunner().invoke(app, ["a.tar", *args], catch_exceptions=False).exit_code == 0
@@ -165,9 +170,57 @@ def test_a_network_that_makes_no_sense(words: str) -> None:
     assert main(["ls", "a.tar", *words.split()]) == 2
 
 
+def typed_values(parameter: Any) -> list[list[str]]:
+    """Words for a parameter: several values, right and wrong ones, glued and apart."""
+    if not parameter.option.names:
+        return [["one"], ["one", "two"], ["-"], []]
+    names = [name for names in parameter.option.names for name in names.split("/")]
+    values = ["", "3", "0", "-1", "x", "a=b", "-", "1e3", "10 kB", "-x", *get_args(parameter.kind)]
+    texts = [value for value in values if isinstance(value, str)]
+    words = [[name] for name in names] + [[name, value] for name in names for value in texts]
+    glued = [[f"{name}={value}"] for name in names for value in texts]
+    glued += [[f"{name}{value}"] for name in names if name[1] != "-" for value in texts]
+    long = max(names, key=len)
+    return words + glued + [[long, "3", long, "3"], [long, long], [*words[0], "--"], [words[0][0], "-q"]]
+
+
+def recorder(name: str, function: Any) -> Any:
+    """Typer's command with these parameters, and the list of the values that it is called with."""
+    app = typer.Typer(add_completion=False)
+    got: list[dict[str, Any]] = []
+
+    def record(**values: Any) -> None:
+        got.append(values)
+
+    record.parameters = function.parameters  # type: ignore[attr-defined]
+    app.command(name, cls=OnceCommand)(typed(record))
+    return typer.main.get_command.__wrapped__(app), got  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_plain_line_means_what_typer_reads(name: str) -> None:
+    """For each option of each command: the values are those of Typer, and a line that Typer refuses is not plain."""
+    function = getattr(import_module(f"wdscli.cli.commands.{name}"), name)
+    positional = [parameter for parameter in function.parameters if not parameter.option.names]
+    needs_output = any(one.name == "output" and one.default is REQUIRED for one in function.parameters)
+    command, got = recorder(name, function)
+    plain = 0
+    for parameter in function.parameters:
+        for words in typed_values(parameter):
+            line = [*words, *([] if parameter in positional else ["in.tar"] * len(positional))]
+            line += ["-o", "out.tar"] if needs_output and parameter.name != "output" else []
+            values = read_plain(function.parameters, line)
+            got.clear()
+            with suppress(Exception):
+                command(line, standalone_mode=False)
+            if values is not None:
+                plain += 1
+                assert got == [values], line
+    assert plain > 3 * len(function.parameters)
+
+
 def every_option() -> list[tuple[str, Any]]:
     """Each option of each command."""
-    from wdscli.cli.main import COMMANDS, load
 
     return [(name, one) for name in COMMANDS for one in load(name).params if one.param_type_name == "option"]
 

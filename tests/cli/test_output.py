@@ -249,7 +249,7 @@ def test_verbose_says_more_in_every_command(tmp_path: Path) -> None:
     """Than the same command without, and last what it took."""
     from shard_cases import numbered, wds, write_shards
 
-    from wdscli.cli.main import COMMANDS
+    from wdscli.cli.commands import COMMANDS
 
     [shard] = write_shards(tmp_path, [numbered(3)])
     (tmp_path / "files").mkdir()

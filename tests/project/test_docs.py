@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from shard_cases import wds
 
-from wdscli.cli.main import COMMANDS
+from wdscli.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from shard_cases import content, keys_of, numbered, wds, write_shards
 
-from wdscli.cli.main import COMMANDS, load
+from wdscli.cli.commands import COMMANDS
+from wdscli.cli.group import load
 
 BASES = {
     "create": "{given}/files",

@@ -17,7 +17,8 @@ KILLER = """
 import json, os, signal, sys
 from importlib import import_module
 import msgpack, numpy
-from wdscli.cli.main import COMMANDS, main
+from wdscli.cli.commands import COMMANDS
+from wdscli.cli.main import main
 from wdscli.storage import remote
 from wdscli.storage.ends import Sink
 

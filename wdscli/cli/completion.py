@@ -21,6 +21,7 @@ from itertools import islice
 from threading import Thread
 from typing import Any, NamedTuple
 
+from wdscli.cli.commands import COMMANDS
 from wdscli.cli.options import WORDS
 from wdscli.errors import WdsError
 
@@ -229,12 +230,12 @@ def _for_bash(value: str, line: TypedLine) -> str:
 
 def candidates(words: Sequence[str], typed: str, group: Any) -> list[Candidate] | None:
     """Return the words that may come next, also words that do not begin with ``typed``. None means that the shell
-    offers file names. ``group`` has the commands, and ``group.summaries`` has their summaries."""
+    offers file names. ``group`` has the commands."""
     name = next((word for word in words if not word.startswith("-")), None)
     if name is None:
-        listed = [Candidate(name, summary) for name, summary in group.summaries.items()]
+        listed = [Candidate(name, summary) for name, summary in COMMANDS.items()]
         return _option_names(group, words) if typed.startswith("-") else listed
-    if name not in group.summaries:
+    if name not in COMMANDS:
         return []
     command = group.get_command(None, name)
     parsed, waiting, place = _follow(command, words[list(words).index(name) + 1 :])

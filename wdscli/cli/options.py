@@ -1,13 +1,17 @@
 """Groups of options. An option that several commands take is defined once, here.
 
-An option is an annotation that Typer reads; :func:`panel` makes the options of one heading of ``--help``. A group is
-a ``NamedTuple`` of options, or of other groups. A command takes a group as one argument, and :func:`grouped` spreads
-its fields over the command's signature, so that Typer sees plain options and the command sees one value::
+An option is an :class:`Option` in an annotation; :func:`panel` makes the options of one heading of ``--help``. A group
+is a ``NamedTuple`` of options, or of other groups. A command takes a group as one argument, and :func:`grouped` spreads
+its fields over the command's parameters, so that the command line has plain options and the command sees one value::
 
     @grouped
     def ls(shards: Shards, selection: SelectionOptions, common: CommonOptions, long: Long = False) -> None: ...
 
 A command or a group may leave out some options of a group: ``Annotated[EngineOptions, "without strategy tmp"]``.
+
+:func:`read_plain` reads a plain command line, and gives up on all others. Then ``wdscli.cli.group`` makes Typer's
+options from the same parameters, and Typer reads the line, prints help, or explains what is wrong. Typer is not loaded
+for a plain line, because loading it takes longer than listing a shard.
 
 The fields of a group are plain values: text, numbers, lists. ``wdscli.selection`` and the operations interpret them, so
 that this module imports only the parser of sizes from the library.
@@ -16,17 +20,15 @@ Its annotations are real objects, not text (no ``from __future__ import annotati
 start.
 """
 
-import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-import typer
-
 from wdscli.cli import MORE
-from wdscli.errors import UsageError
+from wdscli.errors import UsageError, WdsError
 from wdscli.units import parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -49,29 +51,63 @@ WORDS: dict[str, Collection[str]] = {}
 """Known values of options, by field, for completion."""
 _Decorator = Callable[[Any], Any]
 _ENTRY = re.compile(r"\n {4}(?! )")
+REQUIRED = ...
+"""The default of a parameter that has none."""
+
+
+class Option(NamedTuple):
+    """How an option is typed, and what ``--help`` says about it. An argument has no ``names``. Numbers are at least
+    ``min``. ``parser`` converts the typed text."""
+
+    names: tuple[str, ...]
+    metavar: str | None
+    help: str
+    panel: str | None = None
+    min: int | None = None
+    parser: Callable[[str], Any] | None = None
+
+
+class Parameter(NamedTuple):
+    """One option or argument of a command. ``kind`` is the type of a value on the command line: never None. An option
+    of the kind ``bool`` takes no value, and one of the kind ``list[str]`` takes several values."""
+
+    name: str
+    kind: Any
+    option: Option
+    default: Any
+
+    def read(self, text: str) -> Any:
+        """Return the value of ``text``. Raises ValueError or WdsError if Typer must read or explain the text."""
+        kind = self.kind
+        if self.option.parser is not None:
+            return self.option.parser(text)
+        if kind is str or (get_origin(kind) is Literal and text in get_args(kind)):
+            return text
+        number = kind(text) if kind in (int, float) else None
+        if number is None or (self.option.min is not None and number < self.option.min):
+            raise ValueError(text)
+        return number
 
 
 def panel(title: str) -> Callable[[str], _Decorator]:
-    """Make the options under one heading of ``--help`` from a table.
+    """Describe the options under one heading of ``--help`` by a table.
 
     An entry has the option's names, the name of its value and, after two blanks, its help. The help may continue in
-    lines that are indented more. Each option becomes a field of the decorated group. If the field has another name
+    lines that are indented more. Each option belongs to a field of the decorated group. If the field has another name
     than the option, the entry begins with the field's name. An entry that begins with ``+`` is shown only by
     ``--help-all``. The type of a field may be annotated: with a least number, or with known words for completion.
+    The table is read when a command of the group is called.
 
-    >>> class Group(NamedTuple):
+    >>> @panel("Output")("-o, --output OUT  Shards to write.")
+    ... class Group(NamedTuple):
     ...     output: str
-    >>> group = panel("Output")("-o, --output OUT  Shards to write.")(Group)
-    >>> option = group.__annotations__["output"].__metadata__[0]
-    >>> option.default, option.param_decls, option.metavar, option.help, option.rich_help_panel
-    ('-o', ('--output',), 'OUT', 'Shards to write.', 'Output')
+    >>> list(parameters_of(Group))[0].option
+    Option(names=('-o', '--output'), metavar='OUT', help='Shards to write.', panel='Output', min=None, parser=None)
     """
 
     def describe(table: str) -> _Decorator:
         def decorate(group: Any) -> Any:
-            for entry in _ENTRY.split(table.strip()):
-                field, annotation = _option(title, entry, group.__annotations__)
-                group.__annotations__[field] = annotation
+            group.option_tables = (*getattr(group, "option_tables", ()), (title, table))
             return group
 
         return decorate
@@ -79,28 +115,22 @@ def panel(title: str) -> Callable[[str], _Decorator]:
     return describe
 
 
-def _option(title: str, entry: str, kinds: dict[str, Any]) -> tuple[str, Any]:
-    """Return the field and the annotation for one entry of a table. ``kinds`` are the types of the group's fields."""
+def _described(group: Any) -> dict[str, Option]:
+    """Return the options that the tables of a group describe, by field."""
+    tables = getattr(group, "option_tables", ())
+    return dict(_option(title, entry) for title, table in tables for entry in _ENTRY.split(table.strip()))
+
+
+def _option(title: str, entry: str) -> tuple[str, Option]:
+    """Return the field and the option of one entry of a table."""
     spelling, _, text = entry.partition("  ")
     field, _, spelling = spelling.rpartition(": ")
     prefix = MORE if entry.startswith(MORE) else ""
     words = spelling.removeprefix(MORE).split()
-    names = [word.rstrip(",") for word in words if word.startswith("-")]
-    long = next(name for name in names if name.startswith("--"))
-    field = field.removeprefix(MORE) or long[2:].partition("/")[0].replace("-", "_")
+    names = tuple(word.rstrip(",") for word in words if word[0] == "-")
+    field = field.removeprefix(MORE) or names[-1][2:].partition("/")[0].replace("-", "_")
     metavar = " ".join(word for word in words if word[0] != "-") or None
-    kind, limits = kinds[field], dict[str, Any]()
-    if get_origin(kind) is Annotated:
-        kind, extra = get_args(kind)
-        if isinstance(extra, int):
-            limits["min"] = extra
-        else:
-            WORDS[field] = extra
-    elif kind == Number:
-        limits["parser"] = _PARSERS.get(metavar)
-    text, heading = " ".join(text.split()), prefix + title
-    option = typer.Option(*names, metavar=metavar, help=text, rich_help_panel=heading, **limits)
-    return field, Annotated[kind, option]
+    return field, Option(names, metavar, " ".join(text.split()), prefix + title)
 
 
 SEED = "seed"
@@ -111,21 +141,17 @@ _output = panel("Output")
 _common = panel("General")
 
 _shards = "Shards to read: paths, folders, globs, URLs, -. Also braces, a::b, a manifest, @LIST and pipe:CMD."
-Shards = Annotated[list[str], typer.Argument(metavar="SHARDS...", help=_shards)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON Lines.", rich_help_panel="Output")]
+Shards = Annotated[list[str], Option((), "SHARDS...", _shards)]
+Json = Annotated[bool, Option(("--json",), None, "Print JSON Lines.", "Output")]
 OnError = Annotated[
     Literal["error", "skip"],
-    typer.Option(
-        "--on-error", help="Damaged shard: fail, or skip damaged samples.", rich_help_panel="Errors"
-    ),
+    Option(("--on-error",), None, "Damaged shard: fail, or skip damaged samples.", "Errors"),
 ]
 _values = (
     "Also store these numbers of each sample in the index: json.tokens, len(txt), width(jpg), seconds(wav). Then "
     "--where, sort, ls --count and the loader need not read payloads. Repeatable."
 )
-Values = Annotated[
-    Texts, typer.Option("--values", metavar="EXPR,...", help=_values, rich_help_panel=f"{MORE}Output")
-]
+Values = Annotated[Texts, Option(("--values",), "EXPR,...", _values, f"{MORE}Output")]
 
 
 @_common("""
@@ -438,29 +464,29 @@ def changed_options(group: Any) -> list[str]:
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace each option group among the arguments of ``function`` by the fields of the group. The network options
-    apply while ``function`` runs.
+    """Replace each option group among the arguments of ``function`` by the fields of the group. The ``parameters`` of
+    the returned function are the options. The network options apply while ``function`` runs.
 
     ``--help`` shows options in the order of the arguments. Two options of one name raise ValueError when the command's
     module is imported; only the options :data:`_MAY_REPEAT` may repeat, and the first one counts.
     """
-    signature = inspect.signature(function, eval_str=True)
-    arguments = signature.parameters.values()
+    kinds = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+    defaults = function.__kwdefaults__ or {}
 
+    @wraps(function)
     def command(**values: Any) -> Any:
         network = NetworkOptions(*map(values.get, NetworkOptions._fields))
         with network.in_force():
-            return function(**{arg.name: _gather(arg.name, arg.annotation, values) for arg in arguments})
+            return function(**{name: _gather(name, kind, values) for name, kind in kinds.items()})
 
-    command.__name__ = function.__name__
-    command.__doc__ = function.__doc__
-    command.__module__ = function.__module__
     command.__annotations__ = {}
-    parameters = [option for arg in arguments for option in _spread(arg)]
-    for name in _MAY_REPEAT:
-        repeated = [option for option in parameters if option.name == name][1:]
-        parameters = [option for option in parameters if option not in repeated]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    parameters = dict[str, Parameter]()
+    for name, kind in kinds.items():
+        for parameter in _spread(name, kind, defaults.get(name, REQUIRED)):
+            if parameter.name in parameters and parameter.name not in _MAY_REPEAT:
+                raise ValueError(f"two options have the name {parameter.name}")
+            parameters.setdefault(parameter.name, parameter)
+    command.parameters = tuple(parameters.values())  # type: ignore[attr-defined]
     return command
 
 
@@ -472,19 +498,36 @@ def _group(kind: Any) -> tuple[Any, frozenset[str]] | None:
     return kind, frozenset(field for text in exclusions for field in text.removeprefix("without").split())
 
 
-def _spread(argument: inspect.Parameter) -> list[inspect.Parameter]:
-    """Return the options for one argument of a command, or for one field of a group. If a group has a default, its
-    fields are the defaults of the options."""
-    grouping, group_default = _group(argument.annotation), argument.default
-    if grouping is None:
-        return [argument.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-    group, without = grouping
-    options = []
-    for field in inspect.signature(group).parameters.values():
-        if field.name not in without:
-            default = field.default if group_default is argument.empty else getattr(group_default, field.name)
-            options += _spread(field.replace(annotation=group.__annotations__[field.name], default=default))
-    return options
+def _spread(name: str, kind: Any, default: Any, option: Any = None) -> Iterator[Parameter]:
+    """Yield the options for one argument of a command, or for one field of a group. ``option`` is what the group's
+    table says about the field."""
+    if (grouping := _group(kind)) is not None:
+        yield from parameters_of(grouping[0], default, grouping[1])
+        return
+    kind, extra = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
+    option = extra if isinstance(extra, Option) else option
+    if isinstance(extra, int):
+        option = option._replace(min=extra)
+    elif extra is not None and extra is not option:
+        WORDS[name] = extra
+    elif kind == Number:
+        option = option._replace(parser=_PARSERS.get(option.metavar))
+    kinds = get_args(kind)
+    yield Parameter(name, kinds[0] if type(None) in kinds else kind, option, default)
+
+
+def parameters_of(
+    group: Any, group_default: Any = REQUIRED, without: Collection[str] = ()
+) -> Iterator[Parameter]:
+    """Yield the options of a group, except for the fields ``without``. If the group has a default, its fields are the
+    defaults of the options."""
+    described, defaults = _described(group), group._field_defaults
+    if group_default is not REQUIRED:
+        defaults = group_default._asdict()
+    for field in group._fields:
+        if field not in without:
+            kind = group.__annotations__[field]
+            yield from _spread(field, kind, defaults.get(field, REQUIRED), described.get(field))
 
 
 def _gather(name: str, kind: Any, values: dict[str, Any]) -> Any:
@@ -498,3 +541,41 @@ def _gather(name: str, kind: Any, values: dict[str, Any]) -> Any:
     return group(
         **defaults, **{field: _gather(field, group.__annotations__[field], values) for field in fields}
     )
+
+
+def read_plain(parameters: Sequence[Parameter], words: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values of all parameters from a plain command line. In a plain line, each short option is a
+    word of its own, and no value begins with a hyphen. Return None for any other line, also for a wrong one."""
+    named = {
+        name: parameter
+        for parameter in parameters
+        for names in parameter.option.names
+        for name in names.split("/")
+    }
+    positional = [parameter for parameter in parameters if not parameter.option.names]
+    values: dict[str, Any] = {}
+    remaining = iter(words)
+    try:
+        for word in remaining:
+            if word == "-" or not word.startswith("-"):
+                parameter, name, text = positional[0], "", word
+                del positional[: parameter.kind is str]
+            else:
+                name, glue, text = word.partition("=") if word[1] == "-" else (word[:2], word[2:], word[2:])
+                parameter = named[name]
+                if not (glue or parameter.kind is bool):
+                    text = next(remaining)
+                if (glue and parameter.kind is bool) or (text.startswith("-") and text != "-"):
+                    return None
+            if parameter.kind == list[str]:
+                values.setdefault(parameter.name, []).append(text)
+            elif parameter.name in values:
+                return None
+            elif parameter.kind is bool:
+                values[parameter.name] = f"/{name}" not in parameter.option.names[-1]
+            else:
+                values[parameter.name] = parameter.read(text)
+    except (LookupError, StopIteration, ValueError, WdsError):
+        return None
+    values = {parameter.name: values.get(parameter.name, parameter.default) for parameter in parameters}
+    return None if REQUIRED in values.values() else values

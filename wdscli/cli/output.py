@@ -12,7 +12,6 @@ objects and lines. This module does not know shards or samples.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -160,6 +159,8 @@ class Out:
         droppable: Sequence[int] = (),
         has_rule: bool = False,
     ) -> None:
+        from shutil import get_terminal_size
+
         widths, columns = [len(name) for name in header], list(range(len(header)))
         for number, batch in enumerate(batches):
             cells = [[printable(cell_text(cell)) for cell in row] for row in batch]
@@ -168,7 +169,7 @@ class Out:
             for row in cells:
                 widths = [max(width, width_of(cell)) for width, cell in zip(widths, row, strict=True)]
             if number == 0:
-                columns = fitting(widths, droppable, shutil.get_terminal_size((80, 24)).columns)
+                columns = fitting(widths, droppable, get_terminal_size((80, 24)).columns)
                 cells[1:1] = [["─" * width for width in widths]] * has_rule
             lines = [aligned(row, widths, right, columns) for row in cells]
             if number == 0 and takes_colour(sys.stdout):

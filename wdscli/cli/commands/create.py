@@ -6,14 +6,13 @@ Annotations here are real objects, not text, because Typer reads the annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import typer
-
 from wdscli.cli.options import (
     CellOptions,
     CutOptions,
     EngineOptions,
     GeneralOptions,
     Natural,
+    Option,
     OutputOptions,
     TaskOptions,
     Text,
@@ -182,9 +181,7 @@ _sources = (
     "Files, and folders with all their files. A key is the file's path below the folder. In EXT=FOLDER, the folder's "
     "files become the field EXT: images/ mask.png=masks/."
 )
-Sources = Annotated[
-    list[str] | None, typer.Argument(metavar="[SOURCE]...", help=_sources, show_default=False)
-]
+Sources = Annotated[list[str] | None, Option((), "[SOURCE]...", _sources)]
 
 
 @panel("Output")("""

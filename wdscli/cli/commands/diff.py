@@ -3,9 +3,7 @@
 from functools import partial
 from typing import Annotated, NamedTuple
 
-import typer
-
-from wdscli.cli.options import GeneralOptions, Positive, Text, Texts, grouped, panel
+from wdscli.cli.options import GeneralOptions, Option, Positive, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.ops.diff import CHANGED, ONLY_A, ONLY_B, Difference, DiffReport
 from wdscli.ops.diff import diff as compare
@@ -33,10 +31,8 @@ class DiffOptions(NamedTuple):
 @grouped
 def diff(
     *,
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="A set: a folder, a manifest, a glob, braces, a shard, a URL.")
-    ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The set that is compared with A.")],
+    a: Annotated[str, Option((), "A", "A set: a folder, a manifest, a glob, braces, a shard, a URL.")],
+    b: Annotated[str, Option((), "B", "The set that is compared with A.")],
     options: DiffOptions,
     general: GeneralOptions,
 ) -> int:

@@ -7,9 +7,7 @@ __future__ import annotations``.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-import typer
-
-from wdscli.cli.options import CellOptions, OutputOptions, ReorderOptions, Text, Texts, grouped, panel
+from wdscli.cli.options import CellOptions, Option, OutputOptions, ReorderOptions, Text, Texts, grouped, panel
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
@@ -18,9 +16,10 @@ if TYPE_CHECKING:
 
 Sets = Annotated[
     list[str],
-    typer.Argument(
-        metavar="SETS...",
-        help="Sets to read. Each is a path, folder, glob, braces, a::b, a manifest, @LIST, -, pipe:CMD, or a URL.",
+    Option(
+        (),
+        "SETS...",
+        "Sets to read. Each is a path, folder, glob, braces, a::b, a manifest, @LIST, -, pipe:CMD, or a URL.",
     ),
 ]
 

@@ -5,13 +5,12 @@ Options that a plan or a job cannot use are refused.
 
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
 from wdscli.cli.options import (
     EngineOptions,
     GeneralOptions,
     InputOptions,
     OnError,
+    Option,
     OutputOptions,
     TaskOptions,
     Text,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from wdscli.progress import Progress
 
 _file = "A plan that --plan FILE has written, or a dSort job in JSON or YAML."
-File = Annotated[str, typer.Argument(metavar="FILE", help=_file)]
+File = Annotated[str, Option((), "FILE", _file)]
 
 
 @panel("Plans")("""
