@@ -23,8 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from wdscli.arrays import I64, U64, numpy
-from wdscli.copy.packed import packed
+from wdscli.arrays import I64, U8, U64, numpy
 from wdscli.copy.spill import Reading, SpilledRows
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task
@@ -49,6 +48,7 @@ from wdscli.plan.table import (
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.samples.grouping import PayloadOf, SampleAt
 from wdscli.samples.keys import hashes_of_joined
+from wdscli.samples.packed import packed
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
 from wdscli.selection.reading import MemberReader
@@ -137,8 +137,8 @@ class Chunk:
     """Some thousand rows as lists, because lists of all rows would need too much memory. ``width`` rows are one sample.
 
     Three lists have one entry per row. ``row_ends`` has the number of bytes before each row, and as last value all
-    bytes. ``files`` and ``begins`` say where the row is read. Two lists have one entry per sample: ``ends``, which is
-    like ``row_ends``, and ``marks``, with the marks of all rows of the sample.
+    bytes. ``files`` and ``begins`` say where the row is read. The list ``ends`` has one entry per sample, and is like
+    ``row_ends``. The array ``marks`` has the marks of all rows of each sample.
     """
 
     def __init__(self, rows: PlanTable, places: tuple[I64, U64], width: int) -> None:
@@ -147,7 +147,7 @@ class Chunk:
         self.totals: I64 = numpy.append(0, self.ranges.places + self.ranges.lengths)
         self.row_ends: list[int] = self.totals.tolist()
         self.ends = self.row_ends[::width]
-        self.marks: list[int] = numpy.bitwise_or.reduce(rows.marks.reshape(-1, width), axis=1).tolist()
+        self.marks: U8 = numpy.bitwise_or.reduce(rows.marks.reshape(-1, width), axis=1)
         self.files: list[int] = places[0].tolist()
         self.begins: list[int] = places[1].tolist()
 
@@ -203,8 +203,8 @@ class Copier:
         self.announced = self.expected = first = 0
         while first < len(chunk.marks):
             end = bisect_right(chunk.ends, chunk.ends[first] + COPY_BUFFER_BYTES, first) - 1
-            if any(chunk.marks[first:end]):
-                end = next((sample for sample in range(first, end) if chunk.marks[sample] & GLOBAL), end)
+            if (is_changed := chunk.marks[first:end] & GLOBAL).any():
+                end = first + int(is_changed.argmax())
             if end == first:
                 self._copy_alone(first)
                 end = first + 1
@@ -221,7 +221,9 @@ class Copier:
         self._read(chunk.ends[samples.start])
         view, before = self.buffer[: chunk.row_ends[end] - chunk.row_ends[first]], self.shard.position
         changes = self.task.selection.changes_members
-        is_usual = not changes and {0, FOREIGN}.issuperset(chunk.marks[samples.start : samples.stop])
+        is_usual = not changes and bool(
+            (chunk.marks[samples.start : samples.stop] | FOREIGN == FOREIGN).all()
+        )
         if not (is_usual and self._write_packed(view)):
             self._write_exactly(view)
         self.shard.flush()

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from wdscli.arrays import edges, numpy
 from wdscli.copy.maker import CarriedValues
-from wdscli.copy.packed import packed, walk_packed
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import copying_worth, make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.listing import UNREAD, Beginning
@@ -42,6 +41,7 @@ from wdscli.run.execute import run_plan
 from wdscli.run.receipts import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keys import KeySet, joined_may_be_unsafe
+from wdscli.samples.packed import packed, walk_packed
 from wdscli.samples.reading import keep_heap
 from wdscli.samples.separated import SeparatedSamples
 from wdscli.selection import Selection

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.arrays import I64, U32, Rows, numpy, steps
+from wdscli.arrays import I64, U32, Rows, SampleArrays, numpy, steps
 from wdscli.errors import DataError
 from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
 from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
@@ -29,12 +29,22 @@ from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, StoredRows, spool
 from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
-from wdscli.plan.table import RENAMED, GrowingTable, PlanTable, blocks_of, hashes_of, headers_of, row_type
+from wdscli.plan.table import (
+    RENAMED,
+    GrowingTable,
+    PlanTable,
+    blocks_of,
+    hashes_of,
+    headers_of,
+    row_type,
+    rows_of_arrays,
+)
 from wdscli.plan.values import Extract, GrowingValues, PackedValues, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.grouping import SampleAt
-from wdscli.samples.keys import hashes_of_joined, joined_may_be_unsafe
+from wdscli.samples.keys import joined_may_be_unsafe
+from wdscli.samples.packed import PackedSamples, walk_small
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
@@ -117,6 +127,12 @@ class SurveyTask(NamedTuple):
     def goes_by_index_alone(self) -> bool:
         """Whether only an existing index is read, and no payload."""
         return self.goes_by_index and not self.payload_fields
+
+    @property
+    def copies_plainly(self) -> bool:
+        """Whether all samples are copied unchanged, any damage is an error, and no payload is read."""
+        is_plain = self.selection.is_trivial and self.rekey is None and self.on_error != "skip"
+        return is_plain and not self.payload_fields
 
     @property
     def names_keys(self) -> bool:
@@ -323,6 +339,15 @@ def survey(
             return result
         indexed = None if index is None else index_batches(index, ignored)
         walk = _walk(task, payloads, state, result, ignored)
+        if index is None and task.copies_plainly and extract is None and not state.done:
+            for offset, usual in walk_small(source, task.form):
+                if (rows := _rows_of_usual(usual, offset, state.end)) is None:
+                    break
+                _keep(task, result, RowBlock(rows, PackedValues.of([])), take)
+                state.count_arrays(usual.arrays)
+                tick(offset + usual.end - position)
+                position = offset + usual.end
+                walk.begin = position, state.end
         for batch, chosen in walk.chosen(indexed, requested=payloads.fields):
             if batch.keys and not result.is_packed and not task.input.copy:
                 tick(batch.start(len(batch.keys) - 1) - position)
@@ -386,7 +411,7 @@ def _is_plain(
     task: SurveyTask, index: Index, survey: Survey, take: Callable[[RowBlock], None] | None
 ) -> bool:
     """Try to make all rows and values from the index alone. Return whether this was possible."""
-    if task.payload_fields or (rows := plain_rows(task, index)) is None:
+    if (rows := plain_rows(task, index)) is None:
         return False
     values = PackedValues.of([]) if task.extract is None else task.extract.values_of_index(index)
     if values is None:
@@ -538,20 +563,30 @@ def _look_closer(
 def plain_rows(task: SurveyTask, index: Index) -> Rows | None:
     """Return the rows of an index if all its samples are copied unchanged. Return None if a selection, a new key, a
     mark or a name makes it necessary to check single samples."""
-    special = task.selection.changes_members or task.rekey is not None
-    if special or not task.selection.is_trivial or index.marks.any():
+    if not task.copies_plainly or index.marks.any():
         return None
     lengths = steps(index.key_ends)
     if joined_may_be_unsafe(index.keys, lengths, index.fields):
         return None
-    rows: Rows = numpy.zeros(index.samples, dtype=row_type())
-    rows["start"] = index.starts
-    rows["length"] = rows["out"] = index.lengths
-    rows["place"] = numpy.arange(index.samples)
-    rows["members"] = numpy.diff(index.member_ends, prepend=numpy.uint64(0))
-    names = hashes_of(index.fields)[index.member_fields]
-    rows["headers"] = headers_of(names, index.member_sizes, rows["members"].astype(numpy.int64))
-    rows["key"] = hashes_of_joined(index.keys, lengths)
+    starts, places, sizes = (
+        index.starts.view("i8"),
+        index.member_offsets.view("i8"),
+        index.member_sizes.view("i8"),
+    )
+    samples = index.keys, lengths, starts, index.lengths.view("i8"), steps(index.member_ends)
+    return rows_of_arrays(SampleArrays(*samples, index.fields, index.member_fields, places, sizes))
+
+
+def _rows_of_usual(usual: PackedSamples, shift: int, first_place: int) -> Rows | None:
+    """Return the rows of samples in a buffer that begins at byte ``shift``. Return None if a name may be unsafe."""
+    stored = usual.stored()
+    if joined_may_be_unsafe(stored.keys, stored.key_lengths, stored.fields):
+        return None
+    rows = rows_of_arrays(stored)
+    rows["start"] += numpy.uint64(shift)
+    rows["place"] += first_place
+    rows["out"] = usual.arrays.lengths
+    rows["mark"] = numpy.where(usual.is_foreign(), FOREIGN, 0)
     return rows
 
 

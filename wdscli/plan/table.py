@@ -21,10 +21,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, distinct, numpy, spread
+from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, SampleArrays, distinct, numpy, spread
 from wdscli.errors import DataError, failing
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
+from wdscli.samples.keys import hashes_of_joined
 from wdscli.selection.layers import OnConflict
 
 ROWS_PER_BLOCK = 1 << 18
@@ -387,6 +388,19 @@ _FIELD_HASHES = _FieldHashes()
 def hashes_of(fields: Sequence[bytes]) -> U64:
     """Return the XXH3-64 of fields."""
     return numpy.frombuffer(array("Q", map(_FIELD_HASHES.__getitem__, fields)), dtype=numpy.uint64)
+
+
+def rows_of_arrays(samples: SampleArrays) -> Rows:
+    """Return the rows of samples that are copied unchanged."""
+    rows: Rows = numpy.zeros(len(samples.starts), dtype=row_type())
+    rows["start"] = samples.starts
+    rows["length"] = rows["out"] = samples.lengths
+    rows["place"] = numpy.arange(len(samples.starts))
+    rows["members"] = samples.counts
+    names = hashes_of(samples.fields)[samples.codes]
+    rows["headers"] = headers_of(names, samples.sizes.view(numpy.uint64), samples.counts)
+    rows["key"] = hashes_of_joined(samples.keys, samples.key_lengths)
+    return rows
 
 
 def headers_of_batch(batch: SampleBatch) -> U32:

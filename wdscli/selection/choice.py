@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from wdscli.arrays import SampleArrays
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch, check_name
@@ -77,6 +78,15 @@ class SelectionState:
         self.members += end
         self.end = batch.index + len(batch.keys)
         self.payload_bytes += sum(batch.sizes[:end] if end < len(batch.sizes) else batch.sizes)
+
+    def count_arrays(self, samples: SampleArrays) -> None:
+        """Count the next samples of a shard as selected."""
+        total = len(samples.counts)
+        self.seen_samples += total
+        self.kept += total
+        self.end += total
+        self.members += len(samples.sizes)
+        self.payload_bytes += int(samples.sizes.sum())
 
 
 _NO_END = 1 << 400

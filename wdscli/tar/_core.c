@@ -1588,7 +1588,7 @@ whole_name(const Member *m, char *joined, Py_ssize_t *length)
 }
 
 /* The columns of some samples and their members. */
-enum { KEYS, COUNTS, BEGINS, LENGTHS, HEADS, CODES, PAYLOADS, BYTES, PACKED_COLUMNS };
+enum { KEYS, COUNTS, BEGINS, LENGTHS, STRANGE, HEADS, CODES, PAYLOADS, BYTES, PACKED_COLUMNS };
 typedef struct {
     PyObject *fields;
     char *keys;
@@ -1657,7 +1657,7 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
     const char *key = NULL;
     Numbers *columns = packed->columns;
     Py_ssize_t key_len = 0, at = begin, members = 0;
-    i64 out = packed->out, foreign = 0;
+    i64 out = packed->out, foreign = 0, strange = 0;
     while (open || at < end) {
         Member m;
         Py_ssize_t length;
@@ -1697,11 +1697,13 @@ pack_sample(Packed *packed, const byte *buffer, Py_ssize_t begin, Py_ssize_t end
         members++;
         Py_ssize_t padding = (Py_ssize_t)(PADDED(m.size) - m.size);
         foreign += !m.canonical || !all_zero(buffer + at - padding, padding);
+        strange += !m.canonical;
     }
     if (!members)
         return 0;
     if (add_key(packed, key, key_len) < 0 || push(&columns[COUNTS], members) < 0 ||
-        push(&columns[BEGINS], packed->out) < 0 || push(&columns[LENGTHS], out - packed->out) < 0)
+        push(&columns[BEGINS], packed->out) < 0 || push(&columns[LENGTHS], out - packed->out) < 0 ||
+        push(&columns[STRANGE], strange) < 0)
         return -1;
     packed->out = out;
     packed->foreign += foreign;
@@ -1727,8 +1729,9 @@ pack_open(Packed *packed, const byte *buffer, Py_ssize_t length, const Form *for
 }
 
 PyDoc_STRVAR(pack_doc, "pack(buffer, begins, mtime_field, gnu_names)\n--\n\n"
-"Return (fields, keys, key_lengths, counts, starts, lengths, heads, codes, offsets, sizes, end, foreign) of the samples\n"
-"in a buffer: a list, the joined keys, columns of packed i64, and how many members are not canonical, padding included.\n"
+"Return (fields, keys, key_lengths, counts, starts, lengths, strange, heads, codes, offsets, sizes, end, foreign) of the\n"
+"samples in a buffer: a list, the joined keys, columns of packed i64, and how many members are not canonical, padding\n"
+"included; `strange` has how many headers of each sample are not canonical.\n"
 "The samples begin at the bytes `begins` (packed i64, rising) and fill the buffer. Places are those after `settle`; only\n"
 "`heads` are the present places of headers. Returns None for unusual samples. If `begins` is None, samples are found by\n"
 "their keys, up to the byte `end`, where an unusual or possibly incomplete sample begins.");
@@ -1772,10 +1775,10 @@ core_pack(PyObject *self, PyObject *args)
         for (int i = 0; i < PACKED_COLUMNS; i++)
             columns[i] = PyBytes_FromStringAndSize((const char *)packed.columns[i].at,
                                                    packed.columns[i].count * (Py_ssize_t)sizeof(i64));
-        result = Py_BuildValue("ONNNNNNNNNnL", packed.fields,
+        result = Py_BuildValue("ONNNNNNNNNNnL", packed.fields,
                                PyBytes_FromStringAndSize(packed.keys, packed.keys_len), columns[KEYS], columns[COUNTS],
-                               columns[BEGINS], columns[LENGTHS], columns[HEADS], columns[CODES], columns[PAYLOADS],
-                               columns[BYTES], end, packed.foreign);
+                               columns[BEGINS], columns[LENGTHS], columns[STRANGE], columns[HEADS], columns[CODES],
+                               columns[PAYLOADS], columns[BYTES], end, packed.foreign);
     }
     for (int i = 0; i < PACKED_COLUMNS; i++)
         PyMem_Free(packed.columns[i].at);

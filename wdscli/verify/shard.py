@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, SampleArrays, distinct, numpy
-from wdscli.copy.packed import PackedSamples, walk_packed
 from wdscli.errors import DataError, StorageError
 from wdscli.executors import tick_of_task
 from wdscli.samples import (
@@ -36,6 +35,7 @@ from wdscli.samples import (
 )
 from wdscli.samples.grouping import hidden, lost_name
 from wdscli.samples.keys import joined_may_be_unsafe
+from wdscli.samples.packed import PackedSamples, walk_small
 from wdscli.shards.index import Check, IndexBuilder
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.proof import checking
@@ -55,11 +55,10 @@ from wdscli.tar import (
     ByteSource,
     Form,
     Window,
-    core,
     scan,
 )
 from wdscli.tar.header import BLOCK
-from wdscli.tar.reader import LARGE_STRIDE_BYTES, is_dense, scan_salvaging
+from wdscli.tar.reader import scan_salvaging
 from wdscli.tar.scan import Columns
 from wdscli.verify.beside import (
     ManifestEntry,
@@ -84,9 +83,6 @@ from wdscli.verify.keys import (
 )
 from wdscli.verify.profiles import Fields, Judge, Problem, Type, judge_fields
 
-PACKED_BYTES = 1 << 24
-"""For smaller shards, loading numpy would take longer than checking sample by sample."""
-BUFFER_BYTES = 1 << 22
 _KEY_CHUNK_BYTES = 1 << 12
 _REPEATS = (
     (INTERLEAVED, "interleaved-key", "the key comes back with other fields; it is first at byte {}"),
@@ -251,10 +247,14 @@ class HeaderPass:
 
     def add_packed(self, usual: PackedSamples, shift: int) -> bool:
         """Check samples in a buffer that begins at byte ``shift``, without an object per sample. Return False if the
-        scan must check them, because they are not canonical or may have a finding; then nothing is counted."""
-        arrays = usual.arrays
+        scan must check them, because they may have a finding, or an index marks them; then nothing is counted."""
+        arrays = usual.stored()
         names = arrays.keys, arrays.key_lengths
-        if usual.foreign or not arrays.sizes.all() or joined_may_be_unsafe(*names, arrays.fields):
+        if (
+            (usual.foreign and self.builder is not None)
+            or not arrays.sizes.all()
+            or joined_may_be_unsafe(*names, arrays.fields)
+        ):
             return False
         starts = arrays.starts + shift
         masks: U64 = numpy.zeros(len(starts), dtype=numpy.uint64)
@@ -501,14 +501,11 @@ def _scan(task: VerifyTask, source: Source, form: Form, headers: HeaderPass) -> 
 
 
 def _check_packed(source: Source, form: Form, headers: HeaderPass) -> int:
-    """Check the small canonical samples at the beginning of a local shard, a buffer at a time. Return the byte where
+    """Check the small usual samples at the beginning of a local shard, a buffer at a time. Return the byte where
     the scan continues: at the first other sample, or at the last sample."""
     position = 0
-    if core.CORE is None or source.fd is None or (source.size or 0) < PACKED_BYTES or not is_dense(source):
-        return position
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    for offset, usual in walk_packed(source, buffer, form):
-        if usual.end > LARGE_STRIDE_BYTES * len(usual.arrays.sizes) or not headers.add_packed(usual, offset):
+    for offset, usual in walk_small(source, form):
+        if not headers.add_packed(usual, offset):
             break
         position = offset + usual.end
     return position

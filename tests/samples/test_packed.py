@@ -13,9 +13,9 @@ from index_samples import add_sample
 from tar_cases import with_checksum
 
 from wdscli.arrays import SampleArrays
-from wdscli.copy.packed import packed
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, group_columns
+from wdscli.samples.packed import packed
 from wdscli.shards.index import IndexBuilder
 from wdscli.tar import CANONICAL, Form, Scanner, build_header, padding
 
