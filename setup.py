@@ -14,13 +14,13 @@ from setuptools.command.bdist_wheel import bdist_wheel
 
 core, crc = (
     Extension(
-        f"wdscli.tar.{name}",
-        [f"wdscli/tar/{name}.c"],
+        f"wdscli.tar.{sources[0]}",
+        [f"wdscli/tar/{source}.c" for source in sources],
         extra_compile_args=["-O3"],
         optional=True,
         py_limited_api=True,
     )
-    for name in ("_core", "_crc")
+    for sources in (("_core", "_files"), ("_crc",))
 )
 
 

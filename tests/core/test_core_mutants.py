@@ -157,7 +157,8 @@ def created(case: Case) -> object:
         at = rng.randrange(len(case.data) + 1)
         path.write_bytes(case.data[at : at + rng.choice((0, 3, 512, 513, 3000))])
     out.mkdir()
-    ran = wds_here("create", tree, "-o", out / "o-%06d.tar", "--max-count", "2", "-j1")
+    labels = rng.choice(([], ["--label-from", "parent"]))
+    ran = wds_here("create", tree, "-o", out / "o-%06d.tar", "--max-count", "2", "-j1", *labels)
     return ran.code, ran.out, untimed(ran.err), written(out)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import tarfile
 import threading
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from wdscli.create import packing
-from wdscli.create.files import KeyRule
+from wdscli.create.files import Files, KeyRule
+from wdscli.create.grouping import group
 from wdscli.create.left_out import LeftOut
 from wdscli.create.payloads import SourcePayloads, parse_line
 from wdscli.create.table import TableOptions
@@ -48,6 +50,41 @@ def test_a_file_that_changes_is_an_error_and_leaves_nothing(tmp_path: Path, size
     assert error.value.code == "changed-while-read"
     assert f"{folder}/b.bin {'grew' if by > 0 else 'shrank'} while it was read" in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_the_core_sorts_and_groups_like_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more files than a block has, with keys and rows that repeat."""
+    seeded, files = random.Random(0), Files()
+    for _ in range(40_000):
+        row = b"%x\0%x" % (seeded.randrange(20_000), seeded.randrange(1 << seeded.randrange(12)))
+        files.add_row(row, seeded.randrange(1 << 40), seeded.choice((-1, -2)))
+
+    def results() -> object:
+        twice: list[int] = []
+        samples = group(files, twice=twice)
+        part = files.part(samples.order[::7]).gather(range(len(samples.order[::7])))
+        part_rows = part.row_list(), part.sizes.tolist(), part.places.tolist()
+        with pytest.raises(DataError) as error:
+            group(files)
+        return samples.order, samples.firsts, samples.places, twice, part_rows, str(error.value)
+
+    files.root(b"a"), files.root(b"b")
+    compiled = results()
+    monkeypatch.setattr(core, "CORE", None)
+    assert compiled == results()
+
+
+def test_a_folder_that_vanishes_is_an_input_error(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(b"x")
+    with SourcePayloads() as payloads:
+        options = CreateOptions(label_from="parent")
+        plan = plan_create(Request([str(folder)], str(tmp_path / "o-%06d.tar")), options, payloads)
+        folder.rename(tmp_path / "other")
+        with pytest.raises(InputError, match=r"cannot read .*in/a\.bin"):
+            run_create(plan)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
 def test_a_file_that_grows_between_two_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import io
 import os
+from array import array
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -122,56 +124,105 @@ def test_a_place_outside_the_buffer(used: int) -> None:
         core.CORE.members(bytearray(1024), used, b"", [(b"a", b"x")], MTIME, 0, ([], [], []))
 
 
-def read(
-    folder: Path, rows: list[bytes], sizes: list[int], room: int = 1 << 16
-) -> tuple[object, bytes, object]:
+def packed(*numbers: int) -> bytes:
+    return array("q", numbers).tobytes()
+
+
+def read(folder: Path, rows: list[bytes], sizes: list[int], room: int = 1 << 16) -> tuple[int, bytearray]:
+    """Read files to every 1024th byte. Return how many were read, and the buffer."""
     assert core.CORE is not None
-    buffer, columns = bytearray(room), ([], [], [])
+    buffer = bytearray(b"?" * room)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        done = core.CORE.files(buffer, 1 << 15, descriptor, rows, sizes, 0, len(rows), MTIME, 1000, columns)
+        ends = packed(*accumulate(map(len, rows), initial=0))
+        places = packed(*range(512, 1024 * len(rows), 1024))
+        columns = b"".join(rows), ends, packed(*sizes), places
+        done = core.CORE.load(buffer, packed(*[descriptor] * len(rows)), *columns)
     finally:
         os.close(descriptor)
-    return done, bytes(buffer), columns
+    assert core.CORE.headers(buffer, *columns, MTIME) >= done
+    return done, buffer
 
 
 def test_files_are_read_behind_their_headers(tmp_path: Path) -> None:
     (tmp_path / "n").mkdir()
     (tmp_path / "n" / "a.txt").write_bytes(b"hello")
-    (tmp_path / "b.c.d").write_bytes(b"y" * 600)
-    done, buffer, columns = read(tmp_path, [b"n/a\0txt", b"b\0c.d"], [5, 600])
+    (tmp_path / "b.c.d").write_bytes(b"y" * 512)
+    done, buffer = read(tmp_path, [b"n/a\0txt", b"b\0c.d"], [5, 512])
     out = io.BytesIO()
     with TarWriter(out) as tar:
         tar.add(b"n/a.txt", b"hello")
-        tar.add(b"b.c.d", b"y" * 600)
-    assert done == (2560, 2)
-    assert buffer[:2560] == out.getvalue()[:2560]
-    assert columns == ([b"txt", b"c.d"], [1000, 2024], [1512, 2536])
+        tar.add(b"b.c.d", b"y" * 512)
+    assert done == 2
+    assert buffer[:2048] == out.getvalue()[:2048]
 
 
 @pytest.mark.parametrize(
     ("row", "size"),
     [(b"a\0txt", size) for size in (-1, 0, 4, 6, 1 << 20, 1 << 62)]
-    + [(row, 5) for row in (b"a.txt", b"\0txt", b"a\0", b"b\0txt", b"", b"a\0t\0xt", b"x" * 300 + b"\0txt")],
+    + [(row, 5) for row in (b"a.txt", b"\0txt", b"a\0", b"b\0txt", b"", b"a\0t\0xt", b"x" * 5000 + b"\0txt")],
 )
 def test_a_file_that_is_not_as_it_should_be_is_left(row: bytes, size: int, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"hello")
-    done, _, columns = read(tmp_path, [b"a\0txt", row, b"a\0txt"], [5, size, 5])
-    assert done == (1024, 1)
-    assert columns == ([b"txt"], [1000], [1512])
+    assert read(tmp_path, [b"a\0txt", row, b"a\0txt"], [5, size, 5])[0] == 1
 
 
 @pytest.mark.parametrize("room", [0, 512, 517, 1023])
 def test_a_file_that_has_no_room_is_left(room: int, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"hello")
-    assert read(tmp_path, [b"a\0txt"], [5], room)[0] == (0, 0)
+    assert read(tmp_path, [b"a\0txt"], [5], room)[0] == 0
 
 
-def test_enough_is_enough(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"hello")
-    done, _, columns = read(tmp_path, [b"a\0txt"] * 100, [5] * 100)
-    assert done == (1 << 15, 32)
-    assert len(columns[0]) == 32  # type: ignore[index]
+def test_a_folder_without_a_descriptor(tmp_path: Path) -> None:
+    assert core.CORE is not None
+    columns = b"a\0b", packed(0, 3), packed(5), packed(512)
+    assert core.CORE.load(bytearray(2048), packed(-1), *columns) == 1, "its payload is in memory"
+    for descriptor in (-2, 1 << 40):
+        assert core.CORE.load(bytearray(2048), packed(descriptor), *columns) == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "place", "written"),
+    [
+        (b"d" * 155 + b"/" + b"e" * 98 + b"\0c", 512, 1),
+        (b"d" * 155 + b"/" + b"e" * 99 + b"\0c", 512, 0),
+        (b"a.c", 512, 0),
+        (b"a\0c", 511, 0),
+        (b"a\0c", -1, 0),
+        (b"a\0c", 2048, 1),
+        (b"a\0c", 2049, 0),
+    ],
+)
+def test_headers_that_need_more_than_a_block_or_have_no_room(row: bytes, place: int, written: int) -> None:
+    assert core.CORE is not None
+    columns = row, packed(0, len(row)), packed(5), packed(place)
+    assert core.CORE.headers(bytearray(2048), *columns, MTIME) == written
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        (b"a\0b", array("I", [0, 4]), array("I", [1]), -1),
+        (b"a\0b", array("I", [2, 1]), array("I", [1]), -1),
+    ],
+)
+def test_rows_outside_their_block_are_empty(block: tuple[object, ...]) -> None:
+    assert core.CORE is not None
+    assert core.CORE.gather([block], packed(0))[0] == b""
+
+
+def test_columns_of_other_lengths() -> None:
+    assert core.CORE is not None
+    good = (b"a\0b", array("I", [0, 3]), array("I", [1]), array("q", [7]))
+    assert core.CORE.gather([good], packed(0)) == (b"a\0b", packed(0, 3), packed(1), packed(7))
+    for part, bad in ((1, array("I")), (2, array("I")), (3, array("q"))):
+        with pytest.raises(ValueError, match="different lengths"):
+            core.CORE.order([(*good[:part], bad, *good[part + 1 :])])
+    with pytest.raises(ValueError, match="not full"):
+        core.CORE.order([good, good])
+    for number in (-1, 1):
+        with pytest.raises(IndexError, match="fewer files"):
+            core.CORE.heads([good], packed(number))
 
 
 def test_a_folder_is_listed(tmp_path: Path) -> None:
@@ -182,14 +233,15 @@ def test_a_folder_is_listed(tmp_path: Path) -> None:
     (tmp_path / "link.txt").symlink_to("a.txt")
     (tmp_path / "broken.txt").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe.txt")
-    found: list[tuple[bytes, int]] = []
+    found: list[bytes] = []
     others: list[bytes] = []
     ending: list[bytes] = []
+    taken = lambda *columns: found.extend(columns)  # noqa: E731
     core.CORE.folder(
-        os.fsencode(tmp_path), b"p/", b"-m", lambda it: not ending.extend(it), found.extend, others.extend
+        os.fsencode(tmp_path), b"p/", b"-m", lambda it: not ending.extend(it), taken, others.extend
     )
     assert ending == [b"c-m"]
-    assert sorted(found) == [(b"p/a\0txt", 5), (b"p/b\0c.d", 5)]
+    assert found == [b"p/a\0txtp/b\0c.d", packed(0, 7, 14), packed(5, 5)]
     rest = [
         b".hidden.x",
         b"__x__.y",
@@ -203,10 +255,10 @@ def test_a_folder_is_listed(tmp_path: Path) -> None:
     ]
     assert sorted(others) == rest, "links are left to the exact path"
     found.clear()
-    core.CORE.folder(os.fsencode(tmp_path), b"p/", b".d", lambda _: False, found.extend, found.extend)
+    core.CORE.folder(os.fsencode(tmp_path), b"p/", b".d", lambda _: False, taken, found.extend)
     assert found == []
     with pytest.raises(FileNotFoundError) as error:
-        core.CORE.folder(os.fsencode(tmp_path / "no"), b"", b"", bool, found.extend, others.extend)
+        core.CORE.folder(os.fsencode(tmp_path / "no"), b"", b"", bool, taken, others.extend)
     assert error.value.filename == os.fsencode(tmp_path / "no")
 
 
@@ -214,12 +266,14 @@ def test_a_large_folder_is_listed_whole(tmp_path: Path) -> None:
     assert core.CORE is not None
     for number in range(5000):
         (tmp_path / f"{number:0100d}.txt").touch()
-    found: list[tuple[bytes, int]] = []
+    found: list[bytes] = []
     calls: list[int] = []
 
-    def take(some: list[tuple[bytes, int]]) -> None:
-        calls.append(len(some))
-        found.extend(some)
+    def take(rows: bytes, ends: bytes, sizes: bytes) -> None:
+        names = [rows[begin:end] for begin, end in pairwise(array("q", ends))]
+        assert names == sorted(names)
+        calls.append(len(names))
+        found.extend(names)
 
     ending: list[bytes] = []
     core.CORE.folder(

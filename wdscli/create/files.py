@@ -24,17 +24,21 @@ import os
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, islice, repeat
-from operator import sub
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wdscli.arrays import I64, numpy
 from wdscli.create.delimited import RowPlace
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples import check_name, is_dunder
 from wdscli.selection.expressions import Expression
 from wdscli.storage.local import reason
+from wdscli.tar import core
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SEPARATOR = b"\0"
 """The byte between key and field in a row. It sorts before every byte of a name, so that rows sort by (key, field)."""
@@ -94,6 +98,19 @@ class _Block:
         return self.places
 
 
+class FileColumns(NamedTuple):
+    """Some files as columns: their joined rows, a 0 and the ends of these rows, payload sizes in bytes, and the numbers
+    of places."""
+
+    rows: bytes
+    ends: I64
+    sizes: I64
+    places: I64
+
+    def row_list(self) -> list[bytes]:
+        return [self.rows[begin:end] for begin, end in pairwise(self.ends.tolist())]
+
+
 class Files:
     """All files, by number. Each file has a row (key, NUL, field), a planned payload size in bytes, and a place.
 
@@ -133,20 +150,24 @@ class Files:
         block.sizes.append(size)
         block.all_places().append(place)
 
-    def add_rows(self, rows_with_sizes: list[tuple[bytes, int]], place: int) -> None:
-        """Add files of one root folder, with their sizes. They are sorted by row here, which makes the later sort of
-        all files faster."""
-        rows_with_sizes.sort()
+    def add_columns(self, columns: FileColumns) -> None:
+        """Add files as columns. If they are sorted by row, the later sort of all files is faster."""
+        rows, ends, sizes, places = columns
         done = 0
-        while done < len(rows_with_sizes):
+        while done < len(sizes):
             block = self._open_block()
-            batch = rows_with_sizes[done : done + _MASK + 1 - len(block.sizes)]
-            rows = [row for row, _ in batch]
-            block.names += b"".join(rows)
-            block.ends.extend(islice(accumulate(map(len, rows), initial=block.ends[-1]), 1, None))
-            block.sizes.extend([size for _, size in batch])
-            block.all_places().extend([place] * len(batch))
-            done += len(batch)
+            end = min(len(sizes), done + _MASK + 1 - len(block.sizes))
+            shift = block.ends[-1] - ends[done]
+            block.names += rows[ends[done] : ends[end]]
+            block.ends.frombytes((ends[done + 1 : end + 1] + shift).astype(numpy.uint32).tobytes())
+            block.sizes.frombytes(sizes[done:end].tobytes())
+            block.all_places().frombytes(places[done:end].tobytes())
+            done = end
+
+    def add_folder(self, rows: bytes, ends: bytes, sizes: bytes, place: int) -> None:
+        """Add files of one root folder, with ``ends`` and ``sizes`` as packed i64."""
+        bounds, lengths = numpy.frombuffer(ends, numpy.int64), numpy.frombuffer(sizes, numpy.int64)
+        self.add_columns(FileColumns(rows, bounds, lengths, numpy.full(len(lengths), place)))
 
     def _open_block(self) -> _Block:
         """Return the last block, with space for at least one file."""
@@ -203,14 +224,30 @@ class Files:
         slot = file & _MASK
         return bytes(block.names[block.ends[slot] : block.ends[slot + 1]])
 
-    def rows(self, numbers: Iterable[int]) -> list[bytes]:
-        """Return the rows of some files."""
-        blocks, rows = self._blocks, []
-        for file in numbers:
-            block = blocks[file >> _SHIFT]
-            slot = file & _MASK
-            rows.append(bytes(block.names[block.ends[slot] : block.ends[slot + 1]]))
-        return rows
+    def blocks(self) -> list[tuple[Any, ...]]:
+        """Return the blocks for the compiled core."""
+        return [(block.names, block.ends, block.sizes, block.places) for block in self._blocks]
+
+    def gather(self, numbers: Any) -> FileColumns:
+        """Return some files as columns. ``numbers`` is an array or a range."""
+        numbers = numpy.asarray(numbers, numpy.int64)
+        if core.CORE is not None:
+            rows, *columns = core.CORE.gather(self.blocks(), numbers)
+            return FileColumns(rows, *(numpy.frombuffer(column, numpy.int64) for column in columns))
+        files = numbers.tolist()
+        columns = _joined(list(map(self.row, files)), list(map(self.size, files)))
+        return columns._replace(places=numpy.fromiter(map(self.place_number, files), numpy.int64, len(files)))
+
+    def heads(self, numbers: I64) -> bytes:
+        """Compare each file's row with the row before. Return a byte for each: 0 for another field of the same key, 1
+        for another key, 2 for the same row. The first has a 1."""
+        if core.CORE is not None:
+            return bytes(core.CORE.heads(self.blocks(), numbers))
+        heads, prefix, before = bytearray(), SEPARATOR, b""
+        for row in map(self.row, numbers.tolist()):
+            heads.append(2 if row == before else 0 if row.startswith(prefix) else 1)
+            prefix, before = row[: row.find(SEPARATOR) + 1], row
+        return bytes(heads)
 
     def all_rows(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the rows of each block, with the number of its first file."""
@@ -218,10 +255,10 @@ class Files:
             names, ends = bytes(block.names), block.ends
             yield number << _SHIFT, [names[begin:end] for begin, end in zip(ends, islice(ends, 1, None))]
 
-    def measured(self) -> Iterator[tuple[int, int]]:
-        """Yield the sizes of each file's row and payload, in the order in which files were added."""
+    def measured(self) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield the sizes of rows and of payloads of the files in each block."""
         for block in self._blocks:
-            yield from zip(map(sub, islice(block.ends, 1, None), block.ends), block.sizes)
+            yield numpy.diff(numpy.array(block.ends)), numpy.array(block.sizes, numpy.int64)
 
     def keys(self) -> Iterator[bytes]:
         """Yield the key of each file, in the order in which files were added."""
@@ -250,23 +287,42 @@ class Files:
         place: Place = stored if isinstance(stored, (bytes, str)) else _KINDS[stored[0]](*stored[1:])
         return place
 
-    def part(self, numbers: Iterable[int], rows: Iterable[bytes] | None = None) -> Files:
+    def part(self, numbers: Sequence[int], rows: Iterable[bytes] | None = None) -> Files:
         """Return a copy of some files, in the given order, optionally with other ``rows``."""
-        files = Files()
+        files, kept, new_rows = Files(), dict[int, int](), iter(rows or ())
         files._roots = self._roots
-        for file, new in zip(numbers, repeat(None) if rows is None else rows):
-            number, row = self.place_number(file), self.row(file)
-            if number >= 0:
-                number = files.keep(self._kept(number))
-            elif new not in (None, row):
-                number = files.keep(self.place(file))
-            files.add_row(new or row, self.size(file), number)
+        for first in range(0, len(numbers), _MASK + 1):
+            together = numbers[first : first + _MASK + 1]
+            columns = self.gather(together)
+            places = columns.places.copy()
+            for place in numpy.unique(places[places >= 0]).tolist():
+                if place not in kept:
+                    kept[place] = files.keep(self._kept(place))
+                places[columns.places == place] = kept[place]
+            if rows is not None:
+                row_list = list(islice(new_rows, len(together)))
+                for slot, (file, old, new) in enumerate(zip(together, columns.row_list(), row_list)):
+                    if new != old and places[slot] < 0:
+                        places[slot] = files.keep(self.place(file))
+                columns = _joined(row_list, columns.sizes)
+            files.add_columns(columns._replace(places=places))
         return files
 
 
-def numbers_of(numbers: Iterable[int], count: int) -> array[int]:
+def _joined(row_list: Sequence[bytes], sizes: Any) -> FileColumns:
+    """Return columns of rows and sizes, with places of 0."""
+    ends = numpy.fromiter(accumulate(map(len, row_list), initial=0), numpy.int64)
+    return FileColumns(
+        b"".join(row_list), ends, numpy.asarray(sizes, numpy.int64), numpy.zeros(len(row_list), numpy.int64)
+    )
+
+
+def numbers_of(numbers: Iterable[int] | NDArray[Any], count: int) -> array[int]:
     """Return an array of numbers below ``count``, with as few bytes per number as possible."""
-    return array("I" if count < 1 << 32 else "Q", numbers)
+    typecode = "I" if count < 1 << 32 else "Q"
+    if isinstance(numbers, numpy.ndarray):
+        return array(typecode, numbers.astype(typecode).tobytes())
+    return array(typecode, numbers)
 
 
 class RowsByKey:

@@ -19,10 +19,11 @@ import re
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.create.files import SEPARATOR, Files, Inline, describe_place, is_value, numbers_of
+from wdscli.arrays import I64, U8, numpy
+from wdscli.create.files import SEPARATOR, FileColumns, Files, Inline, describe_place, is_value, numbers_of
 from wdscli.create.left_out import INCOMPLETE, LeftOut, Unit
 from wdscli.errors import DataError
 from wdscli.model import to_bytes, to_text
@@ -32,13 +33,13 @@ from wdscli.plan.plan import DUPLICATE_KEY
 from wdscli.plan.request import OnDuplicate
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named, SeenNames
-from wdscli.tar import Form, build_header
+from wdscli.tar import Form, build_header, core
 
 if TYPE_CHECKING:
-    import numpy
     from numpy.typing import NDArray
 
 _ROWS_TOGETHER = 1 << 10
+_FILES_TOGETHER = 1 << 16
 LABEL = b"cls"
 REKEY_NAMES = ("index", "n", "key")
 """The names that a ``--rekey`` format for files may contain."""
@@ -63,6 +64,11 @@ class Samples(NamedTuple):
     def total(self) -> int:
         return len(self.places)
 
+    def columns(self) -> Iterator[FileColumns]:
+        """Yield the files in order as columns, some thousand files at a time."""
+        for first in range(0, len(self.order), _FILES_TOGETHER):
+            yield self.files.gather(self.order[first : first + _FILES_TOGETHER])
+
     def key(self, sample: int) -> bytes:
         return self.files.row(self.order[self.firsts[sample]]).partition(SEPARATOR)[0]
 
@@ -71,38 +77,29 @@ class Samples(NamedTuple):
         return self.order[self.firsts[sample] : self.firsts[sample + 1]]
 
     def fields(self, sample: int) -> list[bytes]:
-        return [row.partition(SEPARATOR)[2] for row in self.files.rows(self.members(sample))]
+        return [_field(self.files, file) for file in self.members(sample)]
 
 
 def sorted_numbers(files: Files) -> array[int]:
     """Return the numbers of all files, sorted bytewise by row. Files with equal rows stay in their order."""
     count = len(files)
+    packed = None if core.CORE is None else core.CORE.order(files.blocks())
+    if packed is not None:
+        return array("I", packed)
     blocks: list[array[int]] = []
-    edges: list[tuple[bytes, bytes]] = []
     for low, rows in files.all_rows():
         block = sorted(range(len(rows)), key=rows.__getitem__)
         blocks.append(numbers_of((low + position for position in block), count))
-        if rows:
-            edges.append((rows[block[0]], rows[block[-1]]))
     order = numbers_of((0,), count) * count
-    if all(edge[1] <= next_edge[0] for edge, next_edge in pairwise(edges)):
-        parts: Iterable[int] = chain.from_iterable(blocks)
-    else:
-        parts = (file for _, file in merge(*[_with_rows(files, block) for block in blocks]))
-    for place, file in enumerate(parts):
+    for place, (_, file) in enumerate(merge(*[_with_rows(files, block) for block in blocks])):
         order[place] = file
     return order
 
 
 def _with_rows(files: Files, numbers: array[int]) -> Iterator[tuple[bytes, int]]:
-    for block in _blocks_of(numbers):
-        yield from zip(files.rows(block), block)
-
-
-def _blocks_of(numbers: array[int]) -> Iterator[array[int]]:
-    """Yield an array in blocks that are small enough for lists of Python objects."""
     for first in range(0, len(numbers), _ROWS_TOGETHER):
-        yield numbers[first : first + _ROWS_TOGETHER]
+        block = numbers[first : first + _ROWS_TOGETHER]
+        yield from zip(map(files.row, block), block)
 
 
 def group(files: Files, *, without: Collection[int] = (), twice: list[int] | None = None) -> Samples:
@@ -111,25 +108,21 @@ def group(files: Files, *, without: Collection[int] = (), twice: list[int] | Non
     order = sorted_numbers(files)
     if without:
         order = numbers_of((file for file in order if file not in without), len(files))
-    firsts = numbers_of((), len(order) + 1)
-    prefix = before = SEPARATOR
-    position = 0
-    for block in _blocks_of(order):
-        for row in files.rows(block):
-            if not row.startswith(prefix):
-                firsts.append(position)
-                prefix = row[: row.find(SEPARATOR) + 1]
-            elif row == before and twice is not None:
-                if twice[-1:] != [len(firsts) - 1]:
-                    twice.append(len(firsts) - 1)
-            elif row == before:
-                name = to_text(row.replace(SEPARATOR, b"."))
-                raise _twice(name, files, *order[position - 1 : position + 1])
-            before = row
-            position += 1
-    places = numbers_of(range(len(firsts)), len(firsts))
-    firsts.append(len(order))
-    return Samples(files, order, firsts, places)
+    heads: U8 = numpy.empty(len(order), numpy.uint8)
+    for first in range(0, len(order), _FILES_TOGETHER):
+        # Compare the first row with the last row before.
+        shared = min(first, 1)
+        numbers = numpy.array(order[first - shared : first + _FILES_TOGETHER], numpy.int64)
+        heads[first : first + _FILES_TOGETHER] = numpy.frombuffer(files.heads(numbers), numpy.uint8)[shared:]
+    firsts, repeated = numpy.flatnonzero(heads == 1), numpy.flatnonzero(heads == 2)
+    if len(repeated) and twice is None:
+        position = int(repeated[0])
+        name = to_text(files.row(order[position]).replace(SEPARATOR, b"."))
+        raise _twice(name, files, order[position - 1], order[position])
+    if twice is not None:
+        twice += numpy.unique(firsts.searchsorted(repeated, side="right") - 1).tolist()
+    places = numbers_of(numpy.arange(len(firsts)), len(firsts))
+    return Samples(files, order, numbers_of(numpy.append(firsts, len(order)), len(order) + 1), places)
 
 
 def _twice(name: str, files: Files, first: int, second: int) -> DataError:
@@ -153,8 +146,6 @@ def _twice(name: str, files: Files, first: int, second: int) -> DataError:
 def dotted_names(samples: Samples) -> str:
     """Return a warning if the files of the largest sample have names with dots, such as time stamps and DICOM UIDs:
     their fields have numbers and one suffix, are no plain counters (0.jpg, 1.jpg), and no other sample has them."""
-    import numpy
-
     sizes = numpy.diff(numpy.asarray(samples.firsts))
     if not len(sizes) or (largest := int(sizes.argmax())) < 0 or sizes[largest] < 2:
         return ""
@@ -185,19 +176,11 @@ def dotted_names(samples: Samples) -> str:
 def as_given(samples: Samples, walked: array[int]) -> Samples:
     """Return the samples in the order in which their keys were first given, and number their places in this order. The
     files from folders (``walked``) come first, sorted by name."""
-    import numpy
-
-    ranks = numbers_of((0,), len(walked)) * len(walked)
-    for rank, number in enumerate(walked):
-        ranks[number] = rank
-    members = (
-        (ranks[file] if file < len(ranks) else file for file in samples.members(sample))
-        for sample in range(samples.total)
-    )
-    lowest_ranks = array("Q", map(min, members))
-    order = numpy.argsort(numpy.frombuffer(lowest_ranks, numpy.uint64), kind="stable")
-    ordered = take(samples, order)
-    return ordered._replace(places=numbers_of(range(samples.total), samples.total))
+    ranks = numpy.arange(len(samples.files))
+    ranks[numpy.asarray(walked, numpy.int64)] = numpy.arange(len(walked))
+    lowest_ranks = numpy.minimum.reduceat(ranks[numpy.asarray(samples.order)], _numbers(samples.firsts)[:-1])
+    ordered = take(samples, lowest_ranks.argsort(kind="stable"))
+    return ordered._replace(places=numbers_of(numpy.arange(samples.total), samples.total))
 
 
 def require(
@@ -244,22 +227,28 @@ def without(samples: Samples, keys: Collection[bytes]) -> Samples:
 
 def take(samples: Samples, chosen: Iterable[int]) -> Samples:
     """Return some samples, in the order of ``chosen``."""
-    order = numbers_of((), len(samples.files))
-    starts = numbers_of((0,), len(samples.files) + 1)
-    places = numbers_of((), samples.total)
-    for sample in map(int, chosen):
-        order.extend(samples.members(sample))
-        starts.append(len(order))
-        places.append(samples.places[sample])
-    return Samples(samples.files, order, starts, places)
+    places = numpy.asarray(chosen if isinstance(chosen, numpy.ndarray) else [*chosen], numpy.int64)
+    bounds = _numbers(samples.firsts)
+    begins, counts = bounds[places], bounds[places + 1] - bounds[places]
+    starts: I64 = numpy.append(0, counts.cumsum())
+    members = (begins - starts[:-1]).repeat(counts) + numpy.arange(starts[-1])
+    return Samples(
+        samples.files,
+        numbers_of(numpy.asarray(samples.order)[members], len(samples.files)),
+        numbers_of(starts, len(samples.files) + 1),
+        numbers_of(numpy.asarray(samples.places)[places], samples.total),
+    )
+
+
+def _numbers(numbers: array[int]) -> I64:
+    return numpy.asarray(numbers, numpy.int64)
 
 
 def fields_as_given(samples: Samples) -> Samples:
     """Return the samples with their fields in the order in which the fields were given, not sorted by name."""
-    order = samples.order[:]
-    for first, end in pairwise(samples.firsts):
-        order[first:end] = array(order.typecode, sorted(order[first:end]))
-    return samples._replace(order=order)
+    order, counts = _numbers(samples.order), numpy.diff(_numbers(samples.firsts))
+    order = order[numpy.lexsort((order, numpy.arange(samples.total).repeat(counts)))]
+    return samples._replace(order=numbers_of(order, len(samples.files)))
 
 
 def add_labels(samples: Samples, which: str = "parent") -> Samples:
@@ -327,8 +316,6 @@ def number_labels(samples: Samples, known_classes: Sequence[str] = ()) -> list[s
 def shuffled(samples: Samples, seed: int) -> Samples:
     """Return the samples in the shuffled order of a seed. The order depends on their places among all samples found, as
     if all were in shard 0."""
-    import numpy
-
     if not samples.places:
         return samples
     places = numpy.frombuffer(samples.places, numpy.dtype(f"u{samples.places.itemsize}"))
@@ -336,17 +323,22 @@ def shuffled(samples: Samples, seed: int) -> Samples:
     return take(samples, numpy.argsort(ranks, kind="stable"))
 
 
-def sample_ends(samples: Samples, form: Form) -> array[int]:
+def sample_ends(samples: Samples, form: Form) -> I64:
     """Return the end of each sample in bytes, as if all samples were in one tar. A 0 comes before the first end."""
-    lengths = array("Q", bytes(8 * len(samples.files)))
-    for file, (name, size) in enumerate(samples.files.measured()):
-        if name > 100 or size >= 1 << 33:
-            header = build_header(samples.files.row(file).replace(SEPARATOR, b"."), size, form)
-            lengths[file] = len(header) + (size + 511 & -512)
-        else:
-            lengths[file] = size + 1023 & -512
-    ends = array("Q", accumulate(map(lengths.__getitem__, samples.order), initial=0))
-    return ends if samples.total == len(samples.order) else array("Q", map(ends.__getitem__, samples.firsts))
+    lengths: I64 = numpy.empty(len(samples.files), numpy.int64)
+    first = 0
+    for name_lengths, sizes in samples.files.measured():
+        block = lengths[first : first + len(sizes)]
+        numpy.add(sizes + 511 & -512, 512, out=block)
+        for slot in numpy.flatnonzero((name_lengths > 100) | (sizes >= 1 << 33)).tolist():
+            name = samples.files.row(first + slot).replace(SEPARATOR, b".")
+            block[slot] += len(build_header(name, int(sizes[slot]), form)) - 512
+        first += len(sizes)
+    ends: I64 = numpy.zeros(len(samples.order) + 1, numpy.int64)
+    # Without "clip", numpy takes into another array first.
+    lengths.take(samples.order, out=ends[1:], mode="clip")
+    ends.cumsum(out=ends)
+    return ends[_numbers(samples.firsts)]
 
 
 def separated(
@@ -494,7 +486,6 @@ def settled(
 
 def found_among(samples: Samples, keys: Iterable[Sequence[bytes]]) -> list[int]:
     """Return the samples with a key in ``keys``, which come in batches."""
-    import numpy
 
     def hashes(key_batch: Iterable[bytes]) -> NDArray[numpy.int64]:
         return numpy.fromiter(map(hash, key_batch), numpy.int64)

@@ -1,10 +1,10 @@
 """This module packs files into shards. It has the maker and the task of ``create``.
 
 :func:`pack` is a pure function of a :class:`PackTask`, and :class:`PackMaker` makes all shards of a plan by it. For
-small files, the compiled core writes the header into a buffer, and reads the whole file after it. Other files, and
-files that have changed, go through the buffer in pieces, so that memory is limited. Each read requests one more byte
-than planned. So a file that has shrunk or grown is an error, never a broken tar, and the shard is not published. This
-module does not know how files were found, ordered or cut.
+small files, the compiled core reads whole files into a buffer, and writes their headers, many samples at a time. Other
+files, and files that have changed, go through the buffer in pieces, so that memory is limited. Each read requests one
+more byte than planned. So a file that has shrunk or grown is an error, never a broken tar, and the shard is not
+published. This module does not know how files were found, ordered or cut.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import groupby
+from itertools import pairwise
 from typing import NamedTuple
 
+from wdscli.arrays import I64, numpy
 from wdscli.codecs.partial import whole_names
 from wdscli.copy.maker import Maker, ShardTasks
 from wdscli.create.files import (
     SEPARATOR,
+    FileColumns,
     Files,
     Inline,
     Place,
@@ -35,15 +37,15 @@ from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import check_shown
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
+from wdscli.samples.packed import packed
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import is_local, local_path, open_source
 from wdscli.storage.opening import at_once
 from wdscli.tar import build_header, core, padding
+from wdscli.tar.header import BLOCK
 
 PIECE_BYTES = 1 << 20
 """Smaller files are read as a whole."""
-ENOUGH_BYTES = 1 << 18
-"""The buffer is written to the shard when it has this many bytes."""
 _SAMPLES_TOGETHER = 1024
 _VALUES_BYTES = 1 << 24
 """The most bytes of values that are written together."""
@@ -103,7 +105,7 @@ class PackTask(NamedTuple):
                 assert isinstance(place, bytes)
                 places.append([PATH, os.path.abspath(place)])
         plain = {
-            "rows": part.files.rows(part.members),
+            "rows": part.files.gather(part.members).row_list(),
             "sizes": list(map(part.files.size, part.members)),
             "places": places,
             "roots": list(roots),
@@ -214,11 +216,11 @@ class _Packer:
         self._shard = shard
         self._task = task
         self._mtime_field = task.settings.form.mtime_field
-        self._buffer = bytearray(PIECE_BYTES)
-        self._view = memoryview(self._buffer)
+        self._buffer = bytearray(PIECE_BYTES + 1)  # the core reads one more byte than planned
+        self._view = memoryview(self._buffer)[:PIECE_BYTES]
         self._stack = stack
         self._folders: dict[int, int] = {}
-        """Descriptors of root folders, by the number of their place; -1 for one that cannot be opened."""
+        """Descriptors of root folders, by the number of their place; -2 for one that cannot be opened."""
         self._scratches: dict[str, int] = {}
         """Descriptors of scratch files with values; -1 for one that cannot be opened."""
         self._fetched: Iterator[bytes | None] = iter(())
@@ -229,34 +231,112 @@ class _Packer:
     def pack(self, first: int, end: int) -> int:
         """Write the samples ``first`` to ``end - 1``, and return their size in bytes."""
         task, begin = self._task, self._shard.position
-        firsts = task.firsts[first : end + 1].tolist()
-        members = task.members[firsts[0] : firsts[-1]].tolist()
-        files = task.files
-        rows, sizes = files.rows(members), list(map(files.size, members))
-        firsts = [member - firsts[0] for member in firsts]
-        keys = [rows[member][: rows[member].find(SEPARATOR)] for member in firsts[:-1]]
-        places = list(map(files.place_number, members))
-        if min(places) >= 0 and sum(sizes) <= _VALUES_BYTES:
-            payloads = self._values(members, sizes)
+        firsts = numpy.asarray(task.firsts[first : end + 1], numpy.int64)
+        members = task.members[firsts[0] : firsts[-1]]
+        firsts = firsts - firsts[0]
+        columns = task.files.gather(members)
+        kept = columns.places[columns.places >= 0]
+        if len(kept) == len(members) and int(columns.sizes.sum()) <= _VALUES_BYTES:
+            payloads = self._values(members, columns.sizes.tolist())
             if payloads is not None:
-                fields = [row[row.find(SEPARATOR) + 1 :] for row in rows]
-                for key, low, high in zip(keys, firsts, firsts[1:]):
-                    self._shard.write(key, list(zip(fields[low:high], payloads[low:high])))
+                self._write_values(columns.row_list(), payloads, firsts.tolist())
                 return self._shard.position - begin
+        inline = self._inline(members, columns.places)
+        if inline is None or core.CORE is None or self._shard.numbers.names:
+            self._write_samples(members, columns.row_list(), firsts.tolist())
+        else:
+            self._pack_buffers(members, columns, inline, firsts)
+        return self._shard.position - begin
+
+    def _pack_buffers(
+        self, members: Sequence[int], columns: FileColumns, inline: dict[int, bytes], firsts: I64
+    ) -> None:
+        """Write samples, as many at a time as fit into the buffer. ``firsts`` has the first member of each sample, and
+        the number of members."""
+        ends: I64 = numpy.append(0, (columns.sizes + 2 * BLOCK - 1 & -BLOCK).cumsum())
+        sample_ends, folders = ends[firsts], self._descriptors(columns.places)
+        low, last = 0, len(firsts) - 1
+        while low < last:
+            limit = sample_ends[low] + PIECE_BYTES
+            high = max(low + 1, int(sample_ends.searchsorted(limit, side="right")) - 1)
+            if not self._load(columns, folders, inline, ends, firsts[low : high + 1]):
+                rows = slice(firsts[low], firsts[high])
+                part = firsts[low : high + 1] - firsts[low]
+                self._write_samples(members[rows], columns.row_list()[rows], part.tolist())
+            low = high
+
+    def _inline(self, members: Sequence[int], places: I64) -> dict[int, bytes] | None:
+        """Return the payloads in memory by their places. Return None if other payloads are in no folder."""
+        payloads = {}
+        numbers, slots = numpy.unique(places, return_index=True)
+        for number, slot in zip(numbers.tolist(), slots.tolist()):
+            place = self._task.files.place(members[slot]) if number >= 0 else None
+            if isinstance(place, Inline):
+                payloads[number] = place.payload
+            elif place is not None:
+                return None
+        return payloads
+
+    def _load(
+        self, columns: FileColumns, folders: I64, inline: dict[int, bytes], ends: I64, firsts: I64
+    ) -> bool:
+        """Write usual samples by the compiled core: all payloads go into the buffer, then their headers, without an
+        object per member. Return whether all samples were written; otherwise nothing was written. ``ends`` has a 0 and
+        the ends of all members as if they were one tar, and ``firsts`` the first member of each sample and the last
+        end."""
+        assert core.CORE is not None
+        rows = slice(firsts[0], firsts[-1])
+        count, begin, end = int(firsts[-1] - firsts[0]), ends[firsts[0]], ends[firsts[-1]]
+        if end - begin > PIECE_BYTES:
+            return False
+        places, sizes = columns.places[rows], columns.sizes[rows]
+        offsets = ends[rows] - begin + BLOCK
+        joined = columns.rows, columns.ends[firsts[0] : firsts[-1] + 1], sizes, offsets
+        if core.CORE.load(self._buffer, folders[rows], *joined) < count:
+            return False
+        for slot in numpy.flatnonzero(places >= 0).tolist():
+            payload, offset = inline[int(places[slot])], int(offsets[slot])
+            self._view[offset : offset + len(payload)] = payload
+            self._view[offset + len(payload) : offset + (len(payload) + 511 & -512)] = padding(len(payload))
+        if core.CORE.headers(self._buffer, *joined, self._mtime_field) < count:
+            return False
+        view = self._view[: end - begin]
+        usual = packed(view, ends[firsts[:-1]] - begin, self._task.settings.form)
+        if usual is None or usual.foreign:
+            return False
+        self._shard.write_arrays(view, usual.arrays)
+        return True
+
+    def _descriptors(self, places: I64) -> I64:
+        """Return the descriptor of each member's folder: -1 for a payload in memory, -2 for a folder that cannot be
+        opened."""
+        descriptors = numpy.full(len(places), -1)
+        for place in numpy.unique(places[places < 0]).tolist():
+            if place not in self._folders:
+                descriptor = self._open(self._task.files.folder(place), _FLAGS | os.O_DIRECTORY)
+                self._folders[place] = -2 if descriptor < 0 else descriptor
+            descriptors[places == place] = self._folders[place]
+        return descriptors
+
+    def _write_values(self, rows: list[bytes], payloads: list[bytes], firsts: list[int]) -> None:
+        """Write samples whose payloads are in memory."""
+        fields = [row[row.find(SEPARATOR) + 1 :] for row in rows]
+        for low, high in pairwise(firsts):
+            key = rows[low][: rows[low].find(SEPARATOR)]
+            self._shard.write(key, list(zip(fields[low:high], payloads[low:high])))
+
+    def _write_samples(self, members: Sequence[int], rows: list[bytes], firsts: list[int]) -> None:
+        """Write any samples, a member at a time."""
+        files = self._task.files
+        sizes = list(map(files.size, members))
         self._fetched = _fetched(files, members, sizes)
         self._kept.clear()
         columns: _Columns = ([], [], [])
-        row = 0
-        for place, run in groupby(places):
-            last = row + sum(1 for _ in run)
-            while row < last:
-                taken = self._copy(place, rows, sizes, row, last, columns) if place < 0 else row
-                if taken == row:
-                    self._write(rows[row], sizes[row], files.place(members[row]), columns)
-                    taken += 1
-                row = taken
+        for row, size, member in zip(rows, sizes, members):
+            self._write(row, size, files.place(member), columns)
+        keys = [rows[first][: rows[first].find(SEPARATOR)] for first in firsts[:-1]]
         flags, marks = [0] * len(rows), [0] * len(keys)
-        batch = SampleBatch(first, keys, firsts, *columns, sizes, flags, marks)
+        batch = SampleBatch(self._shard.samples, keys, firsts, *columns, sizes, flags, marks)
 
         def payload_of(row: int, field: bytes) -> bytes:
             return self._kept[
@@ -264,7 +344,6 @@ class _Packer:
             ]
 
         self._shard.announce(batch, payload_of)
-        return self._shard.position - begin
 
     def _values(self, members: Sequence[int], sizes: Sequence[int]) -> list[bytes] | None:
         """Return payloads if all of them are values of a list or table; otherwise None."""
@@ -283,22 +362,6 @@ class _Packer:
             else:
                 return None
         return payloads
-
-    def _copy(
-        self, place: int, rows: list[bytes], sizes: list[int], first: int, end: int, columns: _Columns
-    ) -> int:
-        """Copy small files of one folder, the rows ``first`` to ``end - 1``, by the compiled core. Return the first row
-        that the core did not take; the slow path writes it."""
-        if core.CORE is None or self._shard.numbers.names:
-            return first
-        if (folder := self._folders.get(place)) is None:
-            folder = self._folders[place] = self._open(
-                self._task.files.folder(place), _FLAGS | os.O_DIRECTORY
-            )
-        arguments = folder, rows, sizes, first, end, self._mtime_field, self._shard.position, columns
-        length, taken = core.CORE.files(self._buffer, ENOUGH_BYTES, *arguments)
-        self._shard.write_blocks(self._view[:length])
-        return int(taken)
 
     def _open(self, path: bytes, flags: int) -> int:
         try:
@@ -331,7 +394,7 @@ class _Packer:
         return _pieces(place, size, self._view) if fetched is None else [fetched]
 
 
-def _fetched(files: Files, members: list[int], sizes: list[int]) -> Iterator[bytes | None]:
+def _fetched(files: Files, members: Sequence[int], sizes: list[int]) -> Iterator[bytes | None]:
     """Yield the payloads of remote members. Several are requested at the same time. A payload that is too large for
     memory is None. Raises InputError, DataError ``changed-while-read``."""
     group: dict[str, int] = {}

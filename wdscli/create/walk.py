@@ -22,9 +22,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from errno import EACCES
-from itertools import islice
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from wdscli.codecs.kinds import find
@@ -343,7 +344,7 @@ class FolderWalk(NamedTuple):
             folder.prefix,
             MANIFEST,
             begin,
-            lambda rows_with_sizes: self.files.add_rows(rows_with_sizes, folder.root),
+            lambda rows, ends, sizes: self.files.add_folder(rows, ends, sizes, folder.root),
             lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
         )
         if not is_plain:
@@ -412,12 +413,12 @@ def _list(
     prefix: bytes,
     suffix: bytes,
     begin: Callable[[list[bytes]], bool],
-    take: Callable[[list[tuple[bytes, int]]], object],
+    take: Callable[[bytes, bytes, bytes], object],
     take_names: Callable[[list[bytes]], object],
 ) -> None:
     """List a folder in Python, with the same result as the compiled core. ``begin`` gets the names with the suffix, and
-    returns whether to continue. ``take`` gets rows and sizes of regular files with usual names, and
-    ``take_names`` gets all other names."""
+    returns whether to continue. ``take`` gets regular files with usual names, sorted by row: joined rows, and as packed
+    i64 a 0 and the ends of rows, and sizes. ``take_names`` gets all other names."""
     with os.scandir(path) as entries:
         if not begin([entry.name for entry in entries if entry.name.endswith(suffix)]):
             return
@@ -432,7 +433,10 @@ def _list(
                     names.append(name)
                 else:
                     rows.append((prefix + name.replace(b".", SEPARATOR, 1), entry.stat().st_size))
-            take(rows)
+            rows.sort()
+            ends = array("q", accumulate((len(row) for row, _ in rows), initial=0))
+            sizes = array("q", [size for _, size in rows])
+            take(b"".join([row for row, _ in rows]), ends.tobytes(), sizes.tobytes())
             take_names(names)
 
 

@@ -57,7 +57,6 @@ from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once
 from wdscli.storage.patterns import plain_name
 
-ROWS_TOGETHER = 1 << 10
 _DIGITS = re.compile("[0-9]+")
 
 
@@ -183,7 +182,7 @@ class CreatePlan(NamedTuple):
             if_changed=create_request.if_changed and not create_request.settings.force,
         )
         seed = self.options.seed if self.options.order == "shuffle" else None
-        total, payload_bytes = samples.total, sum(map(samples.files.size, samples.order))
+        total, payload_bytes = samples.total, sum(int(part.sizes.sum()) for part in samples.columns())
         plan = ReorderPlan(
             request,
             Provenance(
@@ -494,7 +493,7 @@ class _Creating:
             )
         ends = grouping.sample_ends(samples, self.request.settings.form)
         members = numpy.diff(numpy.asarray(samples.firsts)).astype(numpy.uint32)
-        sizes = Sizes(numpy.frombuffer(ends, numpy.int64), members)
+        sizes = Sizes(ends, members)
         report = CreateReport(
             shards=tuple(sizes.shards(out, cut(sizes.totals, self.cuts) if samples.total else ())),
             skipped=counts,
@@ -572,11 +571,10 @@ def _write_report(address: str | None, left_out: LeftOut) -> None:
 def _mark(plan: CreatePlan, options: str) -> PlanMark:
     """Return the fingerprint of a plan. It covers the options, the names and sizes of all files in order, the values,
     and the shards. File contents are unknown here, so a resumed run also compares the times of files."""
-    files, rows = plan.samples.files, xxh3_128(plan.values.encode())
-    for first in range(0, len(plan.samples.order), ROWS_TOGETHER):
-        numbers = plan.samples.order[first : first + ROWS_TOGETHER]
-        for row, number in zip(files.rows(numbers), numbers):
-            rows.update(b"%d:%d:%b" % (len(row), files.size(number), row))
+    rows = xxh3_128(plan.values.encode())
+    for part in plan.samples.columns():
+        for column in (part.rows, part.ends, part.sizes):
+            rows.update(column)
     shards = plan.report.shards
     facts = [[base_name(shard.address), shard.samples, shard.members, shard.size_bytes] for shard in shards]
     bounds = [0, *(shard.end for shard in shards)]

@@ -14,7 +14,6 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -2056,293 +2055,56 @@ core_remember(PyObject *self, PyObject *args)
     return failed ? NULL : PyBool_FromLong(is_new);
 }
 
-/* --- files: a folder's names and sizes, and files to members ---------------------------------------------------- */
+/* --- files: headers of joined rows ------------------------------------------------------------------------------ */
 
-enum { FILES_TOGETHER = 256, LONGEST_ROW = PREFIX + 1 + NAME };
+enum { LONGEST_ROW = PREFIX + 1 + NAME };
 
-typedef struct {
-    PyObject *object; /* referenced while its bytes are in use */
-    const byte *row;
-    Py_ssize_t length, field, size, start; /* field: where it begins in the row; start: where the member does */
-} File;
-
-/* A row is a key, a NUL and a field. The file's name in its folder is the row, with a dot instead of the NUL. */
+/* Write the header for one row: a key, a NUL and a field. The member's name has a dot instead of the NUL. Returns 0 if
+   it needs more than a block. */
 static int
-file_of(PyObject *row, PyObject *size, File *file)
+row_header(byte *to, const byte *row, Py_ssize_t length, i64 size, const Form *form)
 {
-    if (!row || !size || !PyBytes_Check(row))
+    byte name[LONGEST_ROW];
+    Py_ssize_t dot = length <= LONGEST_ROW ? until_nul(row, length) : 0;
+    if (dot < 1 || dot + 1 >= length)
         return 0;
-    file->object = row;
-    file->row = (const byte *)PyBytes_AsString(row);
-    file->length = PyBytes_Size(row);
-    file->size = PyLong_AsSsize_t(size);
-    file->field = until_nul(file->row, file->length) + 1;
-    if (file->size == -1 && PyErr_Occurred())
-        PyErr_Clear();
-    return file->size >= 0 && file->length <= LONGEST_ROW && file->field > 1 && file->field < file->length;
+    memcpy(name, row, (size_t)length);
+    name[dot] = '.';
+    return write_header(to, name, length, size, form);
 }
 
-/* Read one file after its header. Returns the size of its member, or 0 if the file does not have the planned size. */
-static Py_ssize_t
-read_member(byte *to, Py_ssize_t room, int folder, const File *file, const Form *form)
-{
-    char name[LONGEST_ROW + 1];
-    /* One byte more than planned shows whether the file has grown. */
-    if (room <= BLOCK || file->size >= room - BLOCK || PADDED(file->size) > room - BLOCK)
-        return 0;
-    memcpy(name, file->row, (size_t)file->length);
-    name[file->field - 1] = '.';
-    name[file->length] = 0;
-    if (!write_header(to, (byte *)name, file->length, file->size, form))
-        return 0;
-    int descriptor = openat(folder, name, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0)
-        return 0;
-    ssize_t count = read(descriptor, to + BLOCK, (size_t)file->size + 1);
-    if (close(descriptor) < 0 || count != file->size)
-        return 0;
-    memset(to + BLOCK + count, 0, (size_t)(PADDED(file->size) - count));
-    return BLOCK + (Py_ssize_t)PADDED(file->size);
-}
-
-PyDoc_STRVAR(files_doc, "files(buffer, enough, folder, rows, sizes, at, end, mtime_field, base, columns)\n--\n\n"
-"Read files, the rows `at` to `end`, below the folder of a descriptor, and put them into a buffer as members, until\n"
-"it has `enough` bytes, or a file differs from its row. Fields, first bytes and the places of payloads are appended\n"
-"to the three lists of columns; byte 0 of the buffer is byte `base`. Returns (bytes, row of the first file that was\n"
-"not taken).");
+PyDoc_STRVAR(headers_doc, "headers(buffer, rows, ends, sizes, places, mtime_field)\n--\n\n"
+"Write canonical headers into a buffer, before the bytes `places`. `rows` are joined, and `ends` (a 0 and their ends),\n"
+"`sizes` and `places` are packed i64. Returns how many headers were written until one needs more than a block.");
 
 static PyObject *
-core_files(PyObject *self, PyObject *args)
+core_headers(PyObject *self, PyObject *args)
 {
-    PyObject *buffer, *rows, *sizes, *mtime, *lists[3];
-    Py_ssize_t enough, at, end, used = 0, count = 0, taken = 0;
-    File files[FILES_TOGETHER];
-    Names names = {{0}};
-    Py_buffer view;
+    Py_buffer view, rows, columns[3];
+    PyObject *mtime;
     Form form;
-    int folder;
-    long long base;
-    if (!PyArg_ParseTuple(args, "OniOOnnOL(OOO)", &buffer, &enough, &folder, &rows, &sizes, &at, &end, &mtime, &base,
-                          &lists[0], &lists[1], &lists[2]) ||
-        make_form(mtime, 0, &form) < 0)
+    Py_ssize_t done = 0;
+    if (!PyArg_ParseTuple(args, "w*y*y*y*y*O", &view, &rows, &columns[0], &columns[1], &columns[2], &mtime))
         return NULL;
-    if (at < 0 || end > PyList_Size(rows) || end > PyList_Size(sizes)) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_IndexError, "there are fewer rows");
-        return NULL;
+    int failed = make_form(mtime, 0, &form) < 0;
+    const i64 *ends = columns[0].buf, *sizes = columns[1].buf, *places = columns[2].buf;
+    Py_ssize_t count = columns[1].len / 8;
+    if (!failed && (columns[2].len / 8 != count || columns[0].len / 8 != count + 1)) {
+        PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+        failed = 1;
     }
-    while (count < FILES_TOGETHER && at + count < end &&
-           file_of(PyList_GetItem(rows, at + count), PyList_GetItem(sizes, at + count), &files[count]))
-        count++;
-    if (PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0)
-        return NULL;
-    for (Py_ssize_t i = 0; i < count; i++)
-        Py_IncRef(files[i].object);
-    Py_BEGIN_ALLOW_THREADS
-    while (taken < count && used < enough) {
-        Py_ssize_t length = read_member((byte *)view.buf + used, view.len - used, folder, &files[taken], &form);
-        if (!length)
+    for (; !failed && done < count; done++) {
+        i64 begin = ends[done], end = ends[done + 1], place = places[done];
+        if (begin < 0 || end < begin || end > rows.len || place < BLOCK || place > view.len ||
+            !row_header((byte *)view.buf + place - BLOCK, (const byte *)rows.buf + begin, (Py_ssize_t)(end - begin),
+                        sizes[done], &form))
             break;
-        files[taken++].start = used;
-        used += length;
     }
-    Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
-    int failed = 0;
-    for (Py_ssize_t i = 0; !failed && i < taken; i++) {
-        const File *file = &files[i];
-        const char *field = (const char *)file->row + file->field;
-        failed = append(lists[0], field_of(&names, field, file->length - file->field)) < 0 ||
-                 append(lists[1], PyLong_FromLongLong(base + file->start)) < 0 ||
-                 append(lists[2], PyLong_FromLongLong(base + file->start + BLOCK)) < 0;
-    }
-    forget(&names);
-    for (Py_ssize_t i = 0; i < count; i++)
-        Py_DecRef(files[i].object);
-    return failed ? NULL : Py_BuildValue("nn", used, at + taken);
-}
-
-enum { ENTRIES_TOGETHER = 4096, ARENA = 1 << 18, LONGEST_ENTRY = 1 << 12 };
-
-/* The names in a folder, joined. `dot` is the place of the first dot if the entry may be a regular file with a usual
-   name; otherwise it is 0. Then `size` is the file's size. */
-typedef struct {
-    DIR *folder;
-    int count, error, ended;
-    struct {
-        int begin, length, dot;
-        i64 size;
-    } entries[ENTRIES_TOGETHER];
-    char names[ARENA];
-} Listing;
-
-/* Read the next names. */
-static void
-list_some(Listing *list)
-{
-    int used = 0;
-    list->count = 0;
-    while (list->count < ENTRIES_TOGETHER && used < ARENA - LONGEST_ENTRY) {
-        errno = 0;
-        struct dirent *entry = readdir(list->folder);
-        int length = entry ? (int)strlen(entry->d_name) : 0;
-        if (!entry || length >= LONGEST_ENTRY) {
-            list->error = entry ? ENAMETOOLONG : errno;
-            list->ended = 1;
-            return;
-        }
-        const char *name = entry->d_name, *dot = strchr(name, '.');
-        if (!strcmp(name, ".") || !strcmp(name, ".."))
-            continue;
-        int may_be_plain = dot && dot > name && dot[1] && memcmp(name, "__", 2) && entry->d_type != DT_DIR;
-        list->entries[list->count].begin = used;
-        list->entries[list->count].length = length;
-        list->entries[list->count++].dot = may_be_plain ? (int)(dot - name) : 0;
-        memcpy(list->names + used, name, (size_t)length + 1);
-        used += length + 1;
-    }
-}
-
-/* Get the sizes of regular files. */
-static void
-measure_some(Listing *list)
-{
-    struct stat status;
-    for (int i = 0; i < list->count; i++)
-        if (list->entries[i].dot) {
-            if (fstatat(dirfd(list->folder), list->names + list->entries[i].begin, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-                S_ISREG(status.st_mode))
-                list->entries[i].size = (i64)status.st_size;
-            else
-                list->entries[i].dot = 0;
-        }
-}
-
-/* Return (row, size) of a regular file. */
-static PyObject *
-plain_file(const char *prefix, Py_ssize_t prefix_len, const char *name, int length, int dot, i64 size)
-{
-    PyObject *row = PyBytes_FromStringAndSize(NULL, prefix_len + length);
-    if (!row)
-        return NULL;
-    char *to = PyBytes_AsString(row);
-    memcpy(to, prefix, (size_t)prefix_len);
-    memcpy(to + prefix_len, name, (size_t)length);
-    to[prefix_len + dot] = 0;
-    return Py_BuildValue("NL", row, (long long)size);
-}
-
-/* Pass the listed entries to the callers' functions. */
-static int
-hand_out(const Listing *list, const char *prefix, Py_ssize_t prefix_len, PyObject *take, PyObject *others)
-{
-    PyObject *found = PyList_New(0), *rest = PyList_New(0), *done;
-    int failed = !found || !rest;
-    for (int i = 0; !failed && i < list->count; i++) {
-        const char *name = list->names + list->entries[i].begin;
-        int length = list->entries[i].length;
-        if (list->entries[i].dot)
-            failed = append(found, plain_file(prefix, prefix_len, name, length, list->entries[i].dot,
-                                              list->entries[i].size)) < 0;
-        else
-            failed = append(rest, PyBytes_FromStringAndSize(name, length)) < 0;
-    }
-    PyObject *lists[] = {found, rest}, *takers[] = {take, others};
-    for (int i = 0; i < 2 && !failed; i++)
-        if (PyList_Size(lists[i])) {
-            failed = !(done = PyObject_CallFunctionObjArgs(takers[i], lists[i], NULL));
-            Py_DecRef(done);
-        }
-    Py_DecRef(found);
-    Py_DecRef(rest);
-    return failed ? -1 : PyErr_CheckSignals();
-}
-
-/* Return the names in the whole folder that end with the suffix. After that, the listing has the folder's first names.
-   */
-static PyObject *
-names_ending(Listing *list, const char *suffix, Py_ssize_t suffix_len)
-{
-    PyObject *found = PyList_New(0);
-    int failed = !found, batches = 0;
-    while (!failed && !list->ended) {
-        Py_BEGIN_ALLOW_THREADS
-        list_some(list);
-        Py_END_ALLOW_THREADS
-        batches++;
-        for (int i = 0; !failed && i < list->count; i++) {
-            const char *name = list->names + list->entries[i].begin;
-            int length = list->entries[i].length;
-            if (length >= suffix_len && !memcmp(name + length - suffix_len, suffix, (size_t)suffix_len))
-                failed = append(found, PyBytes_FromStringAndSize(name, length)) < 0;
-        }
-        failed = failed || PyErr_CheckSignals() < 0;
-    }
-    if (!failed && batches > 1 && !list->error) {
-        rewinddir(list->folder);
-        list->ended = 0;
-        list_some(list);
-    }
-    if (failed && found)
-        Py_DecRef(found);
-    return failed ? NULL : found;
-}
-
-PyDoc_STRVAR(folder_doc, "folder(path, prefix, suffix, begin, take, others)\n--\n\n"
-"List a folder. `begin` gets the names that end with the suffix, and says whether to go on; then, some thousand entries\n"
-"at a time, `take` gets the rows of plain files with their sizes in bytes (`prefix`, then the name with a NUL for its\n"
-"first dot), and `others` the names of all else.");
-
-static PyObject *
-core_folder(PyObject *self, PyObject *args)
-{
-    PyObject *begin, *take, *others, *ending = NULL, *goes_on = NULL;
-    const char *name, *prefix, *suffix;
-    Py_ssize_t prefix_len, suffix_len;
-    if (!PyArg_ParseTuple(args, "yy#y#OOO", &name, &prefix, &prefix_len, &suffix, &suffix_len, &begin, &take, &others))
-        return NULL;
-    Listing *list = PyMem_Malloc(sizeof *list);
-    if (!list)
-        return PyErr_NoMemory();
-    list->count = list->error = list->ended = 0;
-    Py_BEGIN_ALLOW_THREADS
-    list->folder = opendir(name);
-    Py_END_ALLOW_THREADS
-    int failed = 0;
-    if (!list->folder)
-        list->error = errno;
-    else
-        failed = !(ending = names_ending(list, suffix, suffix_len));
-    if (ending && !list->error) {
-        goes_on = PyObject_CallFunctionObjArgs(begin, ending, NULL);
-        int is_more = goes_on ? PyObject_IsTrue(goes_on) : -1;
-        failed = is_more < 0;
-        while (is_more > 0 && !failed) {
-            Py_BEGIN_ALLOW_THREADS
-            measure_some(list);
-            Py_END_ALLOW_THREADS
-            failed = hand_out(list, prefix, prefix_len, take, others) < 0;
-            is_more = !list->ended;
-            if (is_more && !failed) {
-                Py_BEGIN_ALLOW_THREADS
-                list_some(list);
-                Py_END_ALLOW_THREADS
-            }
-        }
-    }
-    int error = list->error;
-    if (list->folder)
-        closedir(list->folder);
-    PyMem_Free(list);
-    Py_DecRef(ending);
-    Py_DecRef(goes_on);
-    if (failed)
-        return NULL;
-    if (error) {
-        errno = error;
-        return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, PyTuple_GetItem(args, 0));
-    }
-    Py_RETURN_NONE;
+    PyBuffer_Release(&rows);
+    for (int i = 0; i < 3; i++)
+        PyBuffer_Release(&columns[i]);
+    return failed ? NULL : PyLong_FromSsize_t(done);
 }
 
 static PyMethodDef methods[] = {
@@ -2359,8 +2121,7 @@ static PyMethodDef methods[] = {
     {"remember", core_remember, METH_VARARGS, remember_doc},
     {"header", (PyCFunction)(void (*)(void))core_header, METH_FASTCALL, header_doc},
     {"members", (PyCFunction)(void (*)(void))core_members, METH_FASTCALL, members_doc},
-    {"files", core_files, METH_VARARGS, files_doc},
-    {"folder", core_folder, METH_VARARGS, folder_doc},
+    {"headers", core_headers, METH_VARARGS, headers_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -2371,8 +2132,15 @@ static struct PyModuleDef module = {
     .m_methods = methods,
 };
 
+extern PyMethodDef files_methods[]; /* of _files.c */
+
 PyMODINIT_FUNC
 PyInit__core(void)
 {
-    return PyModule_Create(&module);
+    PyObject *core = PyModule_Create(&module);
+    if (core && PyModule_AddFunctions(core, files_methods) < 0) {
+        Py_DecRef(core);
+        return NULL;
+    }
+    return core;
 }

@@ -1,4 +1,4 @@
-"""What the compiled core has; the essay is at the head of ``_core.c``."""
+"""What the compiled core has; the essays are at the heads of ``_core.c`` and ``_files.c``."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +8,9 @@ from wdscli.tar.scan import Columns
 
 Buffer = bytes | bytearray | memoryview
 Archive = tuple[int, Columns, bytes, bool, int, int]
+Column = Any
+"""Packed i64: bytes, or an array of numpy."""
+Block = tuple[Any, ...]
 Places = tuple[list[bytes], list[int], list[int]]
 
 def scan(buffer: Buffer, at: int, base: int, archive: Archive, /) -> int: ...
@@ -77,25 +80,21 @@ def members(
     columns: Places,
     /,
 ) -> int: ...
-def files(
-    buffer: bytearray,
-    enough: int,
-    folder: int,
-    rows: list[bytes],
-    sizes: list[int],
-    at: int,
-    end: int,
-    mtime_field: bytes,
-    base: int,
-    columns: tuple[list[bytes], list[int], list[int]],
-    /,
-) -> tuple[int, int]: ...
+def headers(
+    buffer: bytearray, rows: bytes, ends: Column, sizes: Column, places: Column, mtime_field: bytes, /
+) -> int: ...
+def order(blocks: list[Block], /) -> bytes | None: ...
+def heads(blocks: list[Block], numbers: Column, /) -> bytes: ...
+def gather(blocks: list[Block], numbers: Column, /) -> tuple[bytes, bytes, bytes, bytes]: ...
+def load(
+    buffer: bytearray, descriptors: Column, rows: bytes, ends: Column, sizes: Column, places: Column, /
+) -> int: ...
 def folder(
     path: bytes,
     prefix: bytes,
     suffix: bytes,
     begin: Callable[[list[bytes]], bool],
-    take: Callable[[list[tuple[bytes, int]]], object],
+    take: Callable[[bytes, bytes, bytes], object],
     others: Callable[[list[bytes]], object],
     /,
 ) -> None: ...
