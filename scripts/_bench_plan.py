@@ -82,7 +82,7 @@ class PlanRow(NamedTuple):
 
 
 PLAN_ROWS = [
-    PlanRow("shuffle", "shuffle $IN", 7, 320),
+    PlanRow("shuffle", "shuffle $IN", 4, 250),
     PlanRow("sort by key", "sort $IN --by key", 15, 480),
     PlanRow("join of two halves", "merge --join inner $HALVES", 12, 480),
 ]

@@ -379,3 +379,25 @@ def test_a_killed_group_leaves_no_files(tmp_path: Path) -> None:
     shared = {int(one.split()[4]) for one in maps if "/dev/shm/" in one}
     assert shared
     assert not [one for one in os.scandir("/dev/shm") if one.inode() in shared]
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "confstr") or "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"), reason="not glibc"
+)
+def test_a_command_takes_memory_from_the_system_once() -> None:
+    """A plan of many shards cleared the same pages anew for each shard, which took as long as planning."""
+    program = """
+import resource, sys
+from wdscli.executors.local import keep_freed_memory
+if sys.argv[1:]:
+    keep_freed_memory()
+for _ in range(50):
+    blocks = [bytes(800_000) for _ in range(20)]
+    del blocks
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+    usual, kept = (
+        int(subprocess.run([sys.executable, "-c", program, *words], capture_output=True, check=True).stdout)
+        for words in ([], ["kept"])
+    )
+    assert kept < usual / 4

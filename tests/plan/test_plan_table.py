@@ -168,3 +168,16 @@ def test_a_large_index_is_not_read_where_memory_is_short(
         assert main(["shuffle", *names, "-o", out, "--memory", "256MiB", "-j", "1", "-q"]) == 0
     assert read == [True, True, False, False]
     assert content(tmp_path / "0") == content(tmp_path / "1")
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_samples_with_as_many_members_have_the_hashes_of_any(members: int) -> None:
+    """The short way for them, and the long one that a further sample makes necessary."""
+    names, sizes = (
+        numpy.arange(1, 6 * members + 2, dtype=numpy.uint64) << numpy.uint64(40) for _ in range(2)
+    )
+    counts = numpy.array([members] * 5 + [members + 1])
+    whole = table.headers_of(names[: counts.sum()], sizes[: counts.sum()], counts)
+    same = table.headers_of(names[: 5 * members], sizes[: 5 * members], counts[:5])
+    assert same.tolist() == whole[:5].tolist()
+    assert len(set(whole.tolist())) == 6

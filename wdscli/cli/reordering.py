@@ -120,12 +120,14 @@ def reorder(
     planned: Callable[[ReorderPlan], None] = lambda plan: None,
 ) -> None:
     """Plan the request in this order, and run, print or write the plan. ``planned`` is called with the plan."""
+    from wdscli.executors.local import keep_freed_memory
     from wdscli.plan.plan import make_plan
     from wdscli.plan.planfile import write_plan
     from wdscli.plan.scratch import Scratch
     from wdscli.run.digests import mark_of
     from wdscli.run.execute import plan_of_run, run_plan, unchanged_run
 
+    keep_freed_memory()
     force = request.settings.force
     check_plan_file(None if dry_run else request.plan_file, force=force)
     runs, progress = not dry_run and request.plan_file is None, out.progress()

@@ -219,7 +219,8 @@ class PlannedShard(NamedTuple):
 
 class Sizes(NamedTuple):
     """Sizes of samples in output order. ``totals`` has the number of bytes before each sample, and as last value the
-    bytes of all samples. ``members`` has the number of members in each sample."""
+    bytes of all samples. ``members`` has the number of members in each sample,
+    in a type that may be small."""
 
     totals: I64
     members: U32
@@ -228,13 +229,13 @@ class Sizes(NamedTuple):
     def of(cls, ordered: OrderedSamples) -> Sizes:
         """The sizes of all samples."""
         total = ordered.total
-        sizes = cls(numpy.zeros(total + 1, dtype=numpy.int64), numpy.empty(total, dtype=numpy.uint32))
+        totals: I64 = numpy.zeros(total + 1, dtype=numpy.int64)
         for first, lengths in ordered.blocks_of("out"):
-            end = first + len(lengths)
-            sizes.totals[first + 1 : end + 1] = sizes.totals[first] + lengths.cumsum(dtype=numpy.int64)
-        for first, members in ordered.blocks_of("members"):
-            sizes.members[first : first + len(members)] = members
-        return sizes
+            block = totals[first + 1 : first + 1 + len(lengths)]
+            lengths.cumsum(dtype=numpy.int64, out=block)
+            block += totals[first]
+        members = [members for _, members in ordered.blocks_of("members")]
+        return cls(totals, numpy.concatenate(members) if members else numpy.zeros(0, numpy.uint32))
 
     def shards(
         self, output: OutputSet, ends: Iterable[int], part: int = 0, begin: int = 0

@@ -267,9 +267,9 @@ class OrderedSamples:
 
     def blocks_of(self, name: str) -> Iterator[tuple[int, U64]]:
         """Yield one column of all samples in blocks, each with the place of its first sample."""
-        # Copy the column first: random access is faster in contiguous memory.
+        # Copy the column first: random access is faster in few bytes.
         rows = self.samples.rows[name]
-        column: U64 = rows if self.order is None else numpy.ascontiguousarray(rows)
+        column: U64 = rows if self.order is None else _narrowed(rows)
         for part in blocks_of(self.total):
             yield part.start, column[part if self.order is None else self.order[part]]
 
@@ -290,6 +290,12 @@ class OrderedSamples:
         for part in blocks_of(self.total):
             numbers.update(distinct(self.column("shard", part.start, part.stop)).tolist())
         return sorted(numbers)
+
+
+def _narrowed(column: U64) -> U64:
+    """Return a copy of whole numbers in the smallest type that has all of them."""
+    largest = max((int(column[part].max()) for part in blocks_of(len(column))), default=0)
+    return column.astype(numpy.min_scalar_type(largest))
 
 
 def _opened(path: str, first: int, total: int) -> PlanTable:
@@ -360,13 +366,15 @@ def headers_of(names: U64, sizes: U64, counts: I64) -> U32:
     """
     if not len(counts):
         return numpy.empty(0, dtype=numpy.uint32)
-    firsts = numpy.cumsum(counts) - counts
     mixed = names ^ sizes * numpy.uint64(0x9E3779B97F4A7C15)
     mixed *= numpy.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> numpy.uint64(32)
-    odd = 2 * spread(0, counts) + 1
-    mixed *= odd.astype(numpy.uint64)
-    sums: U64 = numpy.add.reduceat(mixed, firsts)
+    if (counts == counts[0]).all():
+        odd = 2 * numpy.arange(counts[0], dtype=numpy.uint64) + numpy.uint64(1)
+        sums: U64 = mixed.reshape(len(counts), -1) @ odd
+    else:
+        mixed *= (2 * spread(0, counts) + 1).astype(numpy.uint64)
+        sums = numpy.add.reduceat(mixed, numpy.cumsum(counts) - counts)
     return numpy.maximum(sums >> numpy.uint64(32), numpy.uint64(1)).astype(numpy.uint32)
 
 
