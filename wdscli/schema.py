@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import json
 import marshal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _WORDS = {
     str: "text",
@@ -87,6 +88,26 @@ def check(value: Any, table: Any) -> None:
     if not _fit([value], table):
         wrong = _wrong(value, table)
         raise ValueError(wrong[1:] if wrong.startswith(".") else f"it{wrong}")
+
+
+def table_of(kind: Any) -> Any:
+    """Return the table of a record that was stored as an object, or of one of its types.
+
+    >>> table_of(Mapping[str, tuple[int, ...]]), table_of(Literal["pax", "gnu"] | None)
+    ({Ellipsis: [<class 'int'>, Ellipsis]}, (('pax', 'gnu'), None))
+    """
+    origin, types = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return types
+    if origin in (Union, UnionType):
+        return tuple(map(table_of, types))
+    if origin in (dict, Mapping):
+        return {...: table_of(types[1])}
+    if origin in (list, tuple, Sequence):
+        return [table_of(types[0]), ...]
+    if hints := get_type_hints(kind):
+        return {name: table_of(hint) for name, hint in hints.items()}
+    return None if kind is NoneType else kind
 
 
 def _fit(values: Sequence[Any], table: Any) -> bool:

@@ -95,9 +95,9 @@ def test_what_a_plan_must_not_hold(run: Command, sources: list[object], tmp_path
 
 def test_one_that_was_damaged(good: Command, sources: list[object], tmp_path: Path) -> None:
     good(*sources, "-o", tmp_path / "t" / "o-%06d.tar", "--plan", tmp_path / "p")
-    data = bytearray((tmp_path / "p").read_bytes())
+    data = bytearray((tmp_path / "p.rows").read_bytes())
     data[20] ^= 1
-    (tmp_path / "p").write_bytes(data)
+    (tmp_path / "p.rows").write_bytes(data)
     ran = wds("run", tmp_path / "p", "--task", "0")
     assert ran.code == 3
     assert "the parcel of task 0 was changed" in ran.err

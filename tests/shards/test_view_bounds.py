@@ -178,8 +178,7 @@ def test_a_base_on_a_server_without_ranges(view: Path, run: Command) -> None:
         assert ran.code == 4, ran.err
         place = server.url("b.tar")
         assert (
-            f"cannot read {place} for the view {server.url('v.json')}: its server does not support ranges"
-            in ran.err
+            f"cannot read {place} for {server.url('v.json')}: its server does not support ranges" in ran.err
         )
         with pytest.raises(InputError, match="does not support ranges"):
             list(loader.WebDataset(server.url("v.json")))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,10 @@ import pytest
 from conftest import Command
 from shard_cases import numbered, write_shards
 from storage_servers import Web, web_server
-from xxhash import xxh3_64_intdigest
+from stored_plans import header_of, write_header
 
 import wdscli.loader as wds
 from wdscli.errors import InputError, UsageError, WdsError
-from wdscli.plan.planfile import MAGIC, TAIL
 from wdscli.shards import open_set
 from wdscli.storage import expand, open_sink, open_source
 from wdscli.storage.addresses import listed_address, shard_address
@@ -343,19 +340,22 @@ class TestPlans:
             run("shuffle", source, "-o", "o-%d.tar", "--max-count", "2", "--plan", "p.plan", "--force").code
             == 0
         )
-        data = Path("p.plan").read_bytes()
-        at, length, _, _ = TAIL.unpack(data[-TAIL.size :])
-        header = json.loads(data[at : at + length])
+        plan = Path("p.plan")
+        header = header_of(plan)
         for name, value in changes.items():
-            header[name] = value
-        text = json.dumps(header).encode()
-        return data[:at] + text + TAIL.pack(at, len(text), xxh3_64_intdigest(text), MAGIC)
+            if name == "base":
+                header["bases"][0]["url"] = value
+            else:
+                header["run"][name] = value
+        write_header(plan, header)
+        return plan.read_bytes()
 
     def test_one_that_was_fetched_orders_nothing_here(self, web: Web, run: Command, tmp_path: Path) -> None:
         """It is a command that somebody else wrote: inputs, outputs and hooks are held to the rule of manifests."""
         web.files["local.plan"] = self.plan(run, "here.tar")
         there = self.plan(run, web.url("d/a.tar"))
         web.files["out.plan"] = there
+        web.files["out.plan.rows"] = Path("p.plan.rows").read_bytes()
         web.files["post.plan"] = self.plan(
             run, web.url("d/a.tar"), output=web.url("o-%d.tar"), post="touch ran"
         )
@@ -374,7 +374,7 @@ class TestPlans:
         """None that this program writes does."""
         for changes in (
             {"output": "pipe:touch ran"},
-            {"inputs": [["pipe:touch ran; cat here.tar", 0, "", 0]]},
+            {"base": "pipe:touch ran; cat here.tar"},
         ):
             data = self.plan(run, "here.tar", **changes)
             Path("evil.plan").write_bytes(data)
@@ -387,7 +387,16 @@ class TestPlans:
         assert not Path("ran").exists()
 
     def test_one_of_this_machine_runs_what_it_says(self, web: Web, run: Command) -> None:
-        Path("p2.plan").write_bytes(self.plan(run, "here.tar", post="touch ran"))
-        assert run("run", "p2.plan").code == 0
+        self.plan(run, "here.tar", post="touch ran")
+        assert run("run", "p.plan").code == 0
         assert Path("ran").exists()
-        assert os.path.getsize("p2.plan") > struct.calcsize("<Q")
+
+    def test_one_that_was_fetched_is_a_set_of_shards_there(self, web: Web, run: Command) -> None:
+        for name, source in (("there", web.url("d/a.tar")), ("here", str(Path("here.tar").resolve()))):
+            web.files[f"d/{name}.json"] = self.plan(
+                run, source, **({"base": source} if name == "here" else {})
+            )
+            web.files[f"d/{name}.rows"] = Path("p.plan.rows").read_bytes()
+        assert len(run("ls", web.url("d/there.json")).out.splitlines()) == 5
+        ran = run("ls", web.url("d/here.json"))
+        assert (ran.code, "must not contain a path of this machine" in ran.err) == (4, True), ran.err

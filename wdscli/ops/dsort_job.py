@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from wdscli.errors import InputError, UsageError
+from wdscli.errors import InputError, UsageError, WdsError
 from wdscli.model import to_bytes
+from wdscli.plan.planfile import HEAD_BYTES, plan_version
 from wdscli.schema import check
 from wdscli.selection.named import hint_of
-from wdscli.storage import is_local, is_stream, local_path, read_all
+from wdscli.storage import is_local, is_stream, open_source, read_all
 from wdscli.storage.addresses import listed_address
 from wdscli.storage.kinds import CLOUDS
 from wdscli.units import parse_size
@@ -157,17 +158,19 @@ def read_job(address: str, buckets: Mapping[str, str] | None = None, *, trust_ad
 
 def is_job(address: str) -> bool:
     """Return whether an argument names a job and not a plan. A job is text that begins with a brace, standard input, a
-    name that ends in .json or .yaml, or a local text file."""
+    name that ends in .json or .yaml, or a local text file, but no plan."""
     if address.lstrip().startswith("{") or is_stream(address):
         return True
-    if _FILE.search(address) or not is_local(address):
-        return _FILE.search(address) is not None
-    try:
-        with open(local_path(address), "rb") as file:
-            head = file.read(512)
-    except OSError:
+    has_name = _FILE.search(address) is not None
+    if not (has_name or is_local(address)):
         return False
-    return bool(head) and head.isascii() and "".join(head.decode().split()).isprintable()
+    try:
+        with open_source(address, decompress=False) as source:
+            head = source.read_at(0, min(HEAD_BYTES, source.size or 0))
+    except WdsError:
+        return has_name
+    is_text = bool(head) and head.isascii() and "".join(head.decode().split()).isprintable()
+    return (has_name or is_text) and plan_version(head) is None
 
 
 def _yaml(data: bytes, why: str) -> Any:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from wdscli.arrays import I64, U32, numpy
 from wdscli.errors import UsageError
+from wdscli.model import ShardInfo
 from wdscli.plan.table import OrderedSamples, blocks_of
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import base_name
@@ -215,6 +216,10 @@ class PlannedShard(NamedTuple):
     @property
     def samples(self) -> int:
         return self.end - self.first
+
+    def info(self, name: str) -> ShardInfo:
+        """Return the facts of the shard that are known before it is made."""
+        return ShardInfo(name, self.samples, self.members, self.size_bytes, "", None, {}, index=False)
 
 
 class Sizes(NamedTuple):

@@ -52,7 +52,7 @@ from wdscli.plan.request import PlanMark, Request, check_view
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
 from wdscli.plan.strategy import AS_PLANNED, Choice, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import SurveyedRows, SurveyTask, hash_key, survey, survey_shards, survey_task
-from wdscli.plan.table import JoinedParts, OrderedSamples, PlanTable, no_rows
+from wdscli.plan.table import MISSING_SHARD, JoinedParts, OrderedSamples, PlanTable, no_rows
 from wdscli.plan.values import Extract
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
@@ -70,7 +70,7 @@ from wdscli.shards.inputs import (
     without_index,
 )
 from wdscli.shards.manifest import Manifest, Provenance
-from wdscli.shards.view import is_view, refuse_view, shards_of_view
+from wdscli.shards.view import MISSING, is_view, refuse_view, shards_of_view
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import is_local
 from wdscli.storage.opening import at_once, current_version, listed_version, size_hint
@@ -117,6 +117,26 @@ class Contents:
     def row_lists(self) -> list[OrderedSamples]:
         """All rows in output order: one list, or for a join one list per set."""
         return [self.ordered, *(self.joined.later_parts if self.joined is not None else ())]
+
+    def taken(self, first: int, end: int) -> list[tuple[I64, I64]]:
+        """Return, for each set, the input and the place of each sample from ``first`` to ``end - 1`` of the output. If
+        a set lacks a sample, both are :data:`MISSING`."""
+        columns = []
+        for ordered in self.row_lists:
+            inputs, places = (
+                ordered.column(name, first, end).astype(numpy.int64) for name in ("shard", "place")
+            )
+            places[inputs == MISSING_SHARD] = inputs[inputs == MISSING_SHARD] = MISSING
+            columns.append((inputs, places))
+        if self.joined is not None:
+            # If a sample has no part in the first set, its first row comes from another set.
+            first_inputs, first_places = columns[0]
+            owners: I64 = numpy.array(self.joined.sets, dtype=numpy.int64)[first_inputs]
+            for set_number, (inputs, places) in enumerate(columns[1:], 1):
+                is_own = owners == set_number
+                inputs[is_own], places[is_own] = first_inputs[is_own], first_places[is_own]
+            first_places[owners != 0] = first_inputs[owners != 0] = MISSING
+        return columns
 
     @property
     def shards_of_outputs(self) -> list[list[int]]:

@@ -1,125 +1,118 @@
-"""This module reads and writes plan files (wdscli-plan(5)). With a plan file, any machine can make any of the shards.
+"""This module reads and writes plans (wdscli-plan(5)). With a plan, any machine can make any of the shards.
 
-:func:`write_plan` writes a plan file, and :func:`load_plan` reads one. The file has the rows first, in output order,
-then a header in JSON, then a tail with the place of the header. So a plan is written in one pass. The rows of a shard
-are a sealed section (:mod:`wdscli.shards.rows`), and a task that makes one shard reads only the header and the sections
-of its shard. Local addresses in a plan are absolute, because its tasks may run in any folder. This module does not know
-where or when tasks run.
+A plan is a view (wdscli-manifest(5)) with a part ``run``, so a plan that only reorders samples is also a set. The bases
+of the view are the inputs, each with its size and version. :func:`write_plan` writes a plan, and :func:`load_plan`
+reads one. The rows of a shard are sealed sections (:mod:`wdscli.shards.rows`), and a task that makes one shard reads
+only the sections of its shard. This module does not know where or when tasks run.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property, partial
-from typing import Any, get_args
+from itertools import accumulate, pairwise
+from typing import Any
+
+from xxhash import xxh3_64_hexdigest
 
 from wdscli import __version__
-from wdscli.arrays import U64, numpy
+from wdscli.arrays import numpy
 from wdscli.errors import DataError, InputError, UsageError
+from wdscli.model import UNKNOWN, ShardInfo
 from wdscli.plan.cut import Outputs, PlannedShard, names_of
 from wdscli.plan.inputs import Input, Stamp
 from wdscli.plan.names import Rekey
 from wdscli.plan.plan import Contents, Counts, ReorderPlan
 from wdscli.plan.request import PlanMark, Request
 from wdscli.plan.table import JoinCounts, JoinedParts, OrderedSamples, PlanTable, row_type
-from wdscli.schema import check
+from wdscli.schema import check, table_of
 from wdscli.selection import Selection
-from wdscli.selection.choice import FIELD_RULE, FieldRule
 from wdscli.selection.layers import OnConflict
-from wdscli.shards.manifest import Provenance
-from wdscli.shards.rows import SECTION, Section, SectionWriter, read_section
+from wdscli.shards.manifest import PLAN_VERSION, Manifest, Provenance, name_from, parse_manifest
+from wdscli.shards.rows import (
+    SECTION,
+    Section,
+    SectionWriter,
+    open_rows,
+    read_section,
+    write_both,
+)
+from wdscli.shards.view import View, ViewRule, ViewShard
 from wdscli.shards.writing import ShardSettings
-from wdscli.shown import shown, shown_command, shown_in
-from wdscli.storage import Source, is_local, is_stream, local_path, open_sink, open_source
-from wdscli.storage.addresses import listed_address
+from wdscli.shown import shown_command
+from wdscli.storage import Source, base_name, folder_of, is_local, is_stream, local_path
+from wdscli.storage.addresses import VIEW_SUFFIX, listed_address, shard_address, view_of
+from wdscli.storage.opening import COMPRESSED_SUFFIX, read_noted
 from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
 from wdscli.tar.header import MTIMES
 
-MAGIC = b"WDSPLAN\x01"
-VERSION = 3
-TAIL = struct.Struct("<QQQ8s")
-"""The tail of a plan file: the header's offset, length and seal, and the magic again."""
+HEAD_BYTES = 512
+"""The first bytes of a file show whether it is a plan."""
+_VERSION = re.compile(rb'\{\s*"__kind__": "wdscli-plan-v([0-9]{1,9})')
+_FIRST_MAGIC = b"WDSPLAN"
+"""The first bytes of a plan of version 3 or earlier."""
+_SEAL = re.compile(rb'(?<="seal": ")[0-9a-f]{16}(?=")')
 ROW_BYTES = 49
 ROWS_PER_WRITE = 1 << 16
-SHARD_NUMBERS = 6
-"""A shard has the numbers of its PlannedShard, and then the three numbers of each section."""
 
 
-HEADER: dict[str, Any] = {
-    **dict.fromkeys(("format", "wdscli", "output"), str),
-    "version": int,
+_PLAN: dict[str, Any] = {
     "made": {
         "operation": str,
         "options": dict,
-        "seed": (range(-(1 << 512), 1 << 512), None),
+        "seed?": range(-(1 << 512), 1 << 512),
         "inputs": [(str, None), ...],
-        "classes": ([str, ...], None),
+    },
+    "run": {
+        **dict.fromkeys(("wdscli", "output"), str),
         "parts": [str, ...],
-    },
-    "plan": dict.fromkeys(PlanMark._fields, str),
-    "settings": {
-        "form": [MTIMES, ("pax", "gnu")],
-        "checksum": str,
-        **dict.fromkeys(("with_index", "force", "fsync"), bool),
-        "values": [str, ...],
-    },
-    "fields": (FIELD_RULE, None),
-    "transform": (
-        {
-            **dict.fromkeys(("kind", "what", "field", "on_failure", "mode"), str),
-            **dict.fromkeys(("batch", "size"), int),
-            **dict.fromkeys(("multi", "only_if_bigger"), bool),
-            "timeout": (float, None),
-            "format": (str, None),
-            "quality": (int, None),
+        "mark": table_of(PlanMark),
+        "settings": {
+            "form": [MTIMES, ("pax", "gnu")],
+            "checksum": str,
+            **dict.fromkeys(("with_index", "force", "fsync"), bool),
+            "values": [str, ...],
         },
-        None,
-    ),
-    **dict.fromkeys(("rekey", "post"), (str, None)),
-    "inputs": [[str, int, str, int], ...],
-    "joined": (
-        {
-            "sets": [int, ...],
-            "policies": [get_args(OnConflict), ...],
-            "counts": {
-                **dict.fromkeys(JoinCounts._fields, int),
-                "unmatched": [int, ...],
-                "kind": str,
-                "conflicts": {...: {...: int}},
-            },
-        },
-        None,
-    ),
-    "counts": {**{count.name: int for count in fields(Counts)}, "dropped": {...: int}, "ignored": {...: int}},
-    "parcels": bool,
-    "shards": SECTION,
+        "transform": (dict, None),
+        **dict.fromkeys(("rekey", "post"), (str, None)),
+        "firsts": [int, ...],
+        "joined": ({"sets": [int, ...], "counts": table_of(JoinCounts)}, None),
+        "counts": table_of(Counts),
+        "shards": [[int, int, [SECTION, ...]], ...],
+    },
 }
-"""The schema of a header (:mod:`wdscli.schema`). It is needed because a seal shows only that a plan was not changed
-later. It does not show that wdscli wrote the plan."""
+"""The schema of the parts that only plans have (:mod:`wdscli.schema`). It is needed because a seal shows only that a
+plan was not changed later. It does not show that wdscli wrote the plan."""
 
 
 def write_plan(plan: ReorderPlan, mark: PlanMark, address: str, *, force: bool = False) -> None:
     """Write a plan with its fingerprint. Raises OutputError, and UsageError for a plan that depends on this process."""
     check_storable(plan, address)
-    header = _header(plan, mark)
-    with open_sink(address, force=force) as sink:
-        sink.write(MAGIC)
-        writer = SectionWriter(sink.write, sink.written)
-        lists, shards = plan.contents.row_lists, []
+    taken, sections = list[Section](), list[list[Section]]()
+
+    def write_rows(write: Callable[[Any], Any]) -> None:
+        writer, lists = SectionWriter(write), plan.contents.row_lists
         for number, shard in enumerate(plan.contents.shards):
-            numbers = [*shard[1:]]
+            if plan.parcel is None:
+                taken.append(writer.add(_taken(plan.contents, shard)))
             rows = (_rows_of(ordered, shard) for ordered in lists)
-            for pieces in rows if plan.parcel is None else [[plan.parcel(number)]]:
-                numbers += writer.add(pieces)
-            shards.append(numbers)
-        header["shards"] = writer.add([numpy.array(shards, dtype="<u8").tobytes()]).plain()
-        text = json.dumps(header, separators=(",", ":")).encode("ascii")
-        sink.write(TAIL.pack(*writer.add([text]), MAGIC))
+            pieces = rows if plan.parcel is None else [[plan.parcel(number)]]
+            sections.append([*map(writer.add, pieces)])
+
+    def text() -> bytes:
+        return _sealed(_manifest(plan, mark, address, taken, sections).to_json().encode("ascii"))
+
+    write_both(address, text, write_rows, force=force, replaces_rows=force)
+
+
+def _sealed(text: bytes) -> bytes:
+    """Return the text of a plan with its seal, which is the XXH3-64 of the text with zeros in place of the seal."""
+    zeros = _SEAL.sub(b"0" * 16, text, 1)
+    return _SEAL.sub(xxh3_64_hexdigest(zeros).encode(), zeros, 1)
 
 
 def check_storable(plan: ReorderPlan, address: str) -> None:
@@ -141,62 +134,114 @@ def check_storable(plan: ReorderPlan, address: str) -> None:
             )
         check_shown(shard.address)
     check_shown(plan.request.output)
-    what = None if plan.transform is None else plan.transform["what"]
-    for option, command in (("--post", plan.request.post), ("the command", what)):
-        if command is not None and shown_command(command) != command:
-            raise UsageError(
-                f"the plan would hold a password, token or signature: {option} {shown_command(command)}",
-                hint="let the command read it from the environment of the tasks",
-            )
+    for command in (plan.request.post, (plan.transform or {}).get("what")):
+        check_shown(command or "")
 
 
-def check_shown(address: str) -> None:
-    """Raise UsageError for an address with a secret, because readers of the plan could see it."""
-    if shown(address) != address:
+def check_shown(text: str) -> None:
+    """Raise UsageError for an address or a command with a secret, because readers of the plan could see it."""
+    if shown_command(text) != text:
         raise UsageError(
-            f"the plan would hold a password, token or signature: {address}",
+            f"the plan would hold a password, token or signature: {shown_command(text)}",
             hint="leave it out; tasks find credentials in their environment or profile",
         )
 
 
 def _rows_of(ordered: OrderedSamples, shard: PlannedShard) -> Iterator[bytes]:
     """Yield the rows of a shard in pieces."""
-    for first in range(shard.first, shard.end, ROWS_PER_WRITE):
-        yield ordered.part(first, min(first + ROWS_PER_WRITE, shard.end)).rows.tobytes()
+    for first, end in _pieces(shard):
+        yield ordered.part(first, end).rows.tobytes()
 
 
-def _plain_input(shard: Input) -> list[str | int]:
-    stamp = shard.stamp or Stamp()
-    return [absolute(shard.address), stamp.size_bytes, stamp.version, shard.first]
+def _taken(contents: Contents, shard: PlannedShard) -> Iterator[bytes]:
+    """Yield the samples of a shard in the form of a view: for each set all inputs, then all places."""
+    for set_number in range(len(contents.row_lists)):
+        for column in range(2):
+            for first, end in _pieces(shard):
+                yield contents.taken(first, end)[set_number][column].astype("<u4").tobytes()
 
 
-def _header(plan: ReorderPlan, mark: PlanMark) -> dict[str, Any]:
-    """Return a header without the shards, whose places are known only after the rows are written."""
-    request, provenance, contents = plan.request, plan.provenance, plan.contents
-    joined, rekey = contents.joined, contents.rekey
-    records = {
-        "made": provenance._replace(options=shown_in(dict(provenance.options))),
-        "settings": request.settings,
+def _pieces(shard: PlannedShard) -> Iterator[tuple[int, int]]:
+    return pairwise([*range(shard.first, shard.end, ROWS_PER_WRITE), shard.end])
+
+
+def _manifest(
+    plan: ReorderPlan,
+    mark: PlanMark,
+    address: str,
+    taken: Sequence[Section],
+    sections: Sequence[Sequence[Section]],
+) -> Manifest:
+    """Return a plan as the manifest of its shards. A shard is listed before its compression, as part of a view."""
+    contents, provenance = plan.contents, plan.provenance
+    folders = [folder_of(output.manifest_address or "") for output in contents.outputs]
+    names = [shard.address.removeprefix(folders[shard.part]) for shard in contents.shards]
+    shards = [shard.info(COMPRESSED_SUFFIX.sub("", name)) for shard, name in zip(contents.shards, names)]
+    return Manifest(
+        base_name(address).removesuffix(VIEW_SUFFIX),
+        tuple(shards),
+        provenance.facts(),
+        None if provenance.classes is None else tuple(provenance.classes),
+        None if plan.parcel is not None else _view(plan, folder_of(address), taken),
+        _run(plan, mark, sections),
+    )
+
+
+def _view(plan: ReorderPlan, folder: str, taken: Sequence[Section]) -> View:
+    """Return the planned shards as a view of the inputs."""
+    contents, request, joined = plan.contents, plan.request, plan.contents.joined
+    bases = [_base_of(shard, folder) for shard in contents.inputs]
+    policies: tuple[OnConflict, ...] = ("error",) if joined is None else joined.policies
+    rule = ViewRule((None,) * len(policies), policies, request.selection.field_rule)
+    stamps = [(base.name, base.size_bytes, base.version) for base in bases]
+    identity = xxh3_64_hexdigest(repr(stamps).encode())
+    shards = [ViewShard(f"{section.seal:016x}{identity}", None, section) for section in taken]
+    return View(bases, shards, rule, request.settings.form)
+
+
+def _base_of(shard: Input, folder: str) -> ShardInfo:
+    """Return the entry of an input, with its stamp. A plan on a store has the full paths of local files."""
+    has_path = is_local(shard.address) and is_local(folder)
+    name = name_from(folder, shard.address) if has_path else absolute(shard.address)
+    # The survey with --limit ends before the last inputs, which then have no stamp.
+    size, version, _ = shard.stamp or Stamp(UNKNOWN)
+    return ShardInfo(name, UNKNOWN, UNKNOWN, size, "", None, {}, index=False, version=version)
+
+
+def _why_no_set(plan: ReorderPlan) -> str | None:
+    """Return why a plan cannot be opened as a set, as the end of a sentence. Return None if it can be opened."""
+    contents = plan.contents
+    reasons = {
+        "its samples are files": plan.parcel,
+        "its run changes the samples": plan.transform,
+        "its run makes several sets": plan.provenance.parts,
+        "its run gives samples new keys": contents.rekey,
+        "its inputs are views": any(view_of(shard.address) for shard in contents.inputs),
+        "its inputs may be damaged": plan.request.on_error == "skip",
     }
+    return next((why for why, is_so in reasons.items() if is_so), None)
+
+
+def _run(plan: ReorderPlan, mark: PlanMark, sections: Sequence[Sequence[Section]]) -> dict[str, Any]:
+    """Return the part ``run``: all that is needed to make the shards, and that a view does not have."""
+    request, contents, joined = plan.request, plan.contents, plan.contents.joined
     return {
-        "format": "wdscli-plan",
-        "version": VERSION,
         "wdscli": __version__,
-        **{
-            name: {field: getattr(record, field) for field in HEADER[name]}
-            for name, record in records.items()
-        },
-        "plan": mark._asdict(),
+        "no_set": _why_no_set(plan),
         "output": absolute_output(request.output),
-        "fields": request.selection.field_rule and request.selection.field_rule.plain(),
-        "rekey": rekey and rekey.format,
+        "parts": list(plan.provenance.parts),
+        "mark": mark._asdict(),
+        "settings": {name: getattr(request.settings, name) for name in _PLAN["run"]["settings"]},
+        "rekey": contents.rekey and contents.rekey.format,
         "transform": plan.transform and dict(plan.transform),
         "post": request.post,
-        "inputs": [*map(_plain_input, contents.inputs)],
-        "joined": joined
-        and {"sets": joined.sets, "policies": joined.policies, "counts": joined.counts._asdict()},
+        "firsts": [shard.first for shard in contents.inputs],
+        "joined": joined and {"sets": joined.sets, "counts": joined.counts._asdict()},
         "counts": asdict(plan.counts),
-        "parcels": plan.parcel is not None,
+        "shards": [
+            [shard.part, shard.number, [section.plain() for section in shard_sections]]
+            for shard, shard_sections in zip(contents.shards, sections, strict=True)
+        ],
     }
 
 
@@ -219,55 +264,45 @@ def absolute_output(text: str) -> str:
     return os.path.join(folder, local_path(text))
 
 
+def plan_version(head: bytes) -> int | None:
+    """Return the version of a plan with these first bytes. Return None for any other file. Plans of version 3 and
+    earlier have another form; their version is 3 here."""
+    match = _VERSION.match(head)
+    return int(match[1]) if match else 3 if head.startswith(_FIRST_MAGIC) else None
+
+
 class PlanFile:
-    """An open plan file. Its rows are read when they are needed."""
+    """An open plan. Its rows are read when they are needed."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.source: Source = open_source(address, decompress=False)
-        try:
-            self.header = self._read_header()
-        except BaseException:
-            self.source.close()
-            raise
-
-    def _read_header(self) -> dict[str, Any]:
-        size = self.source.size
-        if not self.source.seekable or size is None:
-            raise UsageError(
-                f"{self.address} is a stream, but a plan must be readable at any position",
-                hint="wds run FILE",
-            )
-        if self.source.read_at(0, len(MAGIC)) != MAGIC:
+        text, _ = read_noted(address)
+        version = plan_version(text)
+        if version is None:
             raise self.broken("it is not a plan file (wrong bytes at its start)")
-        tail = self.source.read_at(max(0, size - TAIL.size), TAIL.size)
-        if len(tail) != TAIL.size or tail[-len(MAGIC) :] != MAGIC:
-            raise self.broken("its end is missing")
-        offset, length, seal, _ = TAIL.unpack(tail)
-        if offset + length + TAIL.size != size:
-            raise self.broken("bytes are missing or were added")
-        text = self._read(Section(offset, length, seal), "its header was changed")
+        if version != PLAN_VERSION:
+            raise self.broken(f"it has version {version}, but this wdscli reads version {PLAN_VERSION}")
+        if _SEAL.search(text) is None or _sealed(text) != text:
+            raise self.broken("bytes are missing or were changed")
         try:
-            header: Any = json.loads(text)
-        except (ValueError, RecursionError):
-            raise self.broken("its header is not JSON") from None
-        version = header.get("version") if isinstance(header, dict) else None
-        if version != VERSION:
-            raise self.broken(f"it has version {version}, but this wdscli reads version {VERSION}")
-        try:
-            check(header, HEADER)
-            FieldRule.from_plain(header["fields"])
-        except ValueError as error:
-            raise self.broken(f"{error} in its header") from None
-        checked: dict[str, Any] = header
-        return checked
+            self.manifest = parse_manifest(text, address, runs=True)
+            self.run: Mapping[str, Any] = self.manifest.run or {}
+            check({"made": self.manifest.made, "run": self.run}, _PLAN)
+            self._sections = [[*map(Section.from_plain, plain)] for _, _, plain in self.run["shards"]]
+        except (DataError, ValueError) as error:
+            raise self.broken(str(error)) from None
+        self.ends = [*accumulate((shard.samples for shard in self.manifest.shards), initial=0)]
+        if not self._has_all_samples():
+            raise self.broken("its shards do not have its samples")
 
-    def _read(self, section: Section, why: str) -> bytes:
-        """Return the bytes of a section. Raises DataError if they are missing or do not fit the seal."""
-        data = read_section(self.source, section)
-        if data is None:
-            raise self.broken(why)
-        return data
+    def _has_all_samples(self) -> bool:
+        """Return whether the shards have the samples of the plan, with a row for each. A parcel has any length."""
+        view, shards = self.manifest.view, self.manifest.shards
+        lengths = [[section.length for section in sections] for sections in self._sections]
+        wanted = [[ROW_BYTES * shard.samples] * (1 if view is None else view.rule.sets) for shard in shards]
+        is_alike = [*map(len, lengths)] == [*map(len, wanted)] if view is None else lengths == wanted
+        is_known = all(min(shard.members, shard.size_bytes) >= 0 for shard in shards)
+        return is_alike and is_known and self.run["counts"]["samples"] == self.ends[-1]
 
     def broken(self, why: str) -> DataError:
         return DataError(
@@ -277,48 +312,32 @@ class PlanFile:
         )
 
     @cached_property
-    def lists(self) -> int:
-        """The number of sections of each shard."""
-        joined = self.header["joined"]
-        return 1 if joined is None else len(joined["policies"])
-
-    @cached_property
-    def shards(self) -> U64:
-        """The numbers of each shard. Raises DataError, and ValueError for a list that is not whole."""
-        data = self._read(Section.from_plain(self.header["shards"]), "its list of shards was changed")
-        shards: U64 = numpy.frombuffer(data, dtype="<u8").reshape(-1, SHARD_NUMBERS + 3 * self.lists)
-        firsts, ends, lengths = shards[:, 2], shards[:, 3], shards[:, SHARD_NUMBERS + 1 :: 3]
-        has_rows = self.header["parcels"] or ((ends - firsts) * ROW_BYTES == lengths.T).all()
-        bounds = [0, *ends.tolist()]
-        if (
-            bounds != [*firsts.tolist(), self.header["counts"]["samples"]]
-            or (ends < firsts).any()
-            or not has_rows
-        ):
-            raise self.broken("its shards do not have its samples")
-        return shards
+    def source(self) -> Source:
+        """The open file of rows."""
+        return open_rows(self.address)
 
     def read(self, number: int, why: str, shard: int) -> bytes:
-        """Return section ``number`` of a shard: rows, or a parcel. Raises DataError with the text ``why`` if it was
-        changed."""
-        section = self.shards[shard, SHARD_NUMBERS:].reshape(-1, 3)[number].tolist()
-        return self._read(Section(*section), why.format(shard))
+        """Return section ``number`` of a shard: rows, or a parcel. Raises DataError with the text ``why`` if it is
+        missing or does not fit its seal."""
+        data = read_section(self.source, self._sections[shard][number])
+        if data is None:
+            raise self.broken(why.format(shard))
+        return data
 
 
 class StoredTable(PlanTable):
-    """A list of rows in a plan file. Only :meth:`part` reads rows, and only all rows of a shard together."""
+    """A list of rows in a plan. Only :meth:`part` reads rows, and only all rows of a shard together."""
 
     __slots__ = ("_file", "_number", "_shards")
 
     def __init__(self, file: PlanFile, number: int) -> None:
         self._file = file
         self._number = number
-        bounds = map(tuple, file.shards[:, 2:4].tolist())
-        self._shards = {first_and_end: shard for shard, first_and_end in enumerate(bounds)}
+        self._shards = {first_and_end: shard for shard, first_and_end in enumerate(pairwise(file.ends))}
 
     @property
     def total(self) -> int:
-        return int(self._file.header["counts"]["samples"])
+        return self._file.ends[-1]
 
     def part(self, first: int, end: int) -> PlanTable:
         data = self._file.read(self._number, "the rows of task {} were changed", self._shards[first, end])
@@ -332,82 +351,90 @@ def load_plan(address: str, *, trust_addresses: bool = False, **run_options: Any
     file = PlanFile(address)
     try:
         _check_trust(file, trust_addresses)
-        return _plan(file, run_options)
+        return _plan(file, trust_addresses, run_options)
     except DataError:
         raise
-    except (UsageError, KeyError, TypeError, ValueError, IndexError, struct.error) as error:
+    except (UsageError, KeyError, TypeError, ValueError, IndexError) as error:
         raise file.broken(str(error)) from None
 
 
 def _check_trust(file: PlanFile, trusted: bool) -> None:
     """Raise DataError for contents that wdscli never writes, and InputError for contents that a downloaded plan must
     not have."""
-    header = file.header
-    named = [*(address for address, *_ in header["inputs"]), header["output"]]
-    if any(map(is_stream, named)):
+    run, view = file.run, file.manifest.view
+    if any(
+        map(is_stream, [run["output"], *(base.name for base in (view.bases if view is not None else ()))])
+    ):
         raise file.broken("it names a command or standard input")
     if trusted or is_local(file.address):
         return
-    for address in named:
-        listed_address(file.address, address)
-    what, post = header["transform"] and header["transform"]["what"], header["post"]
-    instructions = [
-        (header["parcels"] or None, "reads files of this machine"),
-        (post, f"runs a command after each shard: {shown_command(post or '')}"),
-        (what, f"runs a command for each sample: {shown_command(what or '')}"),
-    ]
-    for instruction, text in instructions:
-        if instruction is not None:
+    listed_address(file.address, run["output"])
+    what, post = run["transform"] and run["transform"]["what"], run["post"]
+    instructions = {
+        "reads files of this machine": view is None,
+        f"runs a command after each shard: {shown_command(post or '')}": post is not None,
+        f"runs a command for each sample: {shown_command(what or '')}": what is not None,
+    }
+    for text, is_so in instructions.items():
+        if is_so:
             raise InputError(
                 f"{file.address} was downloaded, but {text}",
                 hint="use --trust-addresses if you trust it, or download the plan first",
             )
 
 
-def _plan(file: PlanFile, run_options: Mapping[str, Any]) -> ReorderPlan:
-    header, provenance = file.header, Provenance(**file.header["made"])
-    settings = ShardSettings(**{**header["settings"], "form": Form(*header["settings"]["form"])})
-    selection = Selection(field_rule=FieldRule.from_plain(header["fields"]))
-    contents = _contents(file, settings, provenance.parts or [""])
-    request = Request(
-        contents.addresses, header["output"], settings, selection=selection, post=header["post"]
-    )
+def _plan(file: PlanFile, trusted: bool, run_options: Mapping[str, Any]) -> ReorderPlan:
+    run, manifest = file.run, file.manifest
+    provenance = Provenance(**manifest.made, classes=manifest.classes, parts=run["parts"])
+    settings = ShardSettings(**{**run["settings"], "form": Form(*run["settings"]["form"])})
+    selection = Selection(field_rule=None if manifest.view is None else manifest.view.rule.fields)
+    contents = _contents(file, settings, trusted)
+    request = Request(contents.addresses, run["output"], settings, selection=selection, post=run["post"])
     return ReorderPlan(
         request._replace(strategy="gather", resume=True, **run_options),
         provenance,
         contents,
-        Counts(**header["counts"]),
-        mark=PlanMark(**header["plan"]),
+        Counts(**run["counts"]),
+        mark=PlanMark(**run["mark"]),
         is_stored=True,
-        transform=header["transform"],
-        parcel=partial(file.read, 0, "the parcel of task {} was changed") if header["parcels"] else None,
+        transform=run["transform"],
+        parcel=partial(file.read, 0, "the parcel of task {} was changed") if manifest.view is None else None,
     )
 
 
-def _contents(file: PlanFile, settings: ShardSettings, parts: Sequence[str]) -> Contents:
-    header = file.header
+def _contents(file: PlanFile, settings: ShardSettings, trusted: bool) -> Contents:
+    run, view = file.run, file.manifest.view
+    bases = () if view is None else view.bases
     inputs = [
-        # The survey with --limit ends before the last inputs, which then have no stamp.
-        Input(address, stamp=Stamp(size, version) if size or version else None, is_held=True, first=first)
-        for address, size, version, first in header["inputs"]
+        Input(
+            absolute(shard_address(file.address, base.name, trusted=trusted)),
+            stamp=None if base.size_bytes == UNKNOWN else Stamp(base.size_bytes, base.version),
+            is_held=True,
+            first=first,
+        )
+        for base, first in zip(bases, run["firsts"], strict=True)
     ]
-    names = names_of([shard.address for shard in inputs]) if NAME in header["output"] else None
-    outputs = Outputs(header["output"], settings, names=names, may_exist=True)
-    sets = tuple(map(outputs.set_of, parts))
+    names = names_of([shard.address for shard in inputs]) if NAME in run["output"] else None
+    outputs = Outputs(run["output"], settings, names=names, may_exist=True)
+    sets = tuple(map(outputs.set_of, run["parts"] or [""]))
     shards = tuple(
-        PlannedShard(sets[part].address(number), part, number, *numbers)
-        for part, number, *numbers in file.shards[:, :SHARD_NUMBERS].tolist()
+        PlannedShard(sets[part].address(number), part, number, first, end, shard.size_bytes, shard.members)
+        for (part, number, _), (first, end), shard in zip(
+            run["shards"], pairwise(file.ends), file.manifest.shards
+        )
     )
-    joined, rekey = header["joined"], header["rekey"]
+    joined, rekey = run["joined"], run["rekey"]
     contents = Contents(sets, shards, inputs, rekey=rekey and Rekey.parse(rekey))
-    if header["parcels"]:
+    if view is None:
         return contents
-    ordered, *later_parts = (OrderedSamples(StoredTable(file, number)) for number in range(file.lists))
-    return replace(contents, ordered=ordered, joined=joined and _joined(joined, later_parts))
-
-
-def _joined(plain: Mapping[str, Any], later_parts: Sequence[OrderedSamples]) -> JoinedParts:
-    counts = {**plain["counts"], "unmatched": tuple(plain["counts"]["unmatched"])}
-    return JoinedParts(
-        tuple(later_parts), tuple(plain["sets"]), tuple(plain["policies"]), JoinCounts(**counts)
+    ordered, *later_parts = (OrderedSamples(StoredTable(file, number)) for number in range(view.rule.sets))
+    return replace(
+        contents, ordered=ordered, joined=joined and _joined(joined, later_parts, view.rule.policies)
     )
+
+
+def _joined(
+    plain: Mapping[str, Any], later_parts: Sequence[OrderedSamples], policies: tuple[OnConflict, ...]
+) -> JoinedParts:
+    counts = {**plain["counts"], "unmatched": tuple(plain["counts"]["unmatched"])}
+    return JoinedParts(tuple(later_parts), tuple(plain["sets"]), policies, JoinCounts(**counts))

@@ -14,7 +14,6 @@ This module does not know why samples are reordered, or how shards are made.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -53,7 +52,7 @@ from wdscli.shards.manifest import Manifest
 from wdscli.shards.view import is_view
 from wdscli.shards.writing import OutputSet
 from wdscli.shown import shown
-from wdscli.storage import exists, is_local, open_sink, read_all
+from wdscli.storage import exists, is_local
 from wdscli.views.writing import write_views
 
 MAX_SHARE = 20
@@ -277,7 +276,7 @@ def plan_of_run(request: Request, order: Order, scratch: Scratch, progress: Prog
         return make_plan(request, order, scratch, brings=True, progress=progress)
     # A new survey reports the fault, if the kept plan or the inputs have one.
     with suppress(WdsError):
-        if order.is_repeatable and (kept := _kept_plan(request, order, scratch, output)) is not None:
+        if order.is_repeatable and (kept := _kept_plan(request, order, output)) is not None:
             return kept
     # A complete set needs no payloads, so its inputs are not copied.
     return make_plan(request, order, scratch, brings=not exists(output.manifest_address), progress=progress)
@@ -306,17 +305,12 @@ def keep_plan(plan: ReorderPlan, mark: PlanMark) -> None:
         write_plan(replace(plan, contents=contents), mark, receipt_address(manifest), force=True)
 
 
-def _kept_plan(request: Request, order: Order, scratch: Scratch, output: OutputSet) -> ReorderPlan | None:
+def _kept_plan(request: Request, order: Order, output: OutputSet) -> ReorderPlan | None:
     """Return the plan that an earlier run has kept for ``output``, if options and inputs are the same. Raises
     WdsError."""
-    if not scratch.is_local or request.engine is not None or output.manifest_address is None:
+    if request.engine is not None or output.manifest_address is None:
         return None
-    data = read_all(receipt_address(output.manifest_address))
-    path = scratch.path_of("plan")
-    os.makedirs(scratch.folder, 0o700, exist_ok=True)
-    with open_sink(path) as sink:
-        sink.write(data)
-    kept = load_plan(path)
+    kept = load_plan(receipt_address(output.manifest_address), trust_addresses=True)
     shards, _ = open_sets(request.inputs, request.on_error, trust_addresses=request.trust_addresses)
     inputs = same_inputs(kept.contents.inputs, shards.addresses)
     if inputs is None or kept.request.output != absolute_output(request.output):

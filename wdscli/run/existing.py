@@ -63,7 +63,7 @@ def run_of(plan: ReorderPlan, progress: Progress = QUIET, maker: Maker | None = 
         from wdscli.transform.shards import TransformMaker
         from wdscli.transform.transform import Transform
 
-        maker = TransformMaker(plan, Transform(**plan.transform))
+        maker = TransformMaker(plan, Transform.from_plain(plan.transform))
     elif maker is None and plan.parcel is not None:
         from wdscli.create.packing import PackMaker, unpacked_task
 

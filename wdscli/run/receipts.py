@@ -28,7 +28,7 @@ from xxhash import xxh3_64_hexdigest
 from wdscli.errors import EngineError, InputNotFoundError, OutputExistsError, WdsError, printable
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.request import PlanMark
-from wdscli.schema import check
+from wdscli.schema import check, table_of
 from wdscli.shards.index import index_address
 from wdscli.shards.locks import receipt_address
 from wdscli.shards.manifest import parse_shard, plain_shard
@@ -44,7 +44,7 @@ VERSION = 1
 _RECEIPT = {
     "format": "wdscli-receipt",
     "version": VERSION,
-    "plan": dict.fromkeys(PlanMark._fields, str),
+    "plan": table_of(PlanMark),
     "task": int,
     "index": str,
     "posted": bool,

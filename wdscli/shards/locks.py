@@ -272,6 +272,8 @@ def _read(path: str) -> dict[str, str]:
 
 
 RECEIPT = ".done"
+KEPT_ROWS = f"{RECEIPT}.rows"
+"""The ending of the rows of a kept plan (:func:`~wdscli.run.execute.keep_plan`)."""
 _CUT = 50
 """How many characters of a very long name are kept in the name of its temporary file."""
 
@@ -315,7 +317,7 @@ def remove_temporaries(addresses: Iterable[str]) -> None:
     for address in addresses:
         folder, name = folder_of(address), base_name(address)
         folders[folder].add(name)
-        folders[f"{folder}{FOLDER}/"].update((name + SUFFIX, name + RECEIPT))
+        folders[f"{folder}{FOLDER}/"].update((name + SUFFIX, name + RECEIPT, name + KEPT_ROWS))
     for folder, names in folders.items():
         if not has_temporaries(folder):
             continue
@@ -330,7 +332,7 @@ def remove_receipts(addresses: Iterable[str], is_own: Callable[[str], bool] = la
     remove empty folders."""
     folders: dict[str, set[str]] = defaultdict(set)
     for address in addresses:
-        folders[folder_of(address)].add(base_name(address) + RECEIPT)
+        folders[folder_of(address)] |= {base_name(address) + RECEIPT, base_name(address) + KEPT_ROWS}
     for folder, names in folders.items():
         inside = f"{folder}{FOLDER}/"
         # A store may allow to remove receipts, but not to list them, or its listing may fail.

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from wdscli.errors import DataError, UsageError
+from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import UNKNOWN, FieldTotals, ShardInfo
 from wdscli.schema import PackedObject, Records, check, packed, unpacked
 from wdscli.shards.locks import FOLDER
 from wdscli.shards.rows import SECTION
 from wdscli.shards.view import View, from_json, to_json
-from wdscli.shown import shown
+from wdscli.shown import shown, shown_in
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
 from wdscli.storage.addresses import local_path
 from wdscli.storage.opening import COMPRESSED_SUFFIX
@@ -33,6 +33,9 @@ from wdscli.tar.header import BLOCK, MTIMES
 KIND = "wids-shard-index-v1"
 VIEW_KIND = "wdscli-view-v1: a set without payloads, for wdscli alone"
 """The kind of a view. wids prints this text when it refuses the file."""
+PLAN_VERSION = 4
+PLAN_KIND = f"wdscli-plan-v{PLAN_VERSION}: shards that `wds run` makes, for wdscli alone"
+"""The kind of a plan."""
 VERSION = 1
 MANY_SHARDS = 1 << 10
 """A view with at least this many shards is written as one line."""
@@ -46,12 +49,13 @@ _SHARD = {
     "checksum?": (str, None),
     "fields?": ({...: {"count": int, "bytes": int}}, None),
 }
+_BASE = {**_SHARD, "nsamples": range(-1, 1 << 63), "stored?": str}
 _RUN = [range(-1, 1 << 32), range(1 << 32), range(1 << 32)]
 _VIEW_SHARD = {"digest": str, "runs?": [[_RUN, ...], ...], "rows?": SECTION, "keys?": SECTION}
-_OF_SHARD = {name.removesuffix("?") for name in _SHARD}
+_OF_SHARD = {name.removesuffix("?") for name in _BASE}
 _OF_VIEW_SHARD = {name.removesuffix("?") for name in _VIEW_SHARD}
 _MANIFEST = {
-    "bases?": [_SHARD, ...],
+    "bases?": [_BASE, ...],
     "view?": {
         "mtime": MTIMES,
         "long_names": ("pax", "gnu"),
@@ -65,6 +69,7 @@ _MANIFEST = {
         {"made?": (dict, None), "classes?": ([object, ...], None), "fields?": ({...: dict}, None)},
         None,
     ),
+    "run?": {"no_set": (str, None)},
 }
 """See :mod:`wdscli.schema` for the form of this table. Totals have no types here, because they are compared with sums
 later."""
@@ -88,6 +93,12 @@ class Provenance(NamedTuple):
     parts: Sequence[str] = ()
     """With ``stamp``, the names of the sets that are made together."""
 
+    def facts(self) -> dict[str, Any]:
+        """Return the operation, its options, its seed, and its inputs, for a manifest."""
+        seed = {} if self.seed is None else {"seed": self.seed}
+        options = shown_in(dict(self.options))
+        return {"operation": self.operation, "options": options, "inputs": list(self.inputs), **seed}
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -103,6 +114,8 @@ class Manifest:
     classes: tuple[str, ...] | None = None
     view: View | None = None
     """The places of the bytes, if this set is a view."""
+    run: Mapping[str, Any] | None = None
+    """How the shards are made, if this is a plan (:mod:`wdscli.plan.planfile`)."""
 
     @property
     def samples(self) -> int:
@@ -136,7 +149,8 @@ class Manifest:
         view."""
         import json
 
-        indent = None if self.view is not None and len(self.shards) >= MANY_SHARDS else 2
+        is_set = self.view is None and self.run is None
+        indent = 2 if is_set or len(self.shards) < MANY_SHARDS else None
         return json.dumps(self._document(), indent=indent, ensure_ascii=True) + "\n"
 
     def _document(self) -> dict[str, Any]:
@@ -153,18 +167,24 @@ class Manifest:
         }
         if self.classes is not None:
             ours["classes"] = list(self.classes)
-        shards = [plain_shard(shard) for shard in self.shards]
-        if self.view is not None:
-            bases = [plain_shard(shard) for shard in self.view.bases]
-            return {
-                "__kind__": VIEW_KIND,
-                "name": self.name,
-                "bases": bases,
-                "shardlist": shards,
-                "view": to_json(self.view),
-                "wdscli": ours,
-            }
-        return {"__kind__": KIND, "wids_version": 1, "name": self.name, "shardlist": shards, "wdscli": ours}
+        view, run = self.view, self.run
+        document = {
+            "__kind__": PLAN_KIND if run is not None else VIEW_KIND if view is not None else KIND,
+            "wids_version": 1 if view is None and run is None else None,
+            "seal": None if run is None else "0" * 16,
+            "name": self.name,
+            "bases": None if view is None else [*map(_plain_base, view.bases)],
+            "shardlist": [*map(plain_shard, self.shards)],
+            "view": None if view is None else to_json(view),
+            "wdscli": ours,
+            "run": run,
+        }
+        return {name: value for name, value in document.items() if value is not None}
+
+
+def _plain_base(base: ShardInfo) -> dict[str, Any]:
+    """Return the entry of a base. In a plan, it has the base's version."""
+    return plain_shard(base) | ({"stored": base.version} if base.version else {})
 
 
 def plain_shard(shard: ShardInfo) -> dict[str, Any]:
@@ -217,9 +237,10 @@ class ContradictoryManifestError(DataError):
     manifest: Manifest
 
 
-def parse_manifest(text: str | bytes, address: str) -> Manifest:
+def parse_manifest(text: str | bytes, address: str, *, runs: bool = False) -> Manifest:
     """Parse a manifest of wdscli, or a plain wids document. Raises DataError ``manifest-mismatch`` for anything else,
-    and ContradictoryManifestError if the totals differ from the sums over the shards."""
+    and ContradictoryManifestError if the totals differ from the sums over the shards. Raises InputError for a plan
+    whose shards are no view, unless the plan ``runs``."""
     import json
 
     is_view = False
@@ -236,10 +257,10 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         shards = (*Records(document["shardlist"], partial(_shard, has_index=has_index)),)
         labels = ours.get("classes")
         classes = None if labels is None else tuple(map(str, labels))
-        bases = Records(document.get("bases") or [], partial(_shard, has_index=False))
+        bases = Records(document.get("bases") or [], _base)
         view = from_json(document["view"], bases, shards) if "view" in document else None
-        provenance = json.loads(json.dumps(ours.get("made") or {}, default=unpacked))
-        manifest = Manifest(str(document.get("name", "")), shards, provenance, classes, view)
+        made, run = json.loads(json.dumps([ours.get("made") or {}, document.get("run")], default=unpacked))
+        manifest = Manifest(str(document.get("name", "")), shards, made, classes, view, run)
         contradiction = _contradiction(ours, manifest)
     except (ValueError, RecursionError) as error:
         raise DataError(
@@ -255,6 +276,16 @@ def parse_manifest(text: str | bytes, address: str) -> Manifest:
         )
         problem.manifest = manifest
         raise problem
+    return manifest if runs else _checked_set(manifest, address)
+
+
+def _checked_set(manifest: Manifest, address: str) -> Manifest:
+    """Return the manifest. Raises InputError for a plan whose shards are no view."""
+    if manifest.run is not None and (manifest.view is None or manifest.run["no_set"]):
+        raise InputError(
+            f"cannot read {address} as a set: it is a plan, and {manifest.run['no_set'] or 'has no view'}",
+            hint=f"make its shards: wds run {address}",
+        )
     return manifest
 
 
@@ -291,6 +322,10 @@ def parse_shard(entry: Any, has_index: bool) -> ShardInfo:
     """Parse one shard of a manifest. Facts that a plain wids document lacks are unknown. Raises ValueError."""
     check(entry, _SHARD)
     return _shard(entry, has_index=has_index)
+
+
+def _base(entry: Mapping[str, Any]) -> ShardInfo:
+    return replace(_shard(entry, has_index=False), version=entry.get("stored", ""))
 
 
 def _shard(entry: Mapping[str, Any], *, has_index: bool) -> ShardInfo:

@@ -1,8 +1,9 @@
-"""This module writes and reads sealed sections: rows, keys and parcels in plan files and in files ``VIEW.rows``.
+"""This module writes and reads the two files of a view or plan: ``NAME.json``, and sealed sections in ``NAME.rows``.
 
 A :class:`Section` is a range of a file with a checksum, which is called its seal. :class:`SectionWriter` writes
 sections one after the other. :func:`read_section` returns the bytes only if they fit the seal, so damage is always
-noticed. A seal does not show who wrote the bytes. This module does not know what is in a section.
+noticed. A seal does not show who wrote the bytes. :func:`write_both` writes both files or neither. This module does not
+know what is in a section: rows, keys or parcels.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from wdscli.storage import Source
+from wdscli.errors import InputError, InputNotFoundError
+from wdscli.storage import Source, open_sink, open_source, remove
+from wdscli.storage.addresses import VIEW_SUFFIX
+from wdscli.storage.opening import refuse_device
+
+COPY_BOTH = "copy both files of the view or plan, or make it again"
+ROWS_SUFFIX = ".rows"
 
 SECTION = [int, int, str]
 """The form of a section in JSON (:mod:`wdscli.schema`)."""
@@ -59,3 +66,69 @@ def read_section(source: Source, section: Section) -> bytes | None:
         return None
     data = source.read_at(section.start, section.length)
     return data if len(data) == section.length and xxh3_64_intdigest(data) == section.seal else None
+
+
+def rows_address(address: str) -> str:
+    """Return the address of the rows of a view or plan.
+
+    >>> rows_address("sets/train.json"), rows_address("mixed.plan")
+    ('sets/train.rows', 'mixed.plan.rows')
+    """
+    return address.removesuffix(VIEW_SUFFIX) + ROWS_SUFFIX
+
+
+def open_rows(address: str) -> Source:
+    """Open the rows of the view or plan at an address. Raises InputError."""
+    rows = rows_address(address)
+    refuse_device(rows)
+    try:
+        source = open_source(rows, decompress=False)
+    except InputNotFoundError as error:
+        error.hint = COPY_BOTH
+        raise
+    if source.size is None:
+        with source:
+            raise needs_ranges(rows, address)
+    return source
+
+
+def needs_ranges(file: str, address: str) -> InputError:
+    """Return the error for a file of the view or plan at an address that can only be read from its beginning."""
+    return InputError(
+        f"cannot read {file} for {address}: its server does not support ranges",
+        hint="copy the files to a folder or to a server with ranges",
+    )
+
+
+def write_both(
+    address: str,
+    text: Callable[[], bytes],
+    write_rows: Callable[[Callable[[Any], Any]], object] | None,
+    *,
+    force: bool,
+    replaces_rows: bool,
+    fsync: bool = False,
+) -> None:
+    """Write a view or plan and its rows, or neither. ``write_rows`` writes the rows by calls of a function; ``text`` is
+    called after it. The view gets its name last, and an old view loses its name before its rows are replaced. Raises
+    OutputError."""
+    place, has_rows = rows_address(address), False
+    sink = open_sink(address, force=force, fsync=fsync)
+    try:
+        if write_rows is None:
+            sink.write(text())
+        else:
+            with open_sink(place, force=replaces_rows, fsync=fsync) as beside:
+                write_rows(beside.write)
+                beside.flush()
+                sink.write(text())
+                sink.flush()
+                if force:
+                    remove(address)
+            has_rows = True
+        sink.commit()
+    except BaseException:
+        sink.discard()
+        if has_rows:
+            remove(place)
+        raise

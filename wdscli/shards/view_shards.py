@@ -15,20 +15,18 @@ from itertools import accumulate
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputError, InputNotFoundError
-from wdscli.model import ShardInfo
+from wdscli.model import UNKNOWN, ShardInfo
 from wdscli.shards.index import Check, Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import Manifest, parse_manifest
 from wdscli.shards.proof import checking, current_check, find_index, open_by_index, scanned_index
-from wdscli.shards.rows import Section, read_section
+from wdscli.shards.rows import COPY_BOTH, Section, needs_ranges, open_rows, read_section, rows_address
 from wdscli.shards.view import MISSING, samples_of
 from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.addresses import HELD, TRUSTED, is_web, shard_address, view_of
 from wdscli.storage.opening import is_pinnable, read_noted, refuse_device
 from wdscli.threads import Recent
 
-ROWS_SUFFIX = ".rows"
-_COPY_BOTH = "copy both files of the view, or make it again"
 _NO_BASE = 0xFFFFFFFF
 INDEX_CACHE_BYTES = 256 << 20
 """The most memory for indexes of bases that a process keeps for the next shard, in bytes."""
@@ -102,6 +100,8 @@ class OpenView:
     def _layer(self, base: int, samples: I64, places: I64, set_number: int, check: Check) -> Layer:
         """Return the layer for the samples ``at`` of a shard. They are at ``places`` in a base."""
         index, rows = self.index(base, check), places[samples]
+        if len(rows) and rows.max() >= index.samples:
+            raise self.changed(base, f"it has only {index.samples} samples")
         if not numpy.array_equal(rows, numpy.arange(index.samples)):
             index = index.part(rows)
         return Layer(base, index, None if len(samples) == len(places) else samples, set_number)
@@ -117,7 +117,10 @@ class OpenView:
         samples = self.manifest.shards[number].samples
         if len(columns) != 2 * self.view.rule.sets * samples:
             raise self._broken()
-        counts: I64 = numpy.array([*(base.samples for base in self.view.bases), 0], dtype=numpy.int64)
+        counts: I64 = numpy.array(
+            [*(_NO_BASE if base.samples == UNKNOWN else base.samples for base in self.view.bases), 0],
+            dtype=numpy.int64,
+        )
         pairs = [(bases, places) for bases, places in columns.reshape(-1, 2, samples)]
         for bases, places in pairs:
             is_there = bases != MISSING
@@ -143,29 +146,15 @@ class OpenView:
         return {sample: data[end - length : end] for sample, length, end in zip(samples, lengths, ends)}
 
     def _stored(self, section: Section) -> bytes:
-        address = rows_address(self.address)
-        try:
-            refuse_device(address)
-            with open_source(address, decompress=False) as source:
-                if source.size is None:
-                    raise self._needs_ranges(address)
-                data = read_section(source, section)
-        except InputNotFoundError as error:
-            error.hint = _COPY_BOTH
-            raise
+        with open_rows(self.address) as source:
+            data = read_section(source, section)
         if data is None:
             raise self._broken()
         return data
 
-    def _needs_ranges(self, address: str) -> InputError:
-        return InputError(
-            f"cannot read {address} for the view {self.address}: its server does not support ranges",
-            hint="copy the files to a folder or to a server with ranges",
-        )
-
     def _broken(self) -> DataError:
         return DataError(
-            f"{rows_address(self.address)} does not belong to {self.address}", code="changed", hint=_COPY_BOTH
+            f"{rows_address(self.address)} does not belong to {self.address}", code="changed", hint=COPY_BOTH
         )
 
     def _check(self, layout: Layout, number: int) -> None:
@@ -185,18 +174,20 @@ class OpenView:
         state = _state_of(address)
         # ALL_LOCAL asks no more of a base on a store than SOME, so its index is read once for both.
         is_some = check is Check.ALL_LOCAL and not is_local(address)
-        key = (address, state, base.headers, Check.SOME if is_some else check)
+        key = (address, state, base.headers or base.version, Check.SOME if is_some else check)
         index = _INDEXES.used(key)
         if index is None:
             source, stored = open_by_index(address) if is_pinnable(address) else (None, None)
             with source or self.open_base(number) as source:
+                if why := self._why_changed(number, source):
+                    raise self.changed(number, why)
                 try:
                     if check is not Check.ALL:
                         index = find_index(address, source, form=form, check=check, stored=stored)
                     index = index or scanned_index(address, source, form)
                 except DataError as error:
                     raise self.changed(number, error.message, error.offset) from None
-            if (index.digest, index.samples) != (base.headers, base.samples):
+            if base.headers and (index.digest, index.samples) != (base.headers, base.samples):
                 raise self.changed(number, "its headers differ")
             _INDEXES.keep(key, index)
         self._states[number, check] = state
@@ -204,7 +195,6 @@ class OpenView:
 
     def open_base(self, number: int) -> Source:
         """Open the bytes of a base. Raises DataError if it has another size than in the view."""
-        base = self.view.bases[number]
         try:
             refuse_device(self.bases[number])
             source = open_source(self.bases[number])
@@ -213,14 +203,21 @@ class OpenView:
                 f"the view {self.address} names this shard from its own folder: move both, or make it again"
             )
             raise
-        if source.size != base.size_bytes:
+        if why := self._why_changed(number, source):
             with source:
                 if source.size is None and is_web(self.bases[number]):
-                    raise self._needs_ranges(self.bases[number])
-                raise self.changed(
-                    number, f"it has {source.size} bytes instead of the {base.size_bytes} bytes in the view"
-                )
+                    raise needs_ranges(self.bases[number], self.address)
+                raise self.changed(number, why)
         return source
+
+    def _why_changed(self, number: int, source: Source) -> str:
+        """Return how the size of an open base, or its version in a plan, has changed. It is empty if both are the
+        same."""
+        base = self.view.bases[number]
+        if source.size != base.size_bytes:
+            return f"it has {source.size} bytes instead of the {base.size_bytes} bytes in the view"
+        is_other = base.version not in ("", source.version)
+        return "it has another time of change or version" if is_other else ""
 
     def changed(self, number: int, why: str, offset: int | None = None) -> DataError:
         """Return the error for a base that has changed since the view was made, at byte ``offset`` of the base."""
@@ -237,15 +234,6 @@ _INDEXES: Recent[tuple[str, object, str, Check], Index] = Recent(
     INDEX_CACHE_BYTES, lambda index: index.memory_bytes
 )
 _VIEWS: Recent[str, tuple[object, OpenView]] = Recent(VIEWS_KEPT)
-
-
-def rows_address(view: str) -> str:
-    """Return the address of the rows of a view.
-
-    >>> rows_address("sets/train.json")
-    'sets/train.rows'
-    """
-    return view.removesuffix(".json") + ROWS_SUFFIX
 
 
 def opened(address: str, *, trusted: bool | None = None, manifest: Manifest | None = None) -> OpenView:

@@ -603,10 +603,7 @@ class OutputSet:
 
     def manifest_of(self, shards: Sequence[ShardInfo], origin: Provenance) -> Manifest:
         """Return the manifest of these shards."""
-        facts: dict[str, Any] = {"operation": origin.operation, "options": shown_in(dict(origin.options))}
-        facts["inputs"] = list(origin.inputs)
-        if origin.seed is not None:
-            facts["seed"] = origin.seed
+        facts = origin.facts()
         if origin.stamp is not None:
             facts |= {"stamp": origin.stamp, **({"parts": list(origin.parts)} if origin.parts else {})}
         named = tuple(map(self._named, range(len(shards)), shards))

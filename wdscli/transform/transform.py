@@ -8,15 +8,16 @@ of each kind is imported at its first call. :class:`InputSample` is a sample bef
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from wdscli.codecs.handlers import extension
 from wdscli.codecs.kinds import PictureFormat, find
-from wdscli.errors import UsageError, WdsError
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.samples import check_name
+from wdscli.schema import check, table_of
 from wdscli.selection.named import is_there
 
 Kind = Literal["cmd", "filter", "python", "resize", "rename-by-content"]
@@ -83,6 +84,16 @@ class Transform(NamedTuple):
     new_fields: bool = False
     only: str = ""
     nearest: str = ""
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Transform:
+        """Return the transform of a stored plan. Raises DataError."""
+        try:
+            check(plain, table_of(cls))
+            return cls(**plain)
+        except (TypeError, ValueError) as error:
+            message = f"the plan has no valid transform: {error}"
+            raise DataError(message, code="bad-plan", hint="write it again with --plan FILE") from None
 
     @property
     def may_change_keys(self) -> bool:

@@ -41,9 +41,9 @@ from wdscli.shards.inputs import (
 from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.proof import find_index, scanned_index
-from wdscli.shards.rows import SectionWriter
+from wdscli.shards.rows import SectionWriter, rows_address, write_both
 from wdscli.shards.view import MISSING, Ancestor, SampleRun, View, ViewRule, ViewShard, runs_of, view_address
-from wdscli.shards.view_shards import INDEX_CACHE_BYTES, OpenView, opened, rows_address
+from wdscli.shards.view_shards import OpenView, opened
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import (
     Source,
@@ -52,7 +52,6 @@ from wdscli.storage import (
     folder_of,
     has_folder,
     is_local,
-    open_sink,
     open_source,
     read_all,
     remove,
@@ -61,7 +60,6 @@ from wdscli.storage.addresses import VIEW_SUFFIX, HeldBytes, hold, view_of
 from wdscli.storage.ends import taken
 from wdscli.storage.opening import abort_uploads, at_once
 from wdscli.tar import END_OF_ARCHIVE
-from wdscli.threads import Recent
 
 ALONE: OnConflict = "error"
 """The policy for parts without common fields."""
@@ -123,7 +121,6 @@ class _Writer:
         self.facts_of_bases = facts_of_bases
         self.numbers: dict[str, int] = {}
         self.bases: list[ShardInfo] = []
-        self.indexes: Recent[str, Index] = Recent(INDEX_CACHE_BYTES, lambda index: index.memory_bytes)
         self.totals: list[Mapping[str, FieldTotals] | None] = []
         """The fields of each base that is as wdscli writes it, None for other bases."""
         self.rows = bytearray()
@@ -185,11 +182,11 @@ class _Writer:
             return shard, facts.fields if is_canonical else None
 
     def _index(self, address: str, source: Source) -> Index:
-        """Return the index of a base. It is cached for a while."""
+        """Return the index of a base."""
         form = self.request.settings.form
         try:
             index = find_index(address, source, form=form, check=Check.ALL_LOCAL)
-            return self.indexes.keep(address, index or scanned_index(address, source, form))
+            return index or scanned_index(address, source, form)
         except DataError as error:
             error.hint = "a view needs undamaged shards: `wds repair` writes the whole samples of this one"
             raise
@@ -197,21 +194,14 @@ class _Writer:
     def shard(self, shard: PlannedShard) -> tuple[ViewShard, ShardInfo]:
         """Return the samples of a shard, and its entry."""
         columns: list[tuple[I64, I64]] = []
-        for (inputs, places), rules in zip(self._rows_of(shard), self.rules, strict=True):
+        for (inputs, places), rules in zip(
+            self.contents.taken(shard.first, shard.end), self.rules, strict=True
+        ):
             for rule in rules or [None]:
                 columns += self._traced(inputs, places, rule)
         keys = self._new_keys(shard)
         digest = self._digest(columns, keys)
-        info = ShardInfo(
-            base_name(shard.address),
-            shard.samples,
-            shard.members,
-            shard.size_bytes,
-            "",
-            None,
-            {},
-            index=False,
-        )
+        info = shard.info(base_name(shard.address))
         runs_of_columns = [
             runs_of(*column_runs, max(1, shard.samples // ROWS_PER_RUN)) for column_runs in columns
         ]
@@ -247,25 +237,6 @@ class _Writer:
         totals = self.totals[runs[0][0].base]
         return None if totals is None else replace(base, name=info.name, fields=totals)
 
-    def _rows_of(self, shard: PlannedShard) -> list[tuple[I64, I64]]:
-        """Return input and place of each sample of a shard, for each set."""
-        columns = []
-        for ordered in self.contents.row_lists:
-            names = ("shard", "place")
-            inputs, places = (
-                ordered.column(name, shard.first, shard.end).astype(numpy.int64) for name in names
-            )
-            columns.append((inputs, places))
-        if self.contents.joined is not None:
-            # If a sample has no part in the first set, its first row comes from another set.
-            first_inputs, first_places = columns[0]
-            owners: I64 = numpy.array(self.contents.joined.sets, dtype=numpy.int64)[first_inputs]
-            for of_set, (inputs, places) in enumerate(columns[1:], 1):
-                inputs[owners == of_set] = first_inputs[owners == of_set]
-                places[owners == of_set] = first_places[owners == of_set]
-            first_inputs[owners != 0] = MISSING_SHARD
-        return columns
-
     def _traced(self, inputs: I64, places: I64, rule: ViewRule | None) -> list[tuple[I64, I64]]:
         """Return base and place of samples in each set of a rule. Samples of inputs with another rule are
         :data:`MISSING`."""
@@ -280,7 +251,7 @@ class _Writer:
         order: I64 = numpy.argsort(inputs, kind="stable")
         numbers_of, firsts = numpy.unique(inputs[order], return_index=True)
         for number, rows in zip(numbers_of.tolist(), numpy.split(order, firsts[1:])):
-            shard = None if number == MISSING_SHARD else self.inputs[number]
+            shard = None if number == MISSING else self.inputs[number]
             if shard is None or shard.rule != rule:
                 continue
             if shard.view is None:
@@ -375,26 +346,16 @@ def _is_whole(address: str, text: bytes, rows: bytearray) -> bool:
 def _write(
     address: str, text: bytes, rows: bytearray, settings: ShardSettings, *, replaces_rows: bool
 ) -> None:
-    """Write a view and its rows, or neither. The view gets its name last, and an old view loses its name before its
-    rows are replaced. Raises OutputError."""
-    place, has_rows = rows_address(address), False
-    sink = open_sink(address, force=settings.force, fsync=settings.fsync)
-    try:
-        sink.write(text)
-        sink.flush()
-        if rows:
-            with open_sink(place, force=replaces_rows, fsync=settings.fsync) as beside:
-                beside.write(rows)
-                beside.flush()
-                if settings.force:
-                    remove(address)
-            has_rows = True
-        sink.commit()
-    except BaseException:
-        sink.discard()
-        if has_rows:
-            remove(place)
-        raise
+    """Write a view and its rows, if it has any. Raises OutputError."""
+    place, write_rows = rows_address(address), (lambda write: write(rows)) if rows else None
+    write_both(
+        address,
+        lambda: text,
+        write_rows,
+        force=settings.force,
+        replaces_rows=replaces_rows,
+        fsync=settings.fsync,
+    )
     if settings.force and not rows:
         remove(place)
     abort_uploads(folder_of(address), (address, place).__contains__)
