@@ -189,6 +189,9 @@ class TestPlan:
         how = ["shuffle", *shards, "-o", f"{tmp_path}/out-%d.tar", "--plan", plan]
         assert run(*how).code == 4
         assert plan.read_bytes() == before
+        plan.unlink()
+        ran = run(*how)
+        assert (ran.code, f"{rows_of(plan)}: it exists already" in ran.err, plan.exists()) == (4, True, False)
         assert run(*how, "--force").code == 0
         assert plan.read_bytes() != before
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.cli.output import Out, by_reason, facts, json_line, plural
-from wdscli.errors import OutputExistsError, UsageError
+from wdscli.errors import UsageError
 from wdscli.shown import shown
 from wdscli.units import human_size
 
@@ -211,13 +211,14 @@ def _print_duplicates(out: Out, duplicates: Duplicates, write: Callable[[bytes],
 
 
 def check_plan_file(address: str | None, *, force: bool) -> None:
-    """Raise OutputExistsError if the plan exists and may not be replaced."""
+    """Raise OutputExistsError if a file of the plan exists and may not be replaced."""
+    from wdscli.shards.rows import rows_address
     from wdscli.storage import exists
+    from wdscli.storage.ends import taken
 
-    if address is not None and not force and exists(address):
-        raise OutputExistsError(
-            f"{address} exists", hint="choose another name for the plan, or replace it with --force"
-        )
+    for file in () if address is None or force else (address, rows_address(address)):
+        if exists(file):
+            raise taken(file)
 
 
 def print_stored(out: Out, address: str, tasks: int, plan: ReorderPlan | CreateReport) -> None:
