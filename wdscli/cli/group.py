@@ -103,9 +103,6 @@ _TyperError: Any = typer.BadParameter.__mro__[2]
 class WdsGroup(TyperGroup):
     """The group of commands. A command is imported when it is called."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return load(cmd_name) if cmd_name in COMMANDS else None
 
@@ -182,15 +179,11 @@ def load(name: str) -> Any:
 def typed(function: Any) -> Any:
     """Give a command the signature that Typer reads."""
     parameters = []
-    for name, kind, option, default in function.parameters:
-        facts = option._asdict()
-        names, panel = facts.pop("names"), facts.pop("panel")
-        declared: Any = (typer.Option if names else typer.Argument)(*names, rich_help_panel=panel, **facts)
+    for name, kind, (names, *described), default in function.parameters:
+        facts: Any = dict(zip(("metavar", "help", "rich_help_panel", "min", "parser"), described))
+        annotation: Any = Annotated[kind, (typer.Option if names else typer.Argument)(*names, **facts)]
         default = inspect.Parameter.empty if default is REQUIRED else default
-        annotation: Any = Annotated[kind, declared]
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
+        parameters.append(inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation))
     function.__signature__ = inspect.Signature(parameters)
     return function
 
@@ -214,12 +207,11 @@ def run(args: list[str], name: str, completion: str | None) -> Any:
             return group.invoke(ctx)
     except typer.Exit as end:
         raise SystemExit(end.exit_code) from None
-    except typer.Abort:
-        raise KeyboardInterrupt from None
     except _TyperError as error:
         raise _usage_error(error) from error
 
 
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     cls=WdsGroup,

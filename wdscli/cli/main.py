@@ -17,6 +17,7 @@ from importlib import import_module
 
 from wdscli.cli import output
 from wdscli.cli.commands import COMMANDS
+from wdscli.cli.options import read_plain
 from wdscli.errors import MORE_FILES, WdsError, printable, ran_out_of_files, ran_out_of_memory
 from wdscli.shown import shown
 
@@ -49,8 +50,6 @@ def _run(args: list[str]) -> int:
     completion = os.environ.get(f"_{name.upper()}_COMPLETE")
     result, values = None, None
     if args and args[0] in COMMANDS and not completion:
-        from wdscli.cli.options import read_plain
-
         command = getattr(import_module(f"wdscli.cli.commands.{args[0]}"), args[0])
         values = read_plain(command.parameters, args[1:])
     if values is not None:

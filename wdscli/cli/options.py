@@ -547,10 +547,7 @@ def read_plain(parameters: Sequence[Parameter], words: Sequence[str]) -> dict[st
     """Return the values of all parameters from a plain command line. In a plain line, each short option is a
     word of its own, and no value begins with a hyphen. Return None for any other line, also for a wrong one."""
     named = {
-        name: parameter
-        for parameter in parameters
-        for names in parameter.option.names
-        for name in names.split("/")
+        name: parameter for parameter in parameters for name in "/".join(parameter.option.names).split("/")
     }
     positional = [parameter for parameter in parameters if not parameter.option.names]
     values: dict[str, Any] = {}
