@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy
 import pytest
@@ -627,6 +627,26 @@ class TestFetch:
         assert [raw["d"] for raw in found] == [fields["d"] for _, fields in kept]
 
 
+def test_the_place_of_each_sample_is_known_and_a_stopped_iteration_keeps_no_samples(tmp_path: Path) -> None:
+    data = wds.WebDataset(written(tmp_path, 30, 10), shuffle="window", seed=3)
+    whole = list(data)
+    for stop in (1, 7, 29, 30):
+        data.set_epoch(0)
+        running = iter(data)
+        taken = [next(running) for _ in range(stop)]
+        state = data.state_dict()
+        assert data._state.place.batch == stop
+        running.close()  # type: ignore[attr-defined]
+        assert data.state_dict() == state
+        latest = data._state.latest
+        assert latest is None or not list(latest._following)
+        resumed = wds.WebDataset(f"{tmp_path}/in-manifest.json", shuffle="window", seed=3)
+        resumed.load_state_dict(state)
+        assert taken == whole[:stop]
+        if stop < 30:
+            assert list(resumed) == whole[stop:]
+
+
 def test_blocks_that_are_read_ahead_are_counted_as_they_are_taken() -> None:
     source = Slow(10_000, size=1000)
     data = PositionDataset(source, prefetch="1MB")
@@ -636,6 +656,30 @@ def test_blocks_that_are_read_ahead_are_counted_as_they_are_taken() -> None:
     assert taken["samples"] <= reading.BLOCKS_AHEAD * 250
     assert taken["bytes"] == 1000 * taken["samples"]
     items.close()  # type: ignore[attr-defined]
+
+
+def test_webloader_converts_as_torch_does_and_does_not_look_at_each_text() -> None:
+    default_convert = pytest.importorskip("torch.utils.data").default_convert
+    from wdscli.loader.torch_loader import _converted
+
+    class Pair(NamedTuple):
+        first: Any
+        second: Any
+
+    array, texts = numpy.arange(3), [b"a", "b", 3, 1.5, None, True]
+    for item in (
+        array,
+        texts,
+        (texts, array),
+        {"txt": texts, "npy": array, "nested": [[array], texts]},
+        Pair(array, texts),
+        [{"a": (array, "x")}, ("a", 1)],
+        [numpy.float32(2), "a"],
+        "text",
+        [],
+    ):
+        assert repr(_converted(item)) == repr(default_convert(item))
+    assert _converted({"txt": texts})["txt"] is texts
 
 
 def test_arrays_of_a_worker_are_tensors(tmp_path: Path) -> None:

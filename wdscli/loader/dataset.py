@@ -315,7 +315,7 @@ class PositionDataset(ProcessDataset[Item]):
         items: Iterator[Any]
         if self._is_single:
             samples = warning_of_drops(self._singles(start, share), self._losses)
-            items = (item for _, item in samples)
+            items = chain.from_iterable(items for _, items in samples)
         else:
             units = warning_of_drops(self._units(start, share), self._losses)
             items = chain.from_iterable(unit.items for unit in units)
@@ -374,8 +374,8 @@ class PositionDataset(ProcessDataset[Item]):
                     return
                 yield Read(number, nowhere, samples)
 
-    def _singles(self, start: Place, share: Share) -> Iterator[tuple[int, Any]]:
-        """Yield (number, item) for each sample of a dataset without a batch stage."""
+    def _singles(self, start: Place, share: Share) -> Iterator[tuple[range, list[Any]]]:
+        """Yield pairs (numbers, items) for the samples of a dataset without a batch stage."""
         with self._opened_epoch(start, share) as (maker, _, blocks):
             yield from maker.samples(blocks)
 

@@ -446,7 +446,9 @@ class _Part:
         if not self._streams:
             # The mix runs the stages of the set, and no rank repeats a sample.
             bare = self._dataset._with(pipeline=Pipeline(), _tail="uneven", _batch_size=None)
-            return (sample for _, sample in bare._singles(Place(pass_number, share.worker), share))
+            return chain.from_iterable(
+                samples for _, samples in bare._singles(Place(pass_number, share.worker), share)
+            )
         flow: Iterator[Any] = self._source.flow(pass_number, self._span.passes, share, self._policy)
         return islice(flow, self._span.of_worker(share))
 

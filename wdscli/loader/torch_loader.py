@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
 
+UNCONVERTED = frozenset((bytes, str, int, float, bool, type(None)))
+"""Types of values that never contain arrays."""
 LOOK_SECONDS = 2.0
 """A worker checks at this interval whether the trainer still runs."""
 GRACE_SECONDS = 6.0
@@ -492,9 +494,16 @@ def _batch_of(items: list[Any]) -> Any:
 
 
 def _converted(item: Any) -> Any:
-    """Convert numpy arrays in ``item`` to tensors, like torch's DataLoader without ``batch_size``."""
+    """Convert numpy arrays in ``item`` to tensors, like torch's DataLoader without ``batch_size``. Torch's own
+    function looks at each text of a batch, which takes longer than reading and pickling them."""
     from torch.utils.data import default_convert
 
+    if type(item) is dict:
+        return {name: _converted(column) for name, column in item.items()}
+    if type(item) is tuple:
+        return [_converted(column) for column in item]
+    if type(item) is list and UNCONVERTED.issuperset(map(type, item)):
+        return item
     return default_convert(item)
 
 

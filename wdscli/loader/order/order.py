@@ -227,6 +227,8 @@ class EpochOrder:
             self._first_blocks: I64 = numpy.append(0, blocks.cumsum())[self._bounds]
             self._known: Recent[int, Group] = Recent(OPEN_GROUPS)
         self._lanes = max(1, min(lanes, self.total))
+        lane_bounds = [_lane(lane, self.total, self._lanes) for lane in range(self._lanes)]
+        self._lane_begins, self._lane_counts = numpy.array(lane_bounds, dtype=numpy.int64).T
         self._window = max(1, min(cap, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
         # The latest permutations of windows are kept, because the next calls need neighbouring positions.
         self._permutation = lru_cache(2 * self._lanes + 1)(partial(_permuted, seed, epoch))
@@ -261,19 +263,15 @@ class EpochOrder:
     def _in_windows(self, positions: I64) -> I64:
         """Convert positions of the epoch to places in the sequence of the permuted shards' samples."""
         places, lane_of = numpy.divmod(positions, self._lanes)
-        located: I64 = numpy.empty_like(positions)
-        for lane, chosen in groups(lane_of):
-            begin, count = _lane(lane, self.total, self._lanes)
-            located[chosen] = begin + self._in_lane(places[chosen], lane, count)
-        return located
-
-    def _in_lane(self, places: I64, lane: int, count: int) -> I64:
-        windows = -(-count // self._window)
-        located: I64 = places.copy()
-        for window, chosen in groups(((places + 1) * windows - 1) // count):
-            _, first, end = self._window_at(int(places[chosen[0]]), count)
-            permuted = self._permutation(end - first, WINDOW, lane, window)
-            located[chosen] = first + permuted.at(places[chosen] - first)
+        begins, counts = self._lane_begins[lane_of], self._lane_counts[lane_of]
+        windows = -(-counts // self._window)
+        window_of = ((places + 1) * windows - 1) // counts
+        firsts, ends = counts * window_of // windows, counts * (window_of + 1) // windows
+        located: I64 = begins + firsts
+        for number, chosen in groups(window_of * self._lanes + lane_of):
+            first, end = int(firsts[chosen[0]]), int(ends[chosen[0]])
+            permuted = self._permutation(end - first, WINDOW, number % self._lanes, number // self._lanes)
+            located[chosen] += permuted.at(places[chosen] - first)
         return located
 
     def _window_at(self, place: int, count: int) -> tuple[int, int, int]:

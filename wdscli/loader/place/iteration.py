@@ -12,15 +12,15 @@ The epochs of workers are in :mod:`~wdscli.loader.place.epoch_board`. This modul
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from operator import length_hint
 from typing import Any
 
 from wdscli.loader.place.epoch_board import Beginning, EpochBoard
 from wdscli.loader.place.ranks import in_worker, worker_info
 from wdscli.loader.place.state import Place, check_topology
-
-NONE = -1
 
 
 class Iteration:
@@ -30,26 +30,38 @@ class Iteration:
     def __init__(self, state: IterationState, start: Place, place: Place, is_by_worker: bool) -> None:
         self._state, self.start, self._place = state, start, place
         self._is_by_worker = is_by_worker
-        self._number, self._step = NONE, 1
+        self._numbers, self._following, self._step = range(0), iter(()), 1
+        """The numbers of a list of items, and an iterator of this list, which counts the yielded items."""
 
     @property
     def place(self) -> Place:
         """The place after the last yielded item. A place is made only on request, because making a place takes longer
         than yielding a sample."""
-        if self._number == NONE:
+        yielded = len(self._numbers) - length_hint(self._following)
+        if not yielded:
             return self._place
-        return self.start._replace(batch=self._number + self._step, item=0)
+        return self.start._replace(batch=self._numbers[yielded - 1] + self._step, item=0)
 
-    def of_samples(self, samples: Iterable[tuple[int, Any]], step: int, end: int) -> Iterator[Any]:
-        """Yield the items of ``samples``, which are pairs (number, item). The numbers are ``step`` apart, and below
+    def of_samples(self, samples: Iterable[tuple[range, list[Any]]], step: int, end: int) -> Iterator[Any]:
+        """Yield the items of ``samples``, which are pairs (numbers, items). The numbers are ``step`` apart, and below
         ``end``."""
         self._step, last = step, end - step
-        for number, item in samples:
-            self._number = number
-            if number >= last:
-                self.over()
-            yield item
-        self._finish()
+        try:
+            for numbers, items in samples:
+                before = bisect_left(numbers, last)
+                self._begin(numbers, iter(items))
+                if before < len(numbers):
+                    yield from islice(self._following, before)
+                    self.over()
+                yield from self._following
+            self._finish()
+        finally:
+            self._begin(range(0), iter(()))
+
+    def _begin(self, numbers: range, items: Iterator[Any]) -> None:
+        """Yield ``items`` next."""
+        self._place = self.place
+        self._numbers, self._following = numbers, items
 
     def of_units(self, units: Iterable[Any], step: int, ended: Callable[[int], bool]) -> Iterator[Any]:
         """Yield the items of ``units``. The numbers of the units are ``step`` apart. ``ended(number)`` returns whether
@@ -102,7 +114,7 @@ class Iteration:
             self._state.start = following = Place(place.epoch + 1)
             if place.worker is None:
                 place = following._replace(topology=place.topology if self._is_by_worker else None)
-            self._place, self._number = place, NONE
+            self._place, self._numbers = place, range(0)
 
 
 class IterationState:

@@ -422,14 +422,15 @@ class UnitMaker:
             read.number, len(each), partial(self._pipeline.joined, results, sample_count, stops), stops
         )
 
-    def samples(self, blocks: Iterable[tuple[BatchBlock, list[Any]]]) -> Iterator[tuple[int, Any]]:
-        """Yield pairs (number, item) for a pipeline without a batch stage, until a handler ends the epoch. To be fast,
-        the method makes no units."""
+    def samples(self, blocks: Iterable[tuple[BatchBlock, list[Any]]]) -> Iterator[tuple[range, list[Any]]]:
+        """Yield pairs (numbers, items) for a pipeline without a batch stage, until a handler ends the epoch. Each item
+        has one number, and there is at least one item. To be fast, the method makes no units."""
         times, clock = self._times, time.perf_counter
         for block, samples in blocks:
             if not self._pipeline.before and {FailedSample, _Dropped}.isdisjoint(map(type, samples)):
                 begin = clock()
-                yield from zip(block.numbers, samples)
+                if samples:
+                    yield block.numbers, samples
                 times.waiting += clock() - begin
                 continue
             for row, (number, sample) in enumerate(zip(block.numbers, samples)):
@@ -447,8 +448,8 @@ class UnitMaker:
                     return
                 end = clock()
                 times.working += end - begin
-                for result in items:
-                    yield number, result
+                if items:
+                    yield range(number, number + 1), items
                 times.waiting += clock() - end
 
 
