@@ -126,8 +126,7 @@ def find_unchanged(output: OutputSet, digest: str | None) -> Manifest | None:
         return None
     if manifest.made.get("stamp") != digest or output.state.read() is not None:
         return None
-    is_complete = _have_all(_addresses(output, manifest), manifest, output.settings.form)
-    return manifest if is_complete else None
+    return manifest if _have_all(_addresses(output, manifest), manifest, output.settings.form) else None
 
 
 def _parts_of(outputs: Outputs, digest: str) -> list[str]:
@@ -152,14 +151,12 @@ def _addresses(output: OutputSet, manifest: Manifest) -> list[str]:
 
 def _have_all(addresses: Sequence[str], manifest: Manifest, form: Form) -> bool:
     """Return whether the shards of a manifest exist with their sizes."""
-    if len(addresses) != len(manifest.shards):
-        return False
     list_folders(addresses)
-    checks = {
-        address: CheckTask(address, shard, None, form, by_size=True)
-        for address, shard in zip(addresses, manifest.shards)
-    }
-    return all(state == "whole" for state in at_once(lambda address: check_shard(checks[address]), addresses))
+    checks = [
+        CheckTask(address, shard, None, form, by_size=True)
+        for address, shard in zip(addresses, manifest.shards, strict=True)
+    ]
+    return all(state == "whole" for state in at_once(check_shard, addresses, checks))
 
 
 def check_replaceable(output: OutputSet, operation: str) -> None:
@@ -389,8 +386,8 @@ def _states(run: Run, checks: Sequence[CheckTask], reading: bool) -> Iterator[st
     if not checks:
         return
     if not reading:
-        by_address = {check.address: check._replace(by_size=True, index_seal=None) for check in checks}
-        yield from at_once(lambda check: check_shard(by_address[check]), list(by_address))
+        sizes = [check._replace(by_size=True, index_seal=None) for check in checks]
+        yield from at_once(check_shard, [check.address for check in checks], sizes)
         return
     total = sum(check.shard.size_bytes for check in checks)
     waits, progress = not all(is_local(check.address) for check in checks), run.progress
