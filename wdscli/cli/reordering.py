@@ -212,13 +212,10 @@ def _print_duplicates(out: Out, duplicates: Duplicates, write: Callable[[bytes],
 
 def check_plan_file(address: str | None, *, force: bool) -> None:
     """Raise OutputExistsError if a file of the plan exists and may not be replaced."""
-    from wdscli.shards.rows import rows_address
-    from wdscli.storage import exists
-    from wdscli.storage.ends import taken
+    from wdscli.shards.rows import refuse_existing
 
-    for file in () if address is None or force else (address, rows_address(address)):
-        if exists(file):
-            raise taken(file)
+    if address is not None and not force:
+        refuse_existing(address)
 
 
 def print_stored(out: Out, address: str, tasks: int, plan: ReorderPlan | CreateReport) -> None:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from wdscli.errors import InputError, InputNotFoundError
-from wdscli.storage import Source, open_sink, open_source, remove
+from wdscli.storage import Source, exists, open_sink, open_source, remove
 from wdscli.storage.addresses import VIEW_SUFFIX
+from wdscli.storage.ends import taken
 from wdscli.storage.opening import refuse_device
 
 COPY_BOTH = "copy both files of the view or plan, or make it again"
@@ -98,6 +99,13 @@ def needs_ranges(file: str, address: str) -> InputError:
         f"cannot read {file} for {address}: its server does not support ranges",
         hint="copy the files to a folder or to a server with ranges",
     )
+
+
+def refuse_existing(address: str) -> None:
+    """Raise OutputExistsError if a file of the view or plan at an address exists."""
+    for file in (address, rows_address(address)):
+        if exists(file):
+            raise taken(file)
 
 
 def write_both(

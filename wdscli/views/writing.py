@@ -41,7 +41,7 @@ from wdscli.shards.inputs import (
 from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.proof import find_index, scanned_index
-from wdscli.shards.rows import SectionWriter, rows_address, write_both
+from wdscli.shards.rows import SectionWriter, refuse_existing, rows_address, write_both
 from wdscli.shards.view import MISSING, Ancestor, SampleRun, View, ViewRule, ViewShard, runs_of, view_address
 from wdscli.shards.view_shards import OpenView, opened
 from wdscli.shards.writing import OutputSet, ShardSettings
@@ -57,7 +57,6 @@ from wdscli.storage import (
     remove,
 )
 from wdscli.storage.addresses import VIEW_SUFFIX, HeldBytes, hold, view_of
-from wdscli.storage.ends import taken
 from wdscli.storage.opening import abort_uploads, at_once
 from wdscli.tar import END_OF_ARCHIVE
 
@@ -322,12 +321,11 @@ def write_views(plan: ReorderPlan) -> list[Manifest]:
     request, written = plan.request, list[Manifest]()
     settings = request.settings
     for address in map(_address, plan.contents.outputs):
-        beside = (address, rows_address(address))
         if is_local(address):
-            remove_abandoned(folder_of(address), {*map(base_name, beside)}.__contains__)
-        for path in beside if not (settings.force or request.resume) else ():
-            if exists(path):
-                raise taken(path)
+            own_names = {base_name(address), base_name(rows_address(address))}
+            remove_abandoned(folder_of(address), own_names.__contains__)
+        if not (settings.force or request.resume):
+            refuse_existing(address)
     for address, manifest, rows in _views(plan):
         text = manifest.to_json().encode("ascii")
         if not (request.resume and _is_whole(address, text, rows)):
