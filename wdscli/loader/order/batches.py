@@ -275,24 +275,27 @@ def planned(values: F64, rule: Rule, of_window: int, skips: bool = False) -> Pla
     if is_refused.any():
         row = int(is_refused.argmax())
         raise Misfit(row, _misfit(columns[:, row], rule))
-    fitting = fits.nonzero()[0]
     lengths = values = columns[0]
     if rule.too_long == "truncate":
         lengths = numpy.minimum(values, rule.size)
-    used_columns = lengths[fitting], *(amounts[fitting] for amounts in columns[1:])
+    used_columns = [lengths, *columns[1:]]
+    if not fits.all():
+        used_columns = [column[fits] for column in used_columns]
     grouping = kind.grouped(used_columns, rule)
     if kind.work is not None and rule.together > 1:
         grouping = _balanced(grouping, used_columns, rule, kind.work)
     numbers, count = grouping.numbers, grouping.batches
-    rows = fitting[grouping.rows]
+    rows = grouping.rows if fits.all() else fits.nonzero()[0][grouping.rows]
     places = numbers if rule.in_sequence else _permuted(count, rule.together, of_window)[numbers]
     order = rising(places)
     counts = numpy.bincount(places, minlength=count)
     ends = counts.cumsum()
     rows = rows[order]
     load = kind.load([column[rows] for column in (lengths, *columns[1:])], ends - counts, counts, rule)
-    lost: F64 = (values - lengths)[rows] if lengths is not values else numpy.zeros(len(rows))
-    shortened = _sums((lost > 0).astype(float), ends - counts), _sums(lost, ends - counts)
+    shortened: tuple[F64, F64] = (numpy.zeros(count), numpy.zeros(count))
+    if lengths is not values:
+        lost = (values - lengths)[rows]
+        shortened = _sums((lost > 0).astype(float), ends - counts), _sums(lost, ends - counts)
     return Planned(rows, ends, *load, *shortened, (~fits).nonzero()[0])
 
 

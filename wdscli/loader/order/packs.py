@@ -4,14 +4,16 @@ The first plan opens enough packs for the sum of all lengths. In each round, eve
 takes one of the longest lengths; packs with more free space take longer ones. If these packs are fewer than the others,
 the others take shorter lengths in the same way. For lengths that fit into no pack, more packs are opened in the same
 way. If the packs are less than 98 % full, a second plan is made: it takes the longest lengths first, and puts each into
-the fullest pack that it fits into. The plan with fewer packs is used. A pack that holds the largest number of lengths
-takes no more.
+the fullest pack that it fits into. The plan with fewer packs is used. If one of its packs has too many lengths, there
+are two more plans. In one, the first plan is made again, and a pack that holds the largest number of lengths takes no
+more. In the other, the shortest lengths of packs with too many get more packs.
 
-With other sums, such as pictures per pack, the plan above is used if all its packs are within the limits. Otherwise
-another plan is made. The share of an amount is the amount divided by its limit. Packs are opened for the largest sum of
-shares. In each turn, every pack takes one of the largest rows: rows with much length and little else go to packs with
-much room for length and little else. A row that does not fit waits. Then rows that wait are dealt by size, the largest
-to the packs with most room, as long as at least 1 % of them fit. For the others, more packs are opened.
+With other sums, such as pictures per pack, the plan above is used if all its packs are within the limits. If a few
+packs are not, their rows are planned again; otherwise all rows are. The share of an amount is the amount divided by its
+limit. Packs are opened for the largest sum of shares. In each turn, every pack takes one of the largest rows: rows with
+much length and little else go to packs with much room for length and little else. A row that does not fit waits. Then
+rows that wait are dealt by size, the largest to the packs with most room, as long as at least 1 % of them fit, and as
+many packs have room. For the others, more packs are opened.
 
 :func:`in_packs` and :func:`in_sequence` are pure functions of the lengths, the size and the largest number of lengths.
 The module does not know what is packed, nor in which order the packs are used."""
@@ -31,8 +33,11 @@ PARTS = 64
 together."""
 FULL = 0.98
 """If the packs of the first plan are less full than this share, a second plan is made."""
+FEW_OVER = 0.2
+"""If a smaller share of the packs by length than this is over other limits, only these packs are made again."""
 LEAST_PLACED = 0.01
-"""If a smaller share of the waiting rows than this fits into the open packs, more packs are opened."""
+"""If a smaller share of the waiting rows than this fits into the open packs, or has an open pack, more packs are
+opened."""
 
 
 Also = Sequence["tuple[F64, float]"]
@@ -44,10 +49,23 @@ def in_packs(lengths: F64, size: float, most: int = 0, also: Also = ()) -> I64:
     lengths; 0 means any number. The packs are within the limits of ``also`` too."""
     if not also:
         return _by_length(lengths, size, most)
-    if all(amounts.sum() / limit < lengths.sum() / size / 4 for amounts, limit in also):
+    if all(amounts.sum() / limit < lengths.sum() / size / 2 for amounts, limit in also):
         packs = _by_length(lengths, size, most)
-        if all((numpy.bincount(packs, amounts) <= limit).all() for amounts, limit in also):
+        is_over = reduce(
+            numpy.logical_or, [numpy.bincount(packs, amounts) > limit for amounts, limit in also]
+        )
+        if not is_over.any():
             return packs
+        if is_over.mean() < FEW_OVER:
+            rows = is_over[packs].nonzero()[0]
+            of_rows = [(amounts[rows], limit) for amounts, limit in also]
+            packs[rows] = len(is_over) + _within(lengths[rows], size, most, of_rows)
+            return numpy.unique(packs, return_inverse=True)[1]
+    return _within(lengths, size, most, also)
+
+
+def _within(lengths: F64, size: float, most: int, also: Also) -> I64:
+    """Return the number of the pack of each length, within all limits at the same time."""
     counted = [(numpy.ones(len(lengths)), float(most))] if most else []
     return _by_several(*zip((lengths, float(size)), *also, *counted))
 
@@ -58,13 +76,31 @@ def _by_length(lengths: F64, size: float, most: int) -> I64:
     if size < 1 << 16 and (lengths == lengths.astype(numpy.uint16)).all():
         numbers = lengths.astype(numpy.uint16)
     order = rising(numbers)
-    packs = _in_rounds(numbers[order], size, most)
-    if _least(lengths, size, most) < FULL * (int(packs.max()) + 1 if len(packs) else 0):
-        second_plan = _longest_first(numbers[order], size, most)
-        packs = min(packs, second_plan, key=lambda plan: int(plan.max()))
+    numbers = numbers[order]
+    packs = _in_rounds(numbers, size)
+    if _least(lengths, size) < FULL * (int(packs.max()) + 1 if len(packs) else 0):
+        packs = min(packs, _longest_first(numbers, size), key=lambda plan: int(plan.max()))
+    if most and len(packs) and int((counts := numpy.bincount(packs)).max()) > most:
+        capped = _in_rounds(numbers, size, most)
+        least = len(counts) + (counts - most).clip(0).sum() / most
+        plans = [capped]
+        if least < int(capped.max()):
+            plans.append(_without_excess(numbers, packs, counts, size, most))
+        packs = min(plans, key=lambda plan: int(plan.max()))
     pack_of_row: I64 = numpy.empty(len(lengths), dtype=numpy.int64)
     pack_of_row[order] = packs
     return pack_of_row
+
+
+def _without_excess(lengths: Any, packs: I64, counts: I64, size: float, most: int) -> I64:
+    """Return the packs of ``lengths``, which are in rising order, without the shortest lengths of each pack that has
+    more than ``most``. These get more packs. ``counts`` has the number of lengths of each pack."""
+    order = rising(packs)
+    places = numpy.arange(len(packs)) - (counts.cumsum() - counts)[packs[order]]
+    excess = numpy.sort(order[places < (counts - most)[packs[order]]])
+    packs = packs.copy()
+    packs[excess] = len(counts) + _in_rounds(lengths[excess], size, most)
+    return packs
 
 
 def in_sequence(lengths: F64, size: float, most: int = 0, also: Also = ()) -> I64:
@@ -93,7 +129,7 @@ def in_runs(ends: I64) -> I64:
     return is_first.cumsum() - 1
 
 
-def _least(lengths: Any, size: float, most: int) -> float:
+def _least(lengths: Any, size: float, most: int = 0) -> float:
     """Return a number of packs that is too small for ``lengths``, or just enough."""
     return max(float(lengths.sum(dtype=numpy.float64)) / size, len(lengths) / most if most else 0)
 
@@ -105,7 +141,7 @@ def _opened(lengths: Any, size: float, most: int, packs: int) -> tuple[Any, I64]
     return numpy.full(count, size, dtype=lengths.dtype), numpy.arange(packs, packs + count)
 
 
-def _by_room(room: Any, number: I64, least: float, is_open: Mask | None) -> tuple[Any, I64]:
+def _by_room(room: Any, number: I64, least: float, is_open: Mask | None = None) -> tuple[Any, I64]:
     """Return the free space and the number of each pack with free space of at least ``least``, by rising free space.
     Only the packs of ``is_open`` are returned; None means all."""
     if is_open is not None:
@@ -116,18 +152,11 @@ def _by_room(room: Any, number: I64, least: float, is_open: Mask | None) -> tupl
     return room[first:], number[order[first:]]
 
 
-def _not_full(pack_of: I64, number: I64, most: int) -> Mask | None:
-    """Return which packs of ``number`` have fewer than ``most`` lengths, or None for any number. ``pack_of`` has the
-    number of each length's pack, or -1."""
-    if not most or not len(number):
-        return None
-    return numpy.bincount(pack_of + 1, minlength=int(number.max()) + 2)[number + 1] < most
-
-
-def _in_rounds(lengths: Any, size: float, most: int) -> I64:
+def _in_rounds(lengths: Any, size: float, most: int = 0) -> I64:
     """Return the number of the pack for each of ``lengths``, which are in rising order. The result is the first
     plan."""
     pack_of: I64 = numpy.full(len(lengths), -1)
+    held: I64 = numpy.zeros(len(lengths) if most else 0, dtype=numpy.int64)
     left = counting = numpy.arange(len(lengths))
     packs = 0
     while len(left):
@@ -143,6 +172,7 @@ def _in_rounds(lengths: Any, size: float, most: int) -> I64:
             head = len(left) - rich * times
             for first in range(head, len(left), max(1, rich)):
                 pack_of[left[first : first + rich]] = number[len(number) - rich :]
+                held[number[len(number) - rich :] if most else ()] += 1
                 room[len(room) - rich :] -= lengths[first : first + rich]
             left, lengths = left[:head], lengths[:head]
             if poor > rich:
@@ -152,16 +182,17 @@ def _in_rounds(lengths: Any, size: float, most: int) -> I64:
                 first = int(taken.searchsorted(0))
                 taken, room, number = taken[first:], room[first:], number[first:]
                 pack_of[left[taken]] = number[: len(taken)]
+                held[number[: len(taken)] if most else ()] += 1
                 room[: len(taken)] -= lengths[taken]
                 kept: Mask = numpy.ones(head, dtype=bool)
                 kept[taken] = False
                 left, lengths = left[kept], lengths[kept]
             if len(left):
-                room, number = _by_room(room, number, lengths[0], _not_full(pack_of, number, most))
+                room, number = _by_room(room, number, lengths[0], held[number] < most if most else None)
     return pack_of
 
 
-def _longest_first(lengths: Any, size: float, most: int) -> I64:
+def _longest_first(lengths: Any, size: float) -> I64:
     """Return the number of the pack for each of ``lengths``, which are in rising order. The result is the second plan:
     several lengths are placed together, each in the fullest pack that it fits into."""
     pack_of: I64 = numpy.full(len(lengths), -1)
@@ -179,10 +210,10 @@ def _longest_first(lengths: Any, size: float, most: int) -> I64:
             room[taken] -= lengths[first : first + len(taken)]
             first += len(taken)
             if first < end:
-                new_room, new_numbers = _opened(lengths[first:end], size, most, packs)
+                new_room, new_numbers = _opened(lengths[first:end], size, 0, packs)
                 packs += len(new_room)
                 room, number = numpy.concatenate((room, new_room)), numpy.concatenate((number, new_numbers))
-            room, number = _by_room(room, number, lengths[0], _not_full(pack_of, number, most))
+            room, number = _by_room(room, number, lengths[0])
     return numpy.unique(pack_of, return_inverse=True)[1]
 
 
@@ -196,8 +227,8 @@ def _by_several(amounts: Sequence[F64], limits: Sequence[float]) -> I64:
         new_packs = max(1, *(ceil(column.sum() / limit) for column, limit in zip(left, limits)))
         room = [numpy.concatenate((free, numpy.full(new_packs, limit))) for free, limit in zip(room, limits)]
         places: I64 = numpy.arange(len(room[0]) - new_packs, len(room[0]))
-        is_first, share_placed = True, 1.0
-        while len(waiting) and len(places) and share_placed > LEAST_PLACED:
+        is_first, share_placed, least_places = True, 1.0, 0.0
+        while len(waiting) and share_placed > LEAST_PLACED and len(places) > least_places * len(waiting):
             free_space = [free[places] for free in room]
             dealt = _dealt(left, free_space, limits, is_first)
             for free, changed in zip(room, free_space):
@@ -206,6 +237,7 @@ def _by_several(amounts: Sequence[F64], limits: Sequence[float]) -> I64:
             pack_of[waiting[~waits]] = places[dealt[~waits]]
             share_placed = 1 - waits.sum() / len(waiting)
             waiting, left, is_first = waiting[waits], [column[waits] for column in left], False
+            least_places = LEAST_PLACED
             has_room = [free >= column.min(initial=numpy.inf) for free, column in zip(room, left)]
             places = numpy.logical_and.reduce(has_room).nonzero()[0]
     is_used = numpy.bincount(pack_of, minlength=len(room[0])) > 0
