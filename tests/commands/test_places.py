@@ -164,7 +164,7 @@ class TestEverywhere:
         ]
 
     def test_new_fields(self, folder: Path, name: str, tmp_path: Path) -> None:
-        for command in (["split"], ["map"], ["cat"], ["sort", "--by", "key"]):
+        for command in (["split"], ["map"], ["cat"], ["sort", "--by", "key"], ["shuffle"]):
             good(*command, folder, "--column", f"new.txt={name}", "-o", tmp_path / f"{command[0]}.tar")
             written = dict(members_of(tmp_path / f"{command[0]}.tar"))
             texts = [written[f"k{number}.new.txt"].decode().strip() for number in range(len(NUMBERS))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from collections import Counter, defaultdict
 from itertools import islice
 from pathlib import Path
@@ -214,6 +215,20 @@ def test_weights_by_the_names_in_the_manifest(tmp_path: Path) -> None:
     manifest.write_text(json.dumps(described))
     data = wds.mix(str(manifest), by="cls", weights={"cat": 1, "dog": 2})
     assert Counter(sample["cls"] for sample in data) == {b"0": 20, b"1": 40}
+
+
+def test_a_warning_names_the_command_that_stores_classes(tmp_path: Path) -> None:
+    """Classes that are numbers can be stored; texts cannot."""
+    with ShardWriter(f"{tmp_path}/a.tar") as writer:
+        for number in range(4):
+            writer.write(f"k{number}", {"json": b'{"n": %d, "t": "c%d"}' % (number % 2, number % 2)})
+    with pytest.warns(UserWarning, match=r"json\.n, .*`wds index --values 'json\.n'` stores"):
+        wds.mix(str(tmp_path), by="json.n")
+    index([str(tmp_path)], values=["json.n"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for expression in ("json.n", "json.t"):
+            assert len(list(wds.mix(str(tmp_path), by=expression))) == 4
 
 
 def test_samples_without_a_class_are_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from copy import copy
 from functools import partial
 from json import dumps
 from typing import Any, NamedTuple
+from warnings import warn
 
 from wdscli.arrays import I64, numpy, runs
 from wdscli.errors import DataError, UsageError
@@ -29,7 +30,7 @@ from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection, Walk
 from wdscli.selection.reading import MemberReader
 from wdscli.selection.where import Value
-from wdscli.shards.reading import index_batches
+from wdscli.shards.reading import index_batches, unstored_text
 from wdscli.shown import shown
 from wdscli.threads import Recent
 
@@ -54,6 +55,11 @@ def classes_of(catalog: Catalog, expression: str) -> SampleClasses:
     value = Value(expression, "by")
     columns = list(catalog.each(partial(_texts_of_shard, catalog, value)))
     names = sorted({text for texts, _ in columns for text in texts})
+    shards = range(len(catalog.addresses))
+    if all(map(bytes.isdigit, names)) and any(
+        value.normal not in catalog.index(shard).exact for shard in shards
+    ):
+        warn(unstored_text(value.normal), stacklevel=4)
     number_of = {name: number for number, name in enumerate(names)}
     parts = [
         numpy.array([number_of[text] for text in texts], dtype=numpy.int64)[codes] for texts, codes in columns

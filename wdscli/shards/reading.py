@@ -240,9 +240,8 @@ def _values_in_shards(
             continue
         if not has_warned:
             unread_bytes = index.size * (len(addresses) - number)
-            hint = f"`wds index --values '{name}'` stores the numbers in the indexes"
-            why = f"reading payloads for {name}, which not all indexes have: {hint}"
-            warn(unproven_text(unread_bytes, unread_bytes, address) if name in index.unproven else why)
+            has_unproven = name in index.unproven
+            warn(unproven_text(unread_bytes, unread_bytes, address) if has_unproven else unstored_text(name))
         has_warned = True
         numbers = SampleNumbers([name], lenient=True)
         with open_shard(address) as source:
@@ -254,6 +253,12 @@ def _values_in_shards(
     for remark in remarks[:1]:
         warn(remark)
     return whole.array
+
+
+def unstored_text(name: str) -> str:
+    """Return the warning that payloads are read for a number, because indexes do not have it."""
+    hint = f"`wds index --values '{name}'` stores the numbers in the indexes"
+    return f"reading payloads for {name}, which not all indexes have: {hint}"
 
 
 def _count_missing(numbers: Numbers, what: str) -> int:

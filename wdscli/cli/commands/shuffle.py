@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.cli.options import OutputOptions, Positive, ReorderOptions, Shards, grouped, panel
+from wdscli.cli.options import ColumnOptions, OutputOptions, Positive, ReorderOptions, Shards, grouped, panel
 from wdscli.cli.output import Out
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
@@ -28,7 +28,14 @@ class ShuffleOptions(NamedTuple):
 
 
 @grouped
-def shuffle(*, shards: Shards, output: OutputOptions, order: ShuffleOptions, options: ReorderOptions) -> None:
+def shuffle(
+    *,
+    shards: Shards,
+    output: OutputOptions,
+    order: ShuffleOptions,
+    new: ColumnOptions,
+    options: ReorderOptions,
+) -> None:
     """Shuffle all samples; the order depends only on the seed.
 
     The same input, options and seed give the same bytes, for any number of processes and on any machine. Shards hold
@@ -49,7 +56,7 @@ def shuffle(*, shards: Shards, output: OutputOptions, order: ShuffleOptions, opt
         raise UsageError(
             "--measure and the shard cannot both go to standard output", hint="-o out-%06d.tar, or -n"
         )
-    out, request = read_options(shards, output, options, own_seed=True)
+    out, request = read_options(shards, output, options, own_seed=True, column=new.column)
     if not order.quality:
         reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run)
         return

@@ -5,8 +5,8 @@ takes one of the longest lengths; packs with more free space take longer ones. I
 the others take shorter lengths in the same way. For lengths that fit into no pack, more packs are opened in the same
 way. If the packs are less than 98 % full, a second plan is made: it takes the longest lengths first, and puts each into
 the fullest pack that it fits into. The plan with fewer packs is used. If one of its packs has too many lengths, there
-are two more plans. In one, the first plan is made again, and a pack that holds the largest number of lengths takes no
-more. In the other, the shortest lengths of packs with too many get more packs.
+are two more plans. One is like the first plan, but a pack that holds the largest number of lengths takes no more. In
+the other, the shortest lengths of packs with too many get more packs.
 
 With other sums, such as pictures per pack, the plan above is used if all its packs are within the limits. If a few
 packs are not, their rows are planned again; otherwise all rows are. The share of an amount is the amount divided by its
@@ -34,7 +34,8 @@ together."""
 FULL = 0.98
 """If the packs of the first plan are less full than this share, a second plan is made."""
 FEW_OVER = 0.2
-"""If a smaller share of the packs by length than this is over other limits, only these packs are made again."""
+"""If a smaller share of the packs by length than this is over other limits, only the rows of these packs are planned
+again."""
 LEAST_PLACED = 0.01
 """If a smaller share of the waiting rows than this fits into the open packs, or has an open pack, more packs are
 opened."""
