@@ -218,11 +218,15 @@ def command(*words: object) -> Callable[[Case], object]:
     return run
 
 
-def verified_in_buffers(case: Case) -> object:
-    """A check that reads small shards too as it reads large ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wdscli.verify.shard.PACKED_BYTES", 0)
-        return command("verify", "IN", "--json")(case)
+def in_buffers(*words: str) -> Callable[[Case], object]:
+    """A command that reads small shards too as it reads large ones."""
+
+    def run_in_buffers(case: Case) -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("wdscli.samples.packed.SMALL_SHARD_BYTES", 0)
+            return command(*words)(case)
+
+    return run_in_buffers
 
 
 FAST: dict[str, Callable[[Case], object]] = {
@@ -251,7 +255,8 @@ SLOW: dict[str, Callable[[Case], object]] = {
         "shuffle", "IN", "-o", "OUT/o-%06d.tar", "--shards", "2", "-j1", "-q", "--strategy", "spill"
     ),
     "verify": command("verify", "IN", "--json"),
-    "verify-in-buffers": verified_in_buffers,
+    "verify-in-buffers": in_buffers("verify", "IN", "--json"),
+    "split-in-buffers": in_buffers("split", "IN", "-o", "OUT/o-%06d.tar", "--max-count", "2", "-j1", "-q"),
 }
 CHECKS = FAST | SLOW
 
