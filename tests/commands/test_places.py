@@ -6,13 +6,15 @@ import csv
 import gzip
 import json
 import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
-from shard_cases import keys_of, members_of, wds
+from shard_cases import content, keys_of, members_of, wds
+from storage_servers import S3, web_server
 
 from wdscli.errors import UsageError
 from wdscli.loader import WebDataset
@@ -202,6 +204,46 @@ class TestNumbers:
             return  # a sort compares the payload itself
         good("ls", sets["stored"], "--where", f"{name} == 1")
         good("ls", sets["stored"], "--count", name)
+
+
+@pytest.fixture(scope="module")
+def stores(sets: dict[str, Path], s3: S3) -> Iterator[dict[str, str]]:
+    """The addresses of both sets on a web server and in a bucket."""
+    bucket = s3.bucket("places")
+    with web_server("ranges") as web:
+        for kind, folder in sets.items():
+            for path, data in content(folder).items():
+                web.files[f"{kind}/{path}"] = data
+                s3.client.put_object(Bucket=bucket, Key=f"{kind}/{path}", Body=data)
+        yield {
+            f"{store}-{kind}": root + f"{kind}/a-{{00..01}}.tar"
+            for kind in sets
+            for store, root in (("web", web.url("")), ("s3", f"s3://{bucket}/"))
+        }
+
+
+SMALL = ["info.json.w", "len(caption) + meta.msgpack.w", "text.gz"]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SMALL else pytest.param(name, marks=pytest.mark.exhaustive) for name in ALL]
+)
+@pytest.mark.parametrize("kind", ["web-plain", "web-stored", "s3-plain", "s3-stored"])
+def test_in_stores(stores: dict[str, str], kind: str, name: str, tmp_path: Path) -> None:
+    """A place has the same value in a store: for commands, and for arguments of the loader."""
+    url, values = stores[kind], ALL[name]
+    rows = good("ls", url, "--count", name, "--json").objects
+    assert {row["value"]: row["count"] for row in rows} == {value: values.count(value) for value in values}
+    where = f"{name if name != 'my-field' else 'field(name)'.replace('name', repr(name))} == {values[1]!r}"
+    good("split", url, "--where", where, "-o", tmp_path / "where.tar", "-j", 1)
+    assert keys_of(tmp_path / "where.tar") == ["k1", "k3"]
+    good("sort", url, "--by", name, "-o", tmp_path / "sort.tar", "-j", 1)
+    assert keys_of(tmp_path / "sort.tar") == ["k1", "k3", "k2", "k0"]
+    assert [sample["__key__"] for sample in WebDataset(url, where=where)] == ["k1", "k3"]
+    if isinstance(values[0], int):
+        buckets = [sorted(values)[1] + 0.5]
+        dataset = WebDataset(url, shuffle=None).batched(4, bucket=name, buckets=buckets)
+        assert sorted(sorted(batch["__key__"]) for batch in dataset) == [["k0", "k2"], ["k1", "k3"]]
 
 
 DOCUMENTS = [
