@@ -266,7 +266,7 @@ def test_a_map_that_failed_is_resumed_as_its_error_says(given: Path, tmp_path: P
     assert ran.code == 0, ran.err
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     # Ended after the shard that lacks a sample.
-    ended = ["--on-error", "skip", "--max-count", "1", "--post", "case {} in *5.tar) exit 1;; esac"]
+    ended = ["--on-error", "skip", "--max-count", "1", "--post", "case {} in *4.tar) exit 1;; esac"]
     del out[out.index("--max-count") : out.index("--max-count") + 2]
     shutil.rmtree(tmp_path / "out")
     assert wds(*out, *ended).code == 5

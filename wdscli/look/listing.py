@@ -65,7 +65,7 @@ class Page(NamedTuple):
     payload: Callable[[int, int], bytes]
 
 
-class Beginning(NamedTuple):
+class ReadSamples(NamedTuple):
     """The samples at the beginning of a shard that a caller has already read: the offset after them, their number, and
     the search for separated samples that knows them."""
 
@@ -74,7 +74,7 @@ class Beginning(NamedTuple):
     search: SeparatedSamples | None = None
 
 
-UNREAD = Beginning()
+UNREAD = ReadSamples()
 
 
 class ShardRow(NamedTuple):
@@ -231,7 +231,7 @@ class SetReader:
         return index_batches(index, self._ignored)
 
     def _chosen(
-        self, reader: MemberReader, indexed: Iterator[SampleBatch] | None, beginning: Beginning = UNREAD
+        self, reader: MemberReader, indexed: Iterator[SampleBatch] | None, beginning: ReadSamples = UNREAD
     ) -> Iterator[tuple[SampleBatch, list[int]]]:
         """Yield the selected samples of the shard that ``reader`` reads, in the way of :class:`Walk`. Warn once about a
         sample whose members are not next to each other."""

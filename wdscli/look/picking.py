@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.look.listing import UNREAD, Beginning, SetReader, settled
+from wdscli.look.listing import UNREAD, ReadSamples, SetReader, settled
 from wdscli.plan.duplicates import DUPLICATE, Dedup
 from wdscli.plan.inputs import Input
 from wdscli.plan.names import check_empty, check_named
@@ -131,7 +131,7 @@ class SampleReader(SetReader):
         """Begin a stage of the progress; it advances as pages are taken."""
         self._stage = ShardStage(self._progress, what, self.set.addresses)
 
-    def pages(self, begin: Callable[[Source], Beginning] | None = None) -> Iterator[Page]:
+    def pages(self, begin: Callable[[Source], ReadSamples] | None = None) -> Iterator[Page]:
         """Yield the selected samples of all inputs, in order. ``begin`` is called first for each input. It may read the
         first samples itself, and returns what it has read. Raises InputError and DataError, at the end also for names
         that no sample has."""
@@ -197,7 +197,7 @@ class SampleReader(SetReader):
         request = self._request
         check_empty(samples, request.selection, request.on_error, self.dropped, allow=request.allow_empty)
 
-    def _pages(self, source: Source, beginning: Beginning) -> Iterator[Page]:
+    def _pages(self, source: Source, beginning: ReadSamples) -> Iterator[Page]:
         if self._seen is None or not source.seekable or source.fd is not None:
             yield from self._picked(source, beginning)
             return
@@ -223,7 +223,7 @@ class SampleReader(SetReader):
         """Return whether a remote shard without an index is read from its first byte to its last byte."""
         return self.selection.is_trivial and (self._part is None or self._part.key is None)
 
-    def _picked(self, source: Source, beginning: Beginning = UNREAD) -> Iterator[Page]:
+    def _picked(self, source: Source, beginning: ReadSamples = UNREAD) -> Iterator[Page]:
         fields, keeps_all = self.selection.payload_fields, not source.seekable
         reader = MemberReader(source, fields, keeps_all=keeps_all)
         indexed = self._indexed(source, reader) if self._pays_index(source.name, source.size) else None

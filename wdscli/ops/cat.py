@@ -23,7 +23,7 @@ from wdscli.arrays import edges, numpy
 from wdscli.copy.maker import CarriedValues
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import copying_worth, make_executor, run_shard_tasks, useful_shard_jobs
-from wdscli.look.listing import UNREAD, Beginning
+from wdscli.look.listing import UNREAD, ReadSamples
 from wdscli.look.picking import Page, SampleReader
 from wdscli.model import ShardInfo, to_text
 from wdscli.plan.cut import END_BYTES, names_of
@@ -331,7 +331,7 @@ def _is_sound(index: Index, address: str) -> bool:
 
 
 def _chosen(
-    picker: SampleReader, keys: _Keys, begin: Callable[[Source], Beginning] | None = None
+    picker: SampleReader, keys: _Keys, begin: Callable[[Source], ReadSamples] | None = None
 ) -> Iterator[tuple[Page, list[tuple[int, bytes]]]]:
     """Yield the samples to write, up to the limit: each page, with its chosen rows and their new keys. ``begin`` is
     passed to :meth:`SampleReader.pages`."""
@@ -429,7 +429,7 @@ class _Copier:
         self._selection = selection
         self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
 
-    def copy_usual(self, keys: _Keys, source: Source) -> Beginning:
+    def copy_usual(self, keys: _Keys, source: Source) -> ReadSamples:
         """Copy the usual samples at the beginning of a seekable input in one pass. Return what was copied."""
         end, samples, search = 0, 0, SeparatedSamples()
         if not source.seekable or source.size is None:
@@ -445,7 +445,7 @@ class _Copier:
             self._shard.flush()
             search.add_arrays(usual.arrays)
             end, samples = offset + usual.end, samples + len(usual.arrays.counts)
-        return Beginning(end, samples, search)
+        return ReadSamples(end, samples, search)
 
     def copy(self, page: Page, chosen: Sequence[tuple[int, bytes]]) -> None:
         """Write rows of a page under their keys. Adjacent usual samples are copied together, until the buffer is full.
