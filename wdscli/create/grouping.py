@@ -227,17 +227,22 @@ def without(samples: Samples, keys: Collection[bytes]) -> Samples:
 
 def take(samples: Samples, chosen: Iterable[int]) -> Samples:
     """Return some samples, in the order of ``chosen``."""
-    places = numpy.asarray(chosen if isinstance(chosen, numpy.ndarray) else [*chosen], numpy.int64)
-    bounds = _numbers(samples.firsts)
-    begins, counts = bounds[places], bounds[places + 1] - bounds[places]
-    starts: I64 = numpy.append(0, counts.cumsum())
-    members = (begins - starts[:-1]).repeat(counts) + numpy.arange(starts[-1])
-    return Samples(
-        samples.files,
-        numbers_of(numpy.asarray(samples.order)[members], len(samples.files)),
-        numbers_of(starts, len(samples.files) + 1),
-        numbers_of(numpy.asarray(samples.places)[places], samples.total),
-    )
+    chosen = chosen if isinstance(chosen, numpy.ndarray) else numpy.fromiter(chosen, numpy.int64)
+    order, firsts, places = map(numpy.asarray, (samples.order, samples.firsts, samples.places))
+    members = numbers_of((), len(samples.files))
+    starts = numbers_of((0,), len(samples.files) + 1)
+    chosen_places = numbers_of((), samples.total)
+    # Whole columns of 64 bits would need more memory than all names.
+    for first in range(0, len(chosen), _FILES_TOGETHER):
+        numbers = chosen[first : first + _FILES_TOGETHER]
+        begins = firsts[numbers].astype(numpy.int64)
+        counts = firsts[numbers + 1] - begins
+        ends = counts.cumsum()
+        positions = (begins - ends + counts).repeat(counts) + numpy.arange(ends[-1])
+        starts.frombytes((ends + len(members)).astype(starts.typecode).tobytes())
+        members.frombytes(order[positions].astype(members.typecode).tobytes())
+        chosen_places.frombytes(places[numbers].astype(chosen_places.typecode).tobytes())
+    return Samples(samples.files, members, starts, chosen_places)
 
 
 def _numbers(numbers: array[int]) -> I64:
