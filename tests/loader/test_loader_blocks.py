@@ -3,6 +3,7 @@ which samples a batch has, without reading it."""
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import numpy
 import pytest
 from indexing import index
-from loader_cases import Cls, Numbers, World, everything, make_ragged, make_set
+from loader_cases import Cls, Numbers, World, drawn_world, everything, make_ragged, make_set
 from shard_cases import numbered, write_shards
 from storage_servers import Web, web_server
 
@@ -33,6 +34,8 @@ from wdscli.loader.read.fetch import Pool
 from wdscli.loader.read.reading import IndexedSource
 
 OTHERS = (6, 0, 17, 1, 11)
+WORLDS = (1, 2, 4, 8)
+PERMUTED = functools.lru_cache(1 << 12)(order._permuted)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_module, "ORDER_BLOCK_BYTES", 4 * 1027)
     monkeypatch.setattr(reading, "ORDER_BLOCK_BYTES", 4 * 1027)
     monkeypatch.setattr(reading, "SLOW_BLOCKS", 0)
+
+
+@pytest.fixture
+def shared_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each permutation is made once for all ranks, workers and worlds: it depends only on its arguments."""
+    monkeypatch.setattr(order, "_permuted", PERMUTED)
 
 
 class Negative:
@@ -92,11 +101,13 @@ def _number(sample: Any) -> int:
 def check_world(catalogs: list[Catalog], monkeypatch: pytest.MonkeyPatch, case: int) -> None:
     draw = random.Random(case)
     monkeypatch.setattr(order, "GROUP", draw.choice([1 << 16, 7]))
+    # All blocks are read ahead by a thread, or none.
+    monkeypatch.setattr(reading, "SLOW_BLOCKS", draw.choice([0, 1 << 30]))
     tail, size = draw.choice(["even", "drop", "pad", "uneven"]), draw.choice([8, 16, 24])
     make = pipeline(catalogs, draw, tail, size)
     epoch = draw.randrange(3)
     whole = World(monkeypatch, 1, 0).batches(make, epoch=epoch)
-    world, workers = draw.choice([1, 2, 4, 8]), draw.randint(0, 4)
+    world, workers = drawn_world(draw, WORLDS)
     ranks = [World(monkeypatch, world, workers).of_rank(make, rank, epoch=epoch) for rank in range(world)]
     check_same(ranks, whole, tail)
     given = draw.randrange(len(whole))
@@ -104,7 +115,7 @@ def check_world(catalogs: list[Catalog], monkeypatch: pytest.MonkeyPatch, case: 
     before.set_epoch(epoch)
     assert list(islice(iter(before), given)) == whole[:given]
     state = json.loads(json.dumps(before.state_dict()))
-    again = World(monkeypatch, draw.choice([1, 2, 4, 8]), draw.randint(0, 4))
+    again = World(monkeypatch, *drawn_world(draw, WORLDS))
     rest = [again.of_rank(make, rank, state, epoch) for rank in range(again.world)]
     check_same(rest, whole[given:], tail)
     rank, number = draw.randrange(world), draw.randrange(len(ranks[0]))
@@ -136,7 +147,7 @@ def check_same(ranks: list[list[list[int]]], whole: list[list[int]], tail: str) 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", range(0, 40, 10))
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_blocks", "shared_permutations")
 def test_any_world_has_the_same_batches(
     catalogs: list[Catalog], monkeypatch: pytest.MonkeyPatch, case: int
 ) -> None:
@@ -146,7 +157,7 @@ def test_any_world_has_the_same_batches(
 
 @pytest.mark.exhaustive(sample=False)
 @pytest.mark.parametrize("case", range(100, 2100, 100))
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("small_blocks", "shared_permutations")
 def test_many_worlds(catalogs: list[Catalog], monkeypatch: pytest.MonkeyPatch, case: int) -> None:
     for number in range(100):
         check_world(catalogs, monkeypatch, case + number)

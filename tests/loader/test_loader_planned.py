@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pytest
 from indexing import index
-from loader_cases import Numbers, World, everything, value_of
+from loader_cases import RAGGED, Numbers, World, drawn_world, everything, value_of
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, InputError, UsageError
@@ -132,9 +132,11 @@ def test_many_worlds(monkeypatch: pytest.MonkeyPatch, case: int) -> None:
     check_world(monkeypatch, case, 10)
 
 
+MIXED = (13, 20, 7), (30,), (3, 3, 10)
+
+
 def _mixed(seed: int) -> Any:
-    counts = (13, 40, 7), (50,), (3, 3, 20)
-    sets = [PositionDataset(Numbers(counts[at], seed=seed + at)) for at in range(3)]
+    sets = [PositionDataset(Numbers(counts, seed=seed + at)) for at, counts in enumerate(MIXED)]
     return mix({f"s{at}": (one, at + 1) for at, one in enumerate(sets)}, stop="all", seed=seed)
 
 
@@ -145,12 +147,15 @@ def check_world(monkeypatch: pytest.MonkeyPatch, case: int, times: int) -> None:
         tail = draw.choice(["even", "even", "drop", "pad", "uneven"])
         window = draw.choice([16, 50, 64, 1000])
         is_mix = draw.random() < 0.3
-        how: dict[str, Any] = {"tail": tail}
+        counts, order = draw.choice([RAGGED, RAGGED, COUNTS]), "blocks" if case % 3 == 2 else "window"
+        how: dict[str, Any] = {
+            "source": lambda counts=counts, order=order, tail=tail: PositionDataset(
+                Numbers(counts, 5, order), tail=tail
+            )
+        }
         if is_mix:
             seed = draw.randrange(9)
             how = {"source": lambda seed=seed, tail=tail: _mixed(seed)._with(_tail=tail)}
-        if not is_mix and case % 3 == 2:
-            how["source"] = lambda tail=tail: PositionDataset(Numbers(COUNTS, 5, "blocks"), tail=tail)
         make = planned_dataset(kind, window, **how)
         epoch = draw.randrange(3)
         alone = make(rank=0, world_size=1)
@@ -160,11 +165,11 @@ def check_world(monkeypatch: pytest.MonkeyPatch, case: int, times: int) -> None:
         for batch in whole:
             check_batch(kind, batch)
         if is_mix:
-            line = [one for part in ((13, 40, 7), (50,), (3, 3, 20)) for one in everything(part)]
+            line = [number for part in MIXED for number in everything(part)]
         else:
-            line = everything(COUNTS)
+            line = everything(counts)
         assert Counter(one for batch in whole for one in batch) == Counter(line)
-        world, workers = draw.randint(1, 8), draw.randint(0, 4)
+        world, workers = drawn_world(draw)
         ranks = [World(monkeypatch, world, workers).of_rank(make, rank, epoch=epoch) for rank in range(world)]
         compare(ranks, whole, whole, tail, world)
         # Resumed at any batch, in another world.
@@ -183,7 +188,8 @@ def check_world(monkeypatch: pytest.MonkeyPatch, case: int, times: int) -> None:
             state = first.state_dict()
             assert (state["epoch"], state["next"]) == (epoch + 1, 0)
             continue
-        world, workers, done = draw.randint(1, 8), draw.randint(0, 4), at * world
+        done = at * world
+        world, workers = drawn_world(draw)
         again = World(monkeypatch, world, workers)
         rest = [again.of_rank(make, rank, state, epoch) for rank in range(world)]
         compare(rest, whole[done:], whole, tail, world)

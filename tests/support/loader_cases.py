@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate, zip_longest
@@ -16,6 +17,7 @@ import pytest
 from shard_cases import mix, tar_of
 
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.order.batches import Rule, planned
 from wdscli.loader.order.order import EpochOrder
 from wdscli.loader.order.schedule import shares_of
 from wdscli.loader.order.source import EpochReader, PositionSource
@@ -23,6 +25,8 @@ from wdscli.shards import ShardWriter
 
 RAGGED = (13, 0, 1, 30, 7, 19, 2, 25, 4)
 """Samples of shards: 101 in all."""
+TABLE_SAMPLES = 10_000
+"""All samples of an epoch of so many are located at once."""
 
 
 class Numbers(PositionSource):
@@ -34,7 +38,6 @@ class Numbers(PositionSource):
         self.counts = numpy.array(counts, dtype=numpy.int64)
         self.seed = seed
         self._how: dict[str, Any] = {"shuffle": shuffle, "window": window}
-        self._block = numpy.full(len(counts), 4, dtype=numpy.int64) if shuffle == "blocks" else None
 
     def identity(self) -> dict[str, Any]:
         return {"fingerprint": f"numbers-{self.counts.sum()}", "seed": self.seed, **self._how}
@@ -43,20 +46,36 @@ class Numbers(PositionSource):
         return int(self.counts.sum())
 
     def reader(self, epoch: int) -> Any:
-        how = {**self._how, "block": self._block}
-        return _Reader(EpochOrder(self.counts, seed=self.seed, epoch=epoch, **how))
+        counts = tuple(self.counts.tolist())
+        if sum(counts) > TABLE_SAMPLES:
+            return _Reader(_order(counts, self.seed, epoch, **self._how).locate)
+        places = _places(counts, self.seed, epoch, *self._how.values())
+        return _Reader(lambda positions: places[:, positions])
+
+
+def _order(counts: Sequence[int], seed: int, epoch: int, shuffle: Any, window: int) -> EpochOrder:
+    block = numpy.full(len(counts), 4, dtype=numpy.int64) if shuffle == "blocks" else None
+    how: dict[str, Any] = {"shuffle": shuffle, "window": window, "block": block}
+    return EpochOrder(numpy.array(counts, dtype=numpy.int64), seed=seed, epoch=epoch, **how)
+
+
+@functools.lru_cache(256)
+def _places(*order: Any) -> Any:
+    """The shards and places of an epoch's samples, located once for all ranks, workers and worlds."""
+    epoch = _order(*order)
+    return numpy.array(epoch.locate(numpy.arange(epoch.total)))
 
 
 class _Reader(EpochReader):
-    def __init__(self, order: EpochOrder) -> None:
-        self._order = order
+    def __init__(self, locate: Callable[[Any], Any]) -> None:
+        self._locate = locate
 
     def read(self, positions: Any) -> list[Any]:
-        shards, samples = self._order.locate(positions)
+        shards, samples = self._locate(positions)
         return (1000 * shards + samples).tolist()  # type: ignore[no-any-return]
 
     def about(self, positions: Any, fact: Any) -> Any:
-        return fact(_Facts(), *self._order.locate(positions))
+        return fact(_Facts(), *self._locate(positions))
 
     def close(self) -> None:
         pass
@@ -213,11 +232,28 @@ def drawn_places(length: int, count: int, seed: int, epoch: int) -> list[int]:
     return sorted((place + key(of_epoch, 1)) % length for place in places)
 
 
+def drawn_world(draw: random.Random, worlds: Sequence[int] = range(1, 9)) -> tuple[int, int]:
+    """A number of ranks, and of workers of each: at most 8 ranks or processes."""
+    ranks = draw.choice(worlds)
+    return ranks, draw.randint(0, min(4, max(1, 8 // ranks)))
+
+
+def _planned(values: Any, rule: Rule, *how: Any) -> Any:
+    """The plan of a window, computed once for all ranks, workers and worlds: it depends on nothing else."""
+    return _plan_of(values.tobytes(), values.shape, rule, *how)
+
+
+@functools.lru_cache(1024)
+def _plan_of(values: bytes, shape: tuple[int, ...], *how: Any) -> Any:
+    return planned(numpy.frombuffer(values).reshape(shape), *how)
+
+
 class World:
     """Ranks and workers of a simulated world, whose DataLoaders take a batch of each worker in turn."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: int, workers: int) -> None:
         self._patch = monkeypatch
+        self._patch.setattr("wdscli.loader.place.planned.planned", _planned)
         self.world = world
         self.workers = workers
 
@@ -235,7 +271,7 @@ class World:
             if state is not None:
                 data.load_state_dict(state)
             self._as_worker(worker, max(1, self.workers))
-            lists.append(list(data))
+            lists.append(list(iter(data)))  # list(data) would plan the whole epoch for its length
             self._as_worker(0, 1)
         return [one for row in zip_longest(*lists, fillvalue=None) for one in row if one is not None]
 
