@@ -251,16 +251,8 @@ class TableReader:
                 text = text.replace(_ANY, _extension(value, path, column, is_address=is_address))
                 name = to_bytes(text)
             written = self._written(key, name)
-            if self._names_classes and text == "cls" and not is_address:
-                yield CellValue(written, name, self._class(value, column))
-            else:
-                payload = value
-                if not is_address and self._options.has_lists and holds_lists(text):
-                    cell = _number(value, column) if isinstance(value, NumberText) else value
-                    payload = json_bytes([cell])
-                elif not is_address:
-                    payload = cell_payload(value, column, text)
-                yield CellValue(written, name, payload, column)
+            payload = value if is_address else self._payload(value, column, text)
+            yield CellValue(written, name, payload, column)
         if self._takes_rest:
             json_columns = self._rest(row.cells)
             if json_columns or self._options.json_rest:
@@ -282,6 +274,14 @@ class TableReader:
             if not value:
                 is_media = find(field.text.rpartition(".")[2]).form in ("image", "audio", "video")
                 yield field, None if is_media or field.text.endswith(_ANY) else value
+
+    def _payload(self, value: Any, column: str, field: str) -> bytes | None:
+        """Return the payload of a cell that names no file. Raises DataError."""
+        if self._names_classes and field == "cls":
+            return self._class(value, column)
+        if self._options.has_lists and holds_lists(field):
+            return json_bytes([_number(value, column) if isinstance(value, NumberText) else value])
+        return cell_payload(value, column, field)
 
     def _class(self, value: Any, column: str) -> bytes | None:
         """Return the number of a class, or its :class:`ClassName`. Return None for a missing value. Raises DataError

@@ -427,21 +427,26 @@ class _Creating:
                 hint="make a set without --append",
             )
 
-    def arrange(self) -> None:
-        """Group the files into samples, leave out unwanted samples, and order the rest."""
-        request, options, base, left_out = self.request, self.options, self.base, self.left_out
-        rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
-        first_index = 0 if base is None else base.samples
-        if options.has_lists:
+    def _grouped(self, rekey: Rekey | None, first_index: int) -> tuple[Samples, int]:
+        """Group the files into samples. Return the samples, and the number of left out repeated keys."""
+        if self.options.has_lists:
             samples, repeated = in_lists(self.files, self.payloads.keep), 0
         else:
             samples, repeated = grouping.separated(
-                self.files, request.on_duplicate, rekey, left_out, first_index
+                self.files, self.request.on_duplicate, rekey, self.left_out, first_index
             )
         if self.rule.is_first_dot and (dotted := grouping.dotted_names(samples)):
             self.progress.warn(
                 f"{dotted}; --key-rule last-dot makes a sample of each file name without its suffix"
             )
+        return samples, repeated
+
+    def arrange(self) -> None:
+        """Group the files into samples, leave out unwanted samples, and order the rest."""
+        request, options, base, left_out = self.request, self.options, self.base, self.left_out
+        rekey = None if request.rekey is None else Rekey.parse(request.rekey, grouping.REKEY_NAMES)
+        first_index = 0 if base is None else base.samples
+        samples, repeated = self._grouped(rekey, first_index)
         if options.label_from is not None:
             samples = grouping.add_labels(samples, options.label_from)
         if options.table is not None and options.table.is_exported:

@@ -103,36 +103,41 @@ def report(
     selection = request.selection
     if not request.output:
         options = options._replace(check=False, media=False)
-    shards = open_set(
-        request.inputs, missing="list", warn=progress.warn, trust_addresses=request.trust_addresses
-    )
-    if selection.reads_stdin and "-" in shards.addresses:
-        raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-    if documents.card or documents.croissant:
-        _check_documents(shards, selection)
+    shards = _opened(request, documents, progress)
     # The output is opened first, so that an error about it comes before the work.
     # Several steps read a whole remote shard, unless its index shows which parts are needed.
     held = shards.addresses if _reads_all(options, selection) else sorted(without_index(shards))
     with Scratch() as scratch, ExitStack() as outputs:
+        makers: list[tuple[str | None, Callable[[Publication], bytes]]] = [
+            (request.output, lambda publication: make_page(publication.facts)),
+            (documents.card, make_readme),
+            (documents.croissant, make_croissant),
+        ]
         sinks = [
-            outputs.enter_context(open_sink(address, force=request.settings.force)) if address else None
-            for address in (request.output, documents.card, documents.croissant)
+            (outputs.enter_context(open_sink(address, force=request.settings.force)), make)
+            for address, make in makers
+            if address
         ]
         with hold_remote_shards(held, scratch, progress):
             facts = _facts(shards, request, options, scratch, progress)
         published = Publication(facts, *_published(shards, facts, documents, progress))
-        contents: list[Callable[[], bytes]] = [
-            lambda: make_page(facts),
-            lambda: make_readme(published),
-            lambda: make_croissant(published),
-        ]
         size_bytes = 0
-        for sink, content in zip(sinks, contents):
-            if sink is not None:
-                data = content()
-                sink.write(data)
-                size_bytes += len(data)
+        for sink, make in sinks:
+            data = make(published)
+            sink.write(data)
+            size_bytes += len(data)
     return facts, size_bytes
+
+
+def _opened(request: Request, documents: Documents, progress: Progress) -> ShardSet:
+    """Open the set. Raises InputError, and UsageError for inputs that cannot give what was asked for."""
+    selection, trust = request.selection, request.trust_addresses
+    shards = open_set(request.inputs, missing="list", warn=progress.warn, trust_addresses=trust)
+    if selection.reads_stdin and "-" in shards.addresses:
+        raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
+    if documents.card or documents.croissant:
+        _check_documents(shards, selection)
+    return shards
 
 
 def _check_documents(shards: ShardSet, selection: Selection) -> None:

@@ -269,14 +269,19 @@ def parse_manifest(text: str | bytes, address: str, *, runs: bool = False) -> Ma
             hint="a manifest is a JSON file with a shardlist, as `wds create` and `wds index` write it",
         ) from None
     if contradiction:
-        problem = ContradictoryManifestError(
-            f"{address} contradicts itself: {contradiction}",
-            code="manifest-mismatch",
-            hint="`wds index SHARDS --force` writes a new manifest",
-        )
-        problem.manifest = manifest
-        raise problem
+        raise _contradictory(manifest, address, contradiction)
     return manifest if runs else _checked_set(manifest, address)
+
+
+def _contradictory(manifest: Manifest, address: str, contradiction: str) -> ContradictoryManifestError:
+    """Return the error of a manifest whose totals are wrong."""
+    problem = ContradictoryManifestError(
+        f"{address} contradicts itself: {contradiction}",
+        code="manifest-mismatch",
+        hint="`wds index SHARDS --force` writes a new manifest",
+    )
+    problem.manifest = manifest
+    return problem
 
 
 def _checked_set(manifest: Manifest, address: str) -> Manifest:

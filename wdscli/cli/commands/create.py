@@ -151,19 +151,22 @@ class SourceOptions(NamedTuple):
             return TableOptions(
                 addresses, self.key, self.rekey_of_rows, fields, *json, kind, images, *reading
             )
+        self._refuse_table_options()
+        return None
+
+    def _refuse_table_options(self) -> None:
+        """Raise UsageError for options of a table."""
         self.cells.parse(None)
         options = {
-            "key": "--key-column",
-            "field": "--column",
-            "json_rest": "--json-rest",
-            "json_merge": "--json-merge",
+            "--on-duplicate list": self.samples.on_duplicate == "list",
+            "--key-column": self.key,
+            "--column": self.field,
+            "--json-rest": self.json_rest,
+            "--json-merge": self.json_merge,
         }
-        if self.samples.on_duplicate == "list":
-            raise UsageError("--on-duplicate list needs a table", hint="name the table with --from")
-        for name, option in options.items():
-            if getattr(self, name):
+        for option, value in options.items():
+            if value:
                 raise UsageError(f"{option} needs a table", hint="name the table with --from")
-        return None
 
 
 def _source_of(text: str) -> tuple[str, str]:

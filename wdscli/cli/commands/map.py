@@ -203,9 +203,8 @@ def map(
 
     on_failure = library_word(run.on_error)
     only_new_fields = run.new.column and what == MapOptions() and on_failure != "keep"
-    transform = (
-        None if only_new_fields else what.parse(timeout=general.network.timeout, on_failure=on_failure)
-    )
+    timeout = general.network.timeout
+    transform = None if only_new_fields else what.parse(timeout=timeout, on_failure=on_failure)
     out = Out.of(general, "" if output.dry_run else output.output)
     on_error = "skip" if on_failure == "skip" else "stop"
     settings = {"cuts": run.cuts.parse(), "on_error": on_error, **run.tasks._asdict(), **run.work._asdict()}

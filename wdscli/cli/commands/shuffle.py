@@ -26,6 +26,15 @@ class ShuffleOptions(NamedTuple):
     quality: bool = False
     window: Positive = None
 
+    def check(self, output: OutputOptions) -> None:
+        """Raise UsageError for options that exclude each other."""
+        if self.window is not None and not self.quality:
+            raise UsageError("--window needs --measure", hint="add --measure")
+        if self.quality and output.output == "-" and not output.dry_run:
+            raise UsageError(
+                "--measure and the shard cannot both go to standard output", hint="-o out-%06d.tar, or -n"
+            )
+
 
 @grouped
 def shuffle(
@@ -50,12 +59,7 @@ def shuffle(
     """
     from wdscli.plan.orders import ShuffledOrder
 
-    if order.window is not None and not order.quality:
-        raise UsageError("--window needs --measure", hint="add --measure")
-    if order.quality and output.output == "-" and not output.dry_run:
-        raise UsageError(
-            "--measure and the shard cannot both go to standard output", hint="-o out-%06d.tar, or -n"
-        )
+    order.check(output)
     out, request = read_options(shards, output, options, own_seed=True, column=new.column)
     if not order.quality:
         reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run)

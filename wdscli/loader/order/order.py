@@ -214,11 +214,9 @@ class EpochOrder:
             counts = counts[self._shards]
         self._ends: I64 = counts.cumsum(dtype=numpy.int64)
         self.total = int(self._ends[-1]) if len(counts) else 0
-        if shuffle == "blocks":
-            assert self._shards is not None
-            blocks = numpy.minimum(
-                counts, 1 if block is None else numpy.maximum(1, counts // block[self._shards])
-            )
+        if self._shards is not None and shuffle == "blocks":
+            per_shard = 1 if block is None else numpy.maximum(1, counts // block[self._shards])
+            blocks = numpy.minimum(counts, per_shard)
             self._of_epoch, self._blocks, self._in_window = key(seed, epoch, BLOCKS), blocks, window
             self.blocks = int(blocks.sum())
             groups = -(-self.blocks // GROUP)
