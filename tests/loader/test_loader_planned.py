@@ -121,9 +121,11 @@ def list_of_batches(ranks: list[list[list[int]]]) -> list[list[int]]:
     return [batch for step in zip(*ranks) for batch in step]
 
 
-@pytest.mark.parametrize("case", range(34))
-def test_any_world_has_the_same_list_and_resumes_exactly(monkeypatch: pytest.MonkeyPatch, case: int) -> None:
-    check_world(monkeypatch, case, 3)
+@pytest.mark.parametrize("first", [0, 17])
+def test_any_world_has_the_same_list_and_resumes_exactly(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """A hundred random worlds, in two tests, which the fast tier runs both."""
+    for case in range(first, first + 17):
+        check_world(monkeypatch, case, 3)
 
 
 @pytest.mark.exhaustive(sample=False)
