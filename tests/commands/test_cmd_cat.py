@@ -37,7 +37,7 @@ from shard_cases import (
 )
 from tiers import EXHAUSTIVE
 
-from wdscli.look.listing import Beginning
+from wdscli.look.listing import ReadSamples
 from wdscli.ops.cat import _Copier
 from wdscli.selection import reading
 from wdscli.selection.reading import MemberReader
@@ -691,12 +691,12 @@ class TestOnePass:
     """Usual samples are looked at where they are copied; from the first other one on headers are read before."""
 
     @pytest.fixture(autouse=True)
-    def begins(self, monkeypatch: pytest.MonkeyPatch) -> list[Beginning]:
+    def begins(self, monkeypatch: pytest.MonkeyPatch) -> list[ReadSamples]:
         """Where the second way began with each input."""
-        found: list[Beginning] = []
+        found: list[ReadSamples] = []
         usual = _Copier.copy_usual
 
-        def watched(*args: Any) -> Beginning:
+        def watched(*args: Any) -> ReadSamples:
             found.append(usual(*args))
             return found[-1]
 
@@ -706,7 +706,7 @@ class TestOnePass:
 
     @pytest.mark.parametrize("make", [tar_of, foreign_tar])
     def test_all_but_the_last_sample(
-        self, tmp_path: Path, good: Command, begins: list[Beginning], make: Callable[..., bytes]
+        self, tmp_path: Path, good: Command, begins: list[ReadSamples], make: Callable[..., bytes]
     ) -> None:
         samples = numbered(300)
         shard = tmp_path / "in.tar"
@@ -715,7 +715,7 @@ class TestOnePass:
         assert [beginning.samples for beginning in begins] == [299]
 
     def test_up_to_what_takes_more_to_know(
-        self, tmp_path: Path, good: Command, begins: list[Beginning]
+        self, tmp_path: Path, good: Command, begins: list[ReadSamples]
     ) -> None:
         samples = numbered(300)
         samples[200].insert(1, ("between", b"no field"))
@@ -728,13 +728,13 @@ class TestOnePass:
         assert [beginning.samples for beginning in begins] == [200]
 
     def test_a_sample_larger_than_the_buffer(
-        self, tmp_path: Path, good: Command, begins: list[Beginning]
+        self, tmp_path: Path, good: Command, begins: list[ReadSamples]
     ) -> None:
         shards = write_shards(tmp_path / "in", [[*numbered(9), *numbered(2, "z", [1 << 15])]])
         assert good(*shards).out == canonical(shards)
         assert [beginning.samples for beginning in begins] == [9]
 
-    def test_a_field_that_comes_twice(self, tmp_path: Path, run: Command, begins: list[Beginning]) -> None:
+    def test_a_field_that_comes_twice(self, tmp_path: Path, run: Command, begins: list[ReadSamples]) -> None:
         samples = numbered(20)
         samples[12].append(samples[12][0])
         ran = run(*write_shards(tmp_path / "in", [samples]), "-o", tmp_path / "all.tar")
@@ -752,7 +752,7 @@ class TestOnePass:
         assert run(*shards, "-o", tmp_path / "all.tar", "--on-duplicate", "skip").code == 0
         assert keys_of(tmp_path / "all.tar") == [*keys_of(shards[0]), *keys_of(shards[1])[:150]]
 
-    def test_an_unsafe_name(self, tmp_path: Path, run: Command, begins: list[Beginning]) -> None:
+    def test_an_unsafe_name(self, tmp_path: Path, run: Command, begins: list[ReadSamples]) -> None:
         shards = write_shards(tmp_path / "in", [[*numbered(500), sample("../up", 1), *numbered(2, "z")]])
         ran = run(*shards, "-o", tmp_path / "all.tar")
         assert (ran.code, "unsafe name" in ran.err) == (3, True)

@@ -313,7 +313,7 @@ class TestAFunction:
         [
             ("fails", 'cannot transform sample "n3" of'),
             ("fails", "ValueError: no good"),
-            ("fails", "functions.py, line 24"),
+            ("fails", "functions.py, line 27"),
             ("odd_value", "field x: there is no encoder for object as x"),
             ("bad_name", "unsafe name"),
             ("number", "it returned a int"),

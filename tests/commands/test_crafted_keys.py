@@ -16,7 +16,7 @@ from shard_cases import keys_of, outputs, samples_of, wds, write_shards
 from wdscli.copy import copier
 from wdscli.create import join_table
 from wdscli.ops.create import create
-from wdscli.plan import duplicates, plan, survey
+from wdscli.plan import duplicates, plan, survey, table
 from wdscli.plan.request import Request
 from wdscli.samples import keys as keyset
 from wdscli.verify import keys as verify_keys
@@ -40,7 +40,7 @@ def keys(request: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr(module, "hash_key", lambda key: 7)
         for module in (verify_keys, verify_shard):
             monkeypatch.setattr(module, "digest", lambda key, seed: 7)
-        for module in (survey, copier, verify_keys):
+        for module in (table, copier, verify_keys):
             monkeypatch.setattr(
                 module, "hashes_of_joined", lambda keys, lengths, *seed: array("Q", [7] * len(lengths))
             )

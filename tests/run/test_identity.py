@@ -135,6 +135,7 @@ TABLE = {
         same   --measure
         usage  --window 5
         other  --seed 3
+        other  --column txt=cls
     """,
     "sort": """
         same   --strategy spill
