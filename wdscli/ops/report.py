@@ -130,7 +130,7 @@ def report(
 
 
 def _opened(request: Request, documents: Documents, progress: Progress) -> ShardSet:
-    """Open the set. Raises InputError, and UsageError for inputs that cannot give what was asked for."""
+    """Open the set. Raises InputError, and UsageError for inputs that the options exclude."""
     selection, trust = request.selection, request.trust_addresses
     shards = open_set(request.inputs, missing="list", warn=progress.warn, trust_addresses=trust)
     if selection.reads_stdin and "-" in shards.addresses:
