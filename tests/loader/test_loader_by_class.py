@@ -17,7 +17,9 @@ from shard_cases import mix as splitmix
 
 import wdscli.loader as wds
 from wdscli.errors import DataError, UsageError
+from wdscli.loader.by_class import classes_of
 from wdscli.loader.order.order import CLASSES
+from wdscli.loader.read.catalog import Catalog
 from wdscli.shards import ShardWriter
 
 CLASSES_OF_SAMPLES = random.Random(7).choices("aaaaaaaabbbbccd", k=200)
@@ -126,6 +128,15 @@ def test_the_indexes_are_used_where_they_have_the_values(
     assert [sample["__key__"] for sample in data] == read
     few = wds.mix(str(tmp_path), by="cls", choose=4, keys=[f"n{number:02d}" for number in range(30)])
     assert {int(sample["__key__"][1:]) for sample in few} <= set(range(30))
+    read_indexes, usual = [], Catalog.index
+
+    def noted(catalog: Catalog, shard: int) -> Any:
+        read_indexes.append(shard)
+        return usual(catalog, shard)
+
+    monkeypatch.setattr(Catalog, "index", noted)
+    classes_of(Catalog(str(tmp_path)), "cls")
+    assert sorted(read_indexes) == [0, 1, 2]  # each index is read only once
 
 
 def test_any_world_has_the_same_batches_and_resumes_exactly(

@@ -54,23 +54,22 @@ def classes_of(catalog: Catalog, expression: str) -> SampleClasses:
     DataError for a sample without the value or that cannot be read."""
     value = Value(expression, "by")
     columns = list(catalog.each(partial(_texts_of_shard, catalog, value)))
-    names = sorted({text for texts, _ in columns for text in texts})
-    shards = range(len(catalog.addresses))
-    if all(map(bytes.isdigit, names)) and any(
-        value.normal not in catalog.index(shard).exact for shard in shards
-    ):
+    names = sorted({text for texts, _, _ in columns for text in texts})
+    if all(map(bytes.isdigit, names)) and not all(is_stored for _, _, is_stored in columns):
         warn(unstored_text(value.normal), stacklevel=4)
     number_of = {name: number for number, name in enumerate(names)}
     parts = [
-        numpy.array([number_of[text] for text in texts], dtype=numpy.int64)[codes] for texts, codes in columns
+        numpy.array([number_of[text] for text in texts], dtype=numpy.int64)[codes]
+        for texts, codes, _ in columns
     ]
     in_manifest = catalog.manifest.classes if catalog.manifest and value.text.strip() == "cls" else ()
     named = {name: str(number) for number, name in enumerate(in_manifest or ())}
     return SampleClasses([to_text(name) for name in names], numpy.concatenate(parts), named)
 
 
-def _texts_of_shard(catalog: Catalog, value: Value, shard: int) -> tuple[list[bytes], I64]:
-    """Return the different texts in a shard, and the place of each counted sample's text among them."""
+def _texts_of_shard(catalog: Catalog, value: Value, shard: int) -> tuple[list[bytes], I64, bool]:
+    """Return the different texts in a shard, the place of each counted sample's text among them, and whether the index
+    has stored the values."""
     index, kept = catalog.index(shard), catalog.kept(shard)
     value = copy(value)  # an expression stores its current sample, and shards are read by threads
     stored = index.exact.get(value.normal)
@@ -104,7 +103,7 @@ def _texts_of_shard(catalog: Catalog, value: Value, shard: int) -> tuple[list[by
             member=catalog.table(shard).key(row if kept is None else int(kept[row])),
             hint="leave out such samples with where=",
         )
-    return [text or b"" for text in counted], codes
+    return [text or b"" for text in counted], codes, stored is not None
 
 
 def _places_held(permutation: Permutation) -> int:

@@ -235,20 +235,11 @@ class SetReader:
     ) -> Iterator[tuple[SampleBatch, list[int]]]:
         """Yield the selected samples of the shard that ``reader`` reads, in the way of :class:`Walk`. Warn once about a
         sample whose members are not next to each other."""
-        shard, form, search = (
-            reader.source.name,
-            self._form or CANONICAL,
-            beginning.search or SeparatedSamples(),
-        )
+        shard, form = reader.source.name, self._form or CANONICAL
+        search = beginning.search or SeparatedSamples()
         salvage = Salvage(self._trouble, self._damaged, self._known.get(shard, -1)) if self.skips else None
-        how = (
-            form,
-            self._ignored,
-            salvage,
-            self._writes_names,
-            self._lenient,
-            (beginning.offset, beginning.samples),
-        )
+        begin = beginning.offset, beginning.samples
+        how = form, self._ignored, salvage, self._writes_names, self._lenient, begin
         for batch, rows in Walk(self.selection, self.state, reader, *how).chosen(indexed):
             row = None if self._has_parts else next(iter(search.add_batch(batch)), None)
             if row is not None:

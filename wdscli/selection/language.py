@@ -290,8 +290,13 @@ def payloads_in(tree: ast.expr) -> Iterator[bytes]:
             yield to_bytes(node.id)
         elif _is_field_call(node):
             field: str = node.args[0].value  # type: ignore[attr-defined]
-            of_header = node.func.id in HEADER_FUNCTIONS  # type: ignore[attr-defined]
-            yield HeadOf(to_bytes(field)) if of_header and not held_extension(field)[1] else to_bytes(field)
+            function: str = node.func.id  # type: ignore[attr-defined]
+            yield HeadOf(to_bytes(field)) if reads_head(function, field) else to_bytes(field)
+
+
+def reads_head(function: str, field: str) -> bool:
+    """Return whether a function of a field reads only parts of the payload. A compressed payload is read as a whole."""
+    return function in HEADER_FUNCTIONS and not held_extension(field)[1]
 
 
 def is_of_payloads(tree: ast.expr) -> bool:

@@ -33,7 +33,6 @@ from typing import Any
 from simpleeval import InvalidExpression, SimpleEval
 from xxhash import xxh3_64_intdigest
 
-from wdscli.codecs.handlers import held_extension
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import to_bytes, to_text
 from wdscli.samples.grouping import SampleAt
@@ -58,6 +57,7 @@ from wdscli.selection.language import (
     parse,
     payloads_in,
     place_name,
+    reads_head,
     sized_field,
     tree_of,
 )
@@ -416,7 +416,7 @@ class _Scope:
         if function == "lines":
             text = self.text(field)
             return text.count("\n") + (text != "" and not text.endswith("\n"))
-        data = self.payload(field) if held_extension(field)[1] else self.parts(field)
+        data = self.parts(field) if reads_head(function, field) else self.payload(field)
         try:
             if function == "shape":
                 return headers.array_shape(data)
