@@ -41,6 +41,8 @@ Mask: TypeAlias = "NDArray[numpy.bool_]"
 Rows: TypeAlias = "NDArray[numpy.void]"
 Buffer: TypeAlias = bytes | memoryview
 _READ_BYTES = 1 << 20
+ROWS_PER_BLOCK = 1 << 18
+"""The number of rows that a pass over all rows handles together."""
 
 
 class SampleArrays(NamedTuple):
@@ -143,6 +145,14 @@ def steps(ends: U64 | I64) -> I64:
     differences: I64 = ends.astype(numpy.int64)
     differences[1:] = differences[1:] - differences[:-1]
     return differences
+
+
+def blocks_of(total: int, size: int = 0, first: int = 0) -> Iterator[slice]:
+    """Yield slices of ``size`` rows, from row ``first`` to ``total - 1``. A ``size`` of 0 means
+    :data:`ROWS_PER_BLOCK`."""
+    size = size or ROWS_PER_BLOCK
+    for begin in range(first, total, size):
+        yield slice(begin, min(begin + size, total))
 
 
 def edges(apart: Mask, total: int) -> I64:

@@ -21,9 +21,10 @@ from tiers import EXHAUSTIVE
 import wdscli.loader as wds_loader
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.run import parse_tasks, run_all, run_tasks_of, states
 from wdscli.plan.planfile import load_plan
 from wdscli.run.digests import mark_of
+from wdscli.run.execute import parse_tasks, run_plan, run_tasks_of
+from wdscli.run.existing import done_tasks, run_of
 
 Command = Callable[..., Ran]
 COMMAND: list[str] = []
@@ -468,7 +469,7 @@ class TestList:
             "task": 1, "shard": f"{tmp_path}/out/out-1.tar", "samples": 4, "bytes": 15360, "state": "done",
         }  # fmt: skip
         good("run", plan)
-        assert [one.state for one in states(load_plan(str(plan)))] == ["done"] * 6
+        assert done_tasks(run_of(load_plan(str(plan)))) == {*range(6)}
 
     def test_it_changes_nothing(self, good: Command, plan: Path, tmp_path: Path) -> None:
         good("run", plan, "-n")
@@ -611,7 +612,7 @@ class TestBroken:
         for at in random.Random(1).sample(places, 12):
             rows.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
             with pytest.raises(DataError, match="rows of task"):
-                run_all(load_plan(str(plan)))
+                run_plan(load_plan(str(plan)))
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
     def test_bytes_in_the_middle(self, plan: Path, run: Command) -> None:
@@ -640,7 +641,7 @@ class TestBroken:
     ) -> None:
         write_header(plan, put(header_of(plan), place, value))
         with pytest.raises(DataError, match=message):
-            run_all(load_plan(str(plan)))
+            run_plan(load_plan(str(plan)))
 
     def test_the_rows_of_another_plan(
         self, good: Command, plan: Path, shards: list[str], run: Command, tmp_path: Path

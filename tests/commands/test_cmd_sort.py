@@ -36,10 +36,9 @@ from tiers import examples
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.sort import sort_order
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
-from wdscli.plan.sort import MAX_VALUE_BYTES, SortValues, sort_key
+from wdscli.plan.sort import MAX_VALUE_BYTES, SortValues, sort_key, sort_order
 from wdscli.samples import SampleBatch
 from wdscli.selection import where
 from wdscli.selection.places import decoder_of

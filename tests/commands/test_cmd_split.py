@@ -38,9 +38,9 @@ from tiers import examples
 
 from wdscli.cli.main import main
 from wdscli.errors import UsageError
-from wdscli.ops.split import SplitOptions
 from wdscli.plan.cut import Cuts
 from wdscli.plan.request import Request
+from wdscli.plan.split import SplitOptions
 
 Command = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("shared_workers")
@@ -814,7 +814,7 @@ class TestSameBytes:
         options: list[str],
     ) -> None:
         good(*clinic, "-o", tmp_path / "a" / "{part}.tar", *options)
-        monkeypatch.setattr("wdscli.plan.table.ROWS_PER_BLOCK", 7)
+        monkeypatch.setattr("wdscli.arrays.ROWS_PER_BLOCK", 7)
         good(*clinic, "-o", tmp_path / "b" / "{part}.tar", *options)
         assert content(tmp_path / "a") == content(tmp_path / "b")
 

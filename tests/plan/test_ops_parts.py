@@ -17,22 +17,16 @@ from shard_cases import mix
 
 from wdscli.errors import UsageError
 from wdscli.model import to_text
-from wdscli.ordering import mix_array
+from wdscli.ordering import bounds, mix_array, parts_of_ranks, quotas, ranks_of, stratified
 from wdscli.plan.cut import Outputs, checked_part
 from wdscli.plan.split import (
     FamilyNames,
     GroupDigests,
     KeyValue,
     OptionValue,
-    PartShare,
-    bounds,
     field_or_pattern,
     parse_ratio,
-    parts_of_ranks,
-    quotas,
-    ranks_of,
     read_key_map,
-    stratified,
 )
 from wdscli.samples import SampleBatch
 from wdscli.selection.where import Value
@@ -41,6 +35,10 @@ from wdscli.shards.writing import ShardSettings
 
 def u64(numbers: Any) -> Any:
     return numpy.array(list(numbers), dtype=numpy.uint64)
+
+
+def shares_of(text: str) -> list[Fraction]:
+    return [*parse_ratio(text).values()]
 
 
 def by_the_book(key: bytes, shares: list[tuple[str, Fraction]], seed: int) -> str:
@@ -67,7 +65,7 @@ class TestRatio:
         ],
     )
     def test_shares(self, text: str, shares: list[tuple[str, str]]) -> None:
-        assert parse_ratio(text) == tuple(PartShare(part, Fraction(share)) for part, share in shares)
+        assert [*parse_ratio(text).items()] == [(part, Fraction(share)) for part, share in shares]
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -96,8 +94,8 @@ class TestRatio:
     def test_the_part_of_a_key_is_that_of_the_manual(self, key: bytes, seed: int, text: str) -> None:
         shares = parse_ratio(text)
         digests = u64([xxhash.xxh3_64_intdigest(key)])
-        (number,) = parts_of_ranks(ranks_of(seed, digests), shares)
-        assert shares[number].part == by_the_book(key, list(shares), seed)
+        (number,) = parts_of_ranks(ranks_of(seed, digests), [*shares.values()])
+        assert [*shares][number] == by_the_book(key, [*shares.items()], seed)
         assert digests[0] == xxhash.xxh3_64_intdigest(key), "what is given stays as it is"
 
     def test_golden(self) -> None:
@@ -107,23 +105,23 @@ class TestRatio:
         assert list(map(hex, ranks_of(7, u64(digests)).tolist())) == GOLDEN_RANKS_OF_7
 
     def test_ranks_at_the_borders(self) -> None:
-        shares = parse_ratio("a=1,b=1,c=2")
+        shares = shares_of("a=1,b=1,c=2")
         assert bounds(shares) == [2**62, 2**63]
         ranks = [0, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
         assert parts_of_ranks(u64(ranks), shares).tolist() == [0, 0, 1, 1, 2, 2]
-        third = parse_ratio("a=1,b=2")
+        third = shares_of("a=1,b=2")
         border = 2**64 // 3
         assert parts_of_ranks(u64([border, border + 1]), third).tolist() == [0, 1]
 
     def test_a_part_too_small_for_any_rank(self) -> None:
-        shares = parse_ratio(f"a={10**30},b=1")
+        shares = shares_of(f"a={10**30},b=1")
         assert parts_of_ranks(u64([0, 2**64 - 2]), shares).tolist() == [0, 0]
 
     def test_shares_are_met(self) -> None:
         """Within five standard deviations for 20000 keys."""
         digests = u64(xxhash.xxh3_64_intdigest(b"key%d" % number) for number in range(20_000))
         for seed in range(3):
-            numbers = parts_of_ranks(ranks_of(seed, digests), parse_ratio("a=8,b=1,c=1"))
+            numbers = parts_of_ranks(ranks_of(seed, digests), shares_of("a=8,b=1,c=1"))
             counts = Counter(numbers.tolist())
             assert abs(counts[1] - 2000) < 5 * 43
             assert abs(counts[2] - 2000) < 5 * 43
@@ -139,28 +137,28 @@ class TestStrata:
         st.lists(st.integers(1, 20), min_size=1, max_size=5),
     )
     def test_quotas_are_within_one_of_the_share(self, counts: list[int], weights: list[int]) -> None:
-        shares = parse_ratio(",".join(f"p{number}={weight}" for number, weight in enumerate(weights)))
+        shares = shares_of(",".join(f"p{number}={weight}" for number, weight in enumerate(weights)))
         found = quotas(counts, shares)
         for count, quota in zip(counts, found, strict=True):
             assert sum(quota) == count
             for amount, share in zip(quota, shares, strict=True):
-                assert abs(amount - count * share.share) < 1
+                assert abs(amount - count * share) < 1
 
     def test_small_classes_give_small_parts_their_due(self) -> None:
         """A thousand classes of four: no class can give a part 5 % of its own."""
-        found = quotas([4] * 1000, parse_ratio("train=0.8,val=0.15,test=0.05"))
+        found = quotas([4] * 1000, shares_of("train=0.8,val=0.15,test=0.05"))
         assert [sum(column) for column in zip(*found, strict=True)] == [3200, 600, 200]
 
     def test_each_class_has_its_shares(self) -> None:
         rng = random.Random(1)
         classes = numpy.array([rng.choice([0, 0, 0, 0, 1, 2, 2]) for _ in range(3000)])
         digests = u64(xxhash.xxh3_64_intdigest(b"k%d" % number) for number in range(3000))
-        shares = parse_ratio("train=0.8,val=0.1,test=0.1")
+        shares = shares_of("train=0.8,val=0.1,test=0.1")
         found = stratified(digests, classes, 3, shares)
         for kind in range(3):
             mine = found[classes == kind]
             for part, share in enumerate(shares):
-                assert abs(int((mine == part).sum()) - len(mine) * share.share) < 1
+                assert abs(int((mine == part).sum()) - len(mine) * share) < 1
         # Each class by its own: in the order of ranks, quota after quota.
         ranks = ranks_of(3, digests)
         mine = numpy.flatnonzero(classes == 1)
@@ -172,7 +170,7 @@ class TestStrata:
         groups = [rng.randrange(200) for _ in range(2000)]
         classes = numpy.array([group % 2 if rng.random() < 0.8 else 1 - group % 2 for group in groups])
         digests = u64(xxhash.xxh3_64_intdigest(b"g%d" % group) for group in groups)
-        found = stratified(digests, classes, 0, parse_ratio("a=1,b=1")).tolist()
+        found = stratified(digests, classes, 0, shares_of("a=1,b=1")).tolist()
         parts: dict[int, set[int]] = {}
         for group, part in zip(groups, found, strict=True):
             parts.setdefault(group, set()).add(part)
@@ -183,13 +181,11 @@ class TestStrata:
             assert abs(mine.count(0) - len(mine) / 2) <= max(Counter(groups).values()) / 2 + 0.5
 
     def test_nothing(self) -> None:
-        assert (
-            stratified(u64([]), numpy.array([], dtype=numpy.int64), 0, parse_ratio("a=1,b=1")).tolist() == []
-        )
+        assert stratified(u64([]), numpy.array([], dtype=numpy.int64), 0, shares_of("a=1,b=1")).tolist() == []
 
     def test_a_tie_goes_to_the_lower_class(self) -> None:
         digests = u64([5, 5, 9])
-        shares = parse_ratio("a=1,b=1")
+        shares = shares_of("a=1,b=1")
         tie = stratified(digests, numpy.array([0, 1, 1]), 0, shares)
         assert tie.tolist() == stratified(digests, numpy.array([0, 0, 1]), 0, shares).tolist()
 

@@ -12,13 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shard_cases import content, no_new_files, numbered, write_shards
 
+from wdscli import arrays
 from wdscli.cli.main import main
 from wdscli.errors import OutputError
+from wdscli.ordering import order_of_hashes
 from wdscli.plan import duplicates, strategy, table
 from wdscli.plan import survey as survey_module
 from wdscli.plan.inputs import Input
 from wdscli.plan.survey import SurveyTask, survey
-from wdscli.plan.table import Growing, GrowingTable, moved_up, order_of_hashes, row_type
+from wdscli.plan.table import Growing, GrowingTable, moved_up, row_type
 from wdscli.selection import Selection
 from wdscli.tar import Form
 
@@ -59,11 +61,11 @@ class TestGrowing:
 @given(st.integers(0, 40), st.sets(st.integers(0, 39)), st.sampled_from([1, 2, 7, 100]))
 def test_what_stays_moves_up(total: int, some: set[int], block: int) -> None:
     gone = sorted(one for one in some if one < total)
-    before, table.ROWS_PER_BLOCK = table.ROWS_PER_BLOCK, block
+    before, arrays.ROWS_PER_BLOCK = arrays.ROWS_PER_BLOCK, block
     try:
         found = moved_up(numpy.arange(total), gone).tolist()
     finally:
-        table.ROWS_PER_BLOCK = before
+        arrays.ROWS_PER_BLOCK = before
     assert found == [one for one in range(total) if one not in gone]
 
 
@@ -76,11 +78,11 @@ def test_what_stays_moves_up(total: int, some: set[int], block: int) -> None:
 def test_hashes_are_ordered_as_a_stable_sort_does_it(hashes: list[int], shift: int, block: int) -> None:
     """Also those that differ in a few bits only, above or below those that the row's number takes."""
     column = numpy.array([one >> shift for one in hashes], dtype=numpy.uint64)
-    before, table.ROWS_PER_BLOCK = table.ROWS_PER_BLOCK, block
+    before, arrays.ROWS_PER_BLOCK = arrays.ROWS_PER_BLOCK, block
     try:
         found = order_of_hashes(len(column), column.__getitem__).tolist()
     finally:
-        table.ROWS_PER_BLOCK = before
+        arrays.ROWS_PER_BLOCK = before
     assert found == sorted(range(len(column)), key=column.tolist().__getitem__)
 
 

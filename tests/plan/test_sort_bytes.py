@@ -12,12 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wdscli.plan import sort as sort_module
+from wdscli import ordering
 from wdscli.plan.sort import (
     json_code,
     natural_code,
     number_code,
-    order_of_values,
     reversed_code,
     text_code,
 )
@@ -173,7 +172,7 @@ def order_by_values(values: list[bytes]) -> Any:
     found = GrowingValues()
     for first in range(0, len(values), 7):
         found.append(PackedValues.of(values[first : first + 7]))
-    return order_of_values(found.values())
+    return found.values().order()
 
 
 class TestOrderByValues:
@@ -197,8 +196,8 @@ class TestOrderByValues:
     def test_a_few_rows_at_a_time(self, parts: list[list[bytes]], start: bytes, rows: int) -> None:
         values = [start + b"".join(some) for some in parts]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("wdscli.plan.table.ROWS_PER_BLOCK", rows)
-            patch.setattr("wdscli.plan.sort.ROWS_PER_BLOCK", rows)
+            patch.setattr("wdscli.arrays.ROWS_PER_BLOCK", rows)
+            patch.setattr("wdscli.ordering.ROWS_PER_BLOCK", rows)
             assert order_by_values(values).tolist() == sorted(range(len(values)), key=values.__getitem__)
 
     def test_one_value_much_longer_than_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +205,8 @@ class TestOrderByValues:
         values = [b"ab"[: number % 3] for number in range(50)]
         values[7] += bytes(1 << 20)
         rounds = []
-        refine = sort_module._Ordering._refine
-        monkeypatch.setattr(sort_module._Ordering, "_refine", lambda *args: rounds.append(1) or refine(*args))
+        refine = ordering._Ordering._refine
+        monkeypatch.setattr(ordering._Ordering, "_refine", lambda *args: rounds.append(1) or refine(*args))
         assert order_by_values(values).tolist() == sorted(range(50), key=values.__getitem__)
         assert len(rounds) < 3
 

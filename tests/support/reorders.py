@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from wdscli.ops.merge import merge_order
-from wdscli.ops.sort import sort_order
-from wdscli.ops.split import SplitOptions, split_order
 from wdscli.plan.join import Join
 from wdscli.plan.orders import ShuffledOrder
 from wdscli.plan.request import Request
+from wdscli.plan.sort import sort_order
+from wdscli.plan.split import SplitOptions, split_order
 from wdscli.progress import QUIET, Progress
 from wdscli.run.execute import ReorderReport, reorder
 

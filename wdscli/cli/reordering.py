@@ -262,10 +262,9 @@ def print_plan(out: Out, plan: ReorderPlan) -> None:
     _print_contents(out, listed, sum(not shard.samples for shard in contents.shards), joined)
     print_losses(out, plan.counts.dropped, plan.counts.ignored, plan.counts.oversized)
     if plan.request.resume:
-        from wdscli.ops.run import states
+        from wdscli.run.existing import done_tasks, run_of
 
-        done = sum(task.state == "done" for task in states(plan))
-        out.summary(f"{done} of {plural(len(rows), 'shard')} are already done")
+        out.summary(f"{len(done_tasks(run_of(plan)))} of {plural(len(rows), 'shard')} are already done")
 
 
 def print_report(out: Out, report: ReorderReport) -> None:

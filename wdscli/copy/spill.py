@@ -26,7 +26,7 @@ from concurrent.futures import Executor
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, U64, Mask, edges, numpy, runs
+from wdscli.arrays import I64, U64, Mask, blocks_of, edges, numpy, runs
 from wdscli.errors import DataError, OutputError, WdsError
 from wdscli.executors import run_tasks, tick_of_task, workers_of
 from wdscli.plan.cut import PlannedShard
@@ -34,7 +34,7 @@ from wdscli.plan.inputs import Input, Inputs
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.scratch import HINT, PART_BITS, Scratch, ScratchPass
 from wdscli.plan.strategy import Limits
-from wdscli.plan.table import MISSING_SHARD, OrderedSamples, PlanTable, blocks_of, in_turn
+from wdscli.plan.table import MISSING_SHARD, OrderedSamples, PlanTable, in_turn
 from wdscli.progress import Progress
 from wdscli.shards.view_shards import changed_shard
 from wdscli.storage import Source, open_sink, open_source, remove

@@ -28,7 +28,7 @@ from shutil import disk_usage
 from tempfile import gettempdir
 from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, Mask, numpy
+from wdscli.arrays import I64, Mask, blocks_of, numpy
 from wdscli.codecs.handlers import MAX_DECODED_BYTES, extension
 from wdscli.codecs.kinds import find
 from wdscli.codecs.values import NUMBERS
@@ -38,8 +38,8 @@ from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import SelectedMember, SelectedSample, selected_samples, text_form, too_large
 from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
-from wdscli.plan.sort import json_code, order_of_values
-from wdscli.plan.table import Growing, blocks_of
+from wdscli.plan.sort import json_code
+from wdscli.plan.table import Growing
 from wdscli.plan.values import GrowingValues, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import SeenNames, class_name
@@ -365,7 +365,7 @@ def _read(line: bytes) -> Any:
 
 def _added_up(values: Values, totals: I64) -> tuple[Values, I64]:
     """Yield values in order without repeats, each with the sum of its counts."""
-    order = order_of_values(values)
+    order = values.order()
     is_new: Mask = numpy.ones(values.total, dtype=bool)
     last = b""
     for row, line in enumerate(_lines(values.taken(order))):

@@ -21,7 +21,6 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.model import to_bytes, to_text
 from wdscli.ops.dsort_job import Algorithm, Job, refuse
-from wdscli.ops.sort import sort_order
 from wdscli.plan.cut import FIELD, Cuts
 from wdscli.plan.orders import (
     VALUED_BYTES,
@@ -34,7 +33,7 @@ from wdscli.plan.orders import (
 )
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
-from wdscli.plan.sort import SortKey, md5_code, order_of_values
+from wdscli.plan.sort import SortKey, md5_code, sort_order
 from wdscli.plan.split import KeyMap, PartsOrder, SplitOptions, arranged, named_parts, numbered, pairs_of_json
 from wdscli.plan.survey import packed_keys
 from wdscli.plan.table import PlanTable
@@ -289,7 +288,7 @@ class ExternalMapOrder(PartsOrder):
             for block in keys.blocks():
                 digests.append(PackedValues.of(list(map(md5_code, block))))
             keys = digests.values()
-        order = order_of_values(keys)
+        order = keys.order()
         return order[::-1] if self.algorithm.decreasing else order
 
     def _check(self, values: Values, numbers: Any) -> None:

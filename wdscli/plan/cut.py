@@ -15,10 +15,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from wdscli.arrays import I64, U32, numpy
+from wdscli.arrays import I64, U32, blocks_of, numpy
 from wdscli.errors import UsageError
 from wdscli.model import ShardInfo
-from wdscli.plan.table import OrderedSamples, blocks_of
+from wdscli.plan.table import OrderedSamples
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import base_name
 from wdscli.storage.patterns import MAX_NAMES, plain_name

@@ -22,14 +22,14 @@ from typing import NamedTuple, TypeAlias
 
 from xxhash import xxh3_128
 
-from wdscli.arrays import I64, Mask, edges, numpy, runs
+from wdscli.arrays import I64, Mask, blocks_of, edges, numpy, runs
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
 from wdscli.plan.inputs import Input, Inputs
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.survey import SurveyTask, hash_key, out_length, out_sizes, samples_at
-from wdscli.plan.table import RENAMED, PlanTable, blocks_of
+from wdscli.plan.table import RENAMED, PlanTable
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch

@@ -29,6 +29,7 @@ from xxhash import xxh3_64_intdigest
 from wdscli.arrays import I64, U32, U64, Mask, Rows, numpy, runs
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_text
+from wdscli.ordering import order_of_hashes
 from wdscli.plan.duplicates import Pairs, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.orders import VALUED_BYTES, Arrangement, Look, Order, SurveyedSamples
@@ -42,7 +43,6 @@ from wdscli.plan.table import (
     JoinedParts,
     OrderedSamples,
     PlanTable,
-    order_of_hashes,
     row_type,
 )
 from wdscli.plan.values import Extract, PackedValues

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from wdscli.arrays import I64, U64, Rows, numpy
-from wdscli.ordering import rank_places
+from wdscli.arrays import I64, U64, Rows, blocks_of, numpy
+from wdscli.ordering import order_of_hashes, rank_places
 from wdscli.plan.cut import Part
 from wdscli.plan.duplicates import Pairs, Rereader
 from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
-from wdscli.plan.table import JoinedParts, PlanTable, blocks_of, order_of_hashes
+from wdscli.plan.table import JoinedParts, PlanTable
 from wdscli.plan.values import Extract, Values
 from wdscli.progress import Progress
 from wdscli.selection import Selection

@@ -1,4 +1,7 @@
-"""This module parses sort keys, turns sort values into bytes, and sorts rows by these bytes.
+"""This module has the orders of ``sort``: by sort keys (:class:`SortOrder`), or by a list of keys
+(:class:`ListedOrder`).
+
+Samples with equal values always stay in input order.
 
 :func:`sort_key` parses a text such as ``json.width:nr`` into a :class:`SortKey`. :class:`SortValues` is the extract. It
 joins all sort values of a sample into one byte string, so that sorting the strings sorts the samples. For each way to
@@ -9,30 +12,31 @@ code, equal values have equal codes, and no code is a prefix of another. So code
 code reverses the order (:func:`reversed_code`). A NUL inside a text becomes ``00 FF``. A text ends with ``00 00``,
 which is less than any continuation. Missing values come first or last, as ``missing`` says, also in reverse order.
 
-:func:`order_of_values` sorts rows by byte strings, eight bytes at a time, as whole numbers. It begins after the common
-prefix of all values. Values with equal numbers are compared by their next eight bytes, and so on. A value that ends
-within the eight bytes is padded with zeros. If two numbers are equal and one value ends there, the shorter value comes
-first. Only values that both continue are compared further. Equal values stay in the order of their rows.
-
 This module does not know why samples are sorted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import md5
 from typing import Any, Literal, NamedTuple
 
-from wdscli.arrays import I64, U64, Mask, numpy
+from xxhash import xxh3_128_hexdigest
+
+from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError
+from wdscli.model import to_text
+from wdscli.plan.orders import VALUED_BYTES, Arrangement, Order, SurveyedSamples
+from wdscli.plan.request import Request
+from wdscli.plan.split import KeyExtract
 from wdscli.plan.survey import blocks_of_keys, packed_keys
-from wdscli.plan.table import ROWS_PER_BLOCK, blocks_of
-from wdscli.plan.values import WORD_BYTES, Extract, PackedValues, Values
+from wdscli.plan.values import Extract, PackedValues, Values
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
-from wdscli.selection.named import Named
+from wdscli.selection.keyfiles import key_lines
+from wdscli.selection.named import MissingName, Named, listed
 from wdscli.selection.places import Absent, FloatText
 from wdscli.selection.reading import MemberReader
 from wdscli.selection.where import Value
@@ -471,115 +475,112 @@ def utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def order_of_values(values: Values) -> I64:
-    """Return the rows sorted by their values as bytes. Rows with equal values stay in their order."""
-    return _Ordering(values).order()
+# Orders.
 
 
-class _Ordering:
-    """The state of one call of :func:`order_of_values`."""
+@dataclass(frozen=True)
+class SortOrder(Order):
+    """An order that sorts samples by the values of ``extract``."""
 
-    def __init__(self, values: Values) -> None:
-        self.starts, self.lengths, data = values.starts, values.lengths, values.data
-        # An eight-byte number can be read at every byte.
-        count = max(0, len(data) - WORD_BYTES + 1)
-        self._words = numpy.ndarray((count,), dtype=">u8", buffer=data, strides=(1,))
-        ones = (1 << 64) - 1
-        masks = [ones ^ (ones >> 8 * size) for size in range(WORD_BYTES + 1)]
-        self._masks: U64 = numpy.array(masks, dtype=numpy.uint64)
+    extract: SortValues
+    missing: Missing | None = None
+    """The option ``--missing``. None puts samples without a value last, and is an error if no sample has a value."""
+    operation = "sort"
+    is_repeatable = True
+    bytes_per_sample = VALUED_BYTES
 
-    def order(self) -> I64:
-        total = len(self.starts)
-        depth = self._common()
-        words: U64 = numpy.empty(total, dtype=numpy.uint64)
-        for part in blocks_of(total):
-            words[part] = self._words_at(part, depth)
-        order: I64 = numpy.argsort(words, kind="stable").astype(numpy.int64, copy=False)
-        tied: Mask = numpy.zeros(total, dtype=bool)
-        for part in blocks_of(total, first=1):
-            block_words = words[order[part.start - 1 : part.stop]]
-            tied[part] = block_words[1:] == block_words[:-1]
-        del words
-        self._settle(order, tied, depth)
-        while tied.any():
-            depth += WORD_BYTES
-            self._refine(order, tied, depth)
-            self._settle(order, tied, depth)
-        return order
+    def options(self) -> dict[str, Any]:
+        by: dict[str, Any] = {"by": [str(key) for key in self.extract.keys]}
+        return by if self.missing is None else {**by, "missing": self.missing}
 
-    def _common(self) -> int:
-        """Return the length in bytes of the common prefix of all values, rounded down to a multiple of eight."""
-        depth = 0
-        shortest = int(self.lengths.min()) if len(self.lengths) else 0
-        while depth + WORD_BYTES <= shortest:
-            wanted = self._words_at(numpy.zeros(1, dtype=numpy.int64), depth)[0]
-            for rows in blocks_of(len(self.starts)):
-                if (self._words_at(rows, depth) != wanted).any():
-                    return depth
-            depth += WORD_BYTES
-        return depth
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
+        assert surveyed.values is not None
+        self.check(surveyed.values)
+        return Arrangement(surveyed.values.order())
 
-    def _words_at(self, rows: Any, depth: int) -> U64:
-        """Return the eight bytes at ``depth`` of the values of some rows. After the end of a value come zeros."""
-        left = self.lengths[rows].astype(numpy.int64) - depth
-        # For values that have ended, any place may be read, because the mask sets the result to zero.
-        places = numpy.where(left > 0, self.starts[rows] + depth, 0)
-        words: U64 = self._words[places].astype(numpy.uint64)
-        words &= self._masks[numpy.clip(left, 0, WORD_BYTES)]
-        return words
-
-    def _refine(self, order: I64, tied: Mask, depth: int) -> None:
-        """Sort runs of ties by the bytes at ``depth``, and mark the rows that still tie."""
-        for first, end in _runs_of_ties(tied):
-            words = self._words_at(order[first:end], depth)
-            _sort_run(order, tied, first, end, words)
-
-    def _settle(self, order: I64, tied: Mask, depth: int) -> None:
-        """Sort runs of ties by length, for values that end within the eight bytes at ``depth``. Such values tie no
-        longer."""
-        for first, end in _runs_of_ties(tied):
-            left = self.lengths[order[first:end]].astype(numpy.int64) - depth
-            ends = numpy.clip(left, 0, WORD_BYTES + 1).astype(numpy.uint8)
-            ends = _sort_run(order, tied, first, end, ends)
-            tied[first + 1 : end] &= ends[1:] > WORD_BYTES
+    def check(self, values: Iterable[bytes]) -> None:
+        """Raise DataError if no sample has a value to sort by. ``values`` yields the values of all samples, and is read
+        only until a value is found."""
+        absent = self.extract.never_seen(values) if self.missing is None else []
+        if absent:
+            text = " or ".join(key.text for key in absent)
+            raise DataError(f"no sample has {text}{TO_SORT_BY}", code="missing-value", hint=LACK_HINT)
 
 
-def _sort_run(order: I64, tied: Mask, first: int, end: int, by: Any) -> Any:
-    """Sort the rows at places ``first`` to ``end - 1`` by the numbers ``by``, within each run of ties. Return the
-    sorted numbers."""
-    own = tied[first + 1 : end]
-    # The numbers are often already sorted, or all equal.
-    if not ((by[1:] >= by[:-1]) | ~own).all():
-        group = numpy.cumsum(~tied[first:end], dtype=numpy.uint32)
-        sequence = numpy.lexsort((by, group)) if group[-1] > group[0] else numpy.argsort(by, kind="stable")
-        order[first:end] = order[first:end][sequence]
-        by = by[sequence]
-    own &= by[1:] == by[:-1]
-    return by
+@dataclass(frozen=True)
+class ListedOrder(Order):
+    """An order that follows a list of keys. Unlisted samples go ``first`` or ``last``, in input order, or are an error.
+    A listed key that no sample has is an error too. ``places`` has each key's line in the file ``name``."""
+
+    name: str
+    places: Mapping[bytes, int]
+    missing: Missing = "error"
+    operation = "sort"
+    is_repeatable = True
+    bytes_per_sample = VALUED_BYTES
+    extract = KeyExtract()
+
+    def options(self) -> dict[str, Any]:
+        digest = xxh3_128_hexdigest(b"\n".join(self.places))
+        by = {"order_from": f"xxh3_128:{digest}"}
+        return by if self.missing == "error" else {**by, "missing": self.missing}
+
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
+        assert surveyed.values is not None
+        places = self.places
+        nowhere = -1 if self.missing == "first" else len(places)
+        key_places: I64 = numpy.fromiter((places.get(key, nowhere) for key in surveyed.values), numpy.int64)
+        self._check(surveyed.values, key_places)
+        lacking = len(places) - len(numpy.unique(key_places[(key_places >= 0) & (key_places < len(places))]))
+        absent = self._absent(lacking, key_places) if lacking else None
+        return Arrangement(numpy.argsort(key_places, kind="stable"), absent=absent)
+
+    def _check(self, keys: Values, key_places: I64) -> None:
+        """Raise DataError for samples that are not in the list, unless the order allows them."""
+        unlisted = numpy.flatnonzero(key_places == len(self.places))
+        if self.missing == "error" and len(unlisted):
+            first = keys.part(int(unlisted[0]), int(unlisted[0]) + 1)[0]
+            more_keys = f" and {len(unlisted) - 1} more keys" if len(unlisted) > 1 else ""
+            raise DataError(
+                f'{self.name} does not list "{to_text(first)}"{more_keys}',
+                code="missing",
+                hint="use --missing first or --missing last to keep such samples,\n"
+                f"or --keys-from {self.name} to leave them out",
+            )
+
+    def _absent(self, lacking: int, key_places: I64) -> MissingName:
+        """Return the listed keys that no sample has."""
+        sample_places = set(key_places.tolist())
+        names = [to_text(key) for key, place in self.places.items() if place not in sample_places]
+        noun = "key" if lacking == 1 else "keys"
+        return MissingName(f"{lacking} {noun} of {self.name} for --by not found: {listed(names, ', ')}", "")
 
 
-def _runs_of_ties(tied: Mask) -> Iterator[tuple[int, int]]:
-    """Yield ranges of places with ties. A range is about as long as a block. It is longer if necessary, because it
-    never divides a run of ties. A place is tied if its value may equal the value at the place before."""
+def listed_order(request: Request, address: str, missing: Missing | None = None) -> ListedOrder:
+    """Return the order of a list of keys in the format of ``--keys-from``: one key per line. Raises InputError, and
+    UsageError, also for a repeated key."""
+    if address == "-" and "-" in request.inputs:
+        raise UsageError("standard input cannot hold both keys and a shard", hint="--by @FILE")
+    places: dict[bytes, int] = {}
+    for place, key in enumerate(key_lines(address)):
+        if places.setdefault(key, place) != place:
+            raise UsageError(f'--by @{address} has "{to_text(key)}" twice', hint="list each key once")
+    return ListedOrder(address, places, missing or "error")
 
-    total, place = len(tied), 0
-    while place < total:
-        # The range begins at the place before the next tie ...
-        ahead = tied[place : place + ROWS_PER_BLOCK]
-        step = int(ahead.argmax())
-        if not ahead[step]:
-            place += len(ahead)
-            continue
-        first = place + step - 1
-        # ... and ends at the first place without a tie, at least one block later.
-        end = first + ROWS_PER_BLOCK
-        while end < total:
-            behind = tied[end : end + ROWS_PER_BLOCK]
-            step = int(behind.argmin())
-            if not behind[step]:
-                end += step
-                break
-            end += len(behind)
-        end = min(end, total)
-        yield first, end
-        place = end
+
+def sort_order(
+    by: Sequence[str | SortKey] = (KEY,),
+    *,
+    how: How = "plain",
+    reverse: bool = False,
+    missing: Missing | None = None,
+    lenient: bool = False,
+) -> SortOrder:
+    """Return the order for some sort keys, the most significant first (:func:`sort_key`). ``how`` and
+    ``reverse`` apply to sort keys without modifiers. With ``lenient``, values that cannot be decoded or compared count
+    as missing.
+
+    Raises UsageError.
+    """
+    keys = [sort_key(key, how, reverse) if isinstance(key, str) else key for key in by or (KEY,)]
+    return SortOrder(SortValues(tuple(keys), missing or "last", lenient, missing is not None), missing)

@@ -1,12 +1,12 @@
 """This module has the orders of ``split``: by ratio, by a field, by a map of keys.
 
-:class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder` assign samples to parts in different ways. This module
-also has their extracts, the arithmetic of shares (:func:`parse_ratio`, :func:`parts_of_ranks`, :func:`stratified`), and
-:func:`read_key_map`. Samples stay in input order within their part. For a ratio, a hash of the sample's key (or of its
-group) is compared with shares of 2^64. So a sample's part does not depend on the other samples. Shares are exact
-fractions, never floats. With ``stratify``, samples are counted first, and each class gets its own quotas. A sample's
-part then depends on the other samples, and may change when the set grows. Values are bytes. Two reserved values mark
-samples without a value. This module does not know where samples are written.
+:func:`split_order` makes the order of :class:`SplitOptions`. Options that contradict each other are refused there,
+before anything is read. :class:`RatioOrder`, :class:`FamilyOrder` and :class:`MapOrder` assign samples to parts in
+different ways. This module also has their extracts, and :func:`read_key_map`. Samples stay in input order within their
+part. For a ratio, a hash of the sample's key (or of its group) decides (:mod:`wdscli.ordering`). With ``stratify``,
+samples are counted first, and each class gets its own quotas. A sample's part then depends on the other samples, and
+may change when the set grows. Values are bytes. Two reserved values mark samples without a value. This module does not
+know where samples are written.
 
 A map of keys is TSV or a JSON object. It may also be an external key map of AIStore's dSort. The shard names in such a
 map (``dogs-%d.tar``) count as names of parts.
@@ -15,22 +15,22 @@ map (``dogs-%d.tar``) count as names of parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
-from wdscli.arrays import I64, U32, U64, numpy
+from wdscli.arrays import I64, U32, U64, blocks_of, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.model import to_bytes, to_text
-from wdscli.ordering import mix, mix_array
-from wdscli.plan.cut import Part, checked_part
-from wdscli.plan.orders import Arrangement, Order, SurveyedSamples
+from wdscli.ordering import parts_of_ranks, ranks_of, stratified
+from wdscli.plan.cut import FIELD, Outputs, Part, checked_part
+from wdscli.plan.orders import Arrangement, InputOrder, Order, SurveyedSamples
+from wdscli.plan.request import Request
 from wdscli.plan.survey import packed_keys
-from wdscli.plan.table import PlanTable, blocks_of
+from wdscli.plan.table import PlanTable
 from wdscli.plan.values import Extract, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.expressions import Expression
@@ -240,7 +240,7 @@ class RatioOrder(PartsOrder):
     """An order that assigns parts by a hash. ``extract`` is None if the parts depend on the unchanged key, because
     every row has its hash."""
 
-    shares: tuple[PartShare, ...]
+    shares: Mapping[str, Fraction]
     extract: Extract | None = None
     seed: int = 0
 
@@ -255,10 +255,10 @@ class RatioOrder(PartsOrder):
             numbers = self._numbers_of_keys(surveyed.samples)
         else:
             numbers = self._numbers_of_values(surveyed.values)
-        return arranged([share.part for share in self.shares], numbers)
+        return arranged([*self.shares], numbers)
 
     def _parts_of(self, digests: U64) -> I64:
-        return parts_of_ranks(ranks_of(self.seed, digests), self.shares)
+        return parts_of_ranks(ranks_of(self.seed, digests), [*self.shares.values()])
 
     def _numbers_of_keys(self, samples: PlanTable) -> U32:
         """Return the part of each sample by its key. This works in blocks, because all hashes together would take a
@@ -286,7 +286,7 @@ class RatioOrder(PartsOrder):
         classes = sorted({value[DIGEST_BYTES:] for value in kept()})
         places = {name: number for number, name in enumerate(classes)}
         class_of: U32 = numpy.fromiter((places[value[DIGEST_BYTES:]] for value in kept()), dtype=numpy.uint32)
-        numbers[numbers == stays] = stratified(digests, class_of, self.seed, self.shares)
+        numbers[numbers == stays] = stratified(digests, class_of, self.seed, [*self.shares.values()])
         return numbers
 
 
@@ -375,16 +375,6 @@ def _not_default(options: SplitOptions, *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 
-def ratio_text(shares: Sequence[PartShare]) -> str:
-    """Return the shares as a text for the manifest.
-
-    >>> from wdscli.plan.split import parse_ratio
-    >>> ratio_text(parse_ratio("train=2,val=0001"))
-    'train=2/3,val=1/3'
-    """
-    return ",".join(f"{share.part}={share.share}" for share in shares)
-
-
 def numbered(values: Values, number_of: Callable[[bytes], int]) -> U32:
     """Return the number of each value."""
     numbers: U32 = numpy.empty(values.total, dtype=numpy.uint32)
@@ -410,18 +400,12 @@ def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) ->
     return Arrangement(order, parts, {why: count for why, count in left.items() if count})
 
 
-class PartShare(NamedTuple):
-    """A part and its share of the whole. The shares of all parts sum to exactly 1."""
-
-    part: str
-    share: Fraction
-
-
-def parse_ratio(text: str) -> tuple[PartShare, ...]:
-    """Parse shares. They are fractions that sum to 1, or whole numbers as weights. Raises UsageError.
+def parse_ratio(text: str) -> dict[str, Fraction]:
+    """Return the share of each part; they sum to exactly 1. In the text, shares are fractions that sum to 1, or whole
+    numbers as weights. Raises UsageError.
 
     >>> parse_ratio("train=8,val=2")
-    (PartShare(part='train', share=Fraction(4, 5)), PartShare(part='val', share=Fraction(1, 5)))
+    {'train': Fraction(4, 5), 'val': Fraction(1, 5)}
     """
     shares: dict[str, Fraction] = {}
     for word in text.split(","):
@@ -442,97 +426,16 @@ def parse_ratio(text: str) -> tuple[PartShare, ...]:
     total = sum(shares.values(), Fraction(0))
     if any(number.denominator > 1 for number in shares.values()) and abs(total - 1) > _TOLERANCE:
         raise UsageError(f"--ratio: the shares sum to {float(total):g}, not to 1", hint=_RATIO_HINT)
-    return tuple(PartShare(name, number / total) for name, number in shares.items())
+    return {name: number / total for name, number in shares.items()}
 
 
-def bounds(shares: Sequence[PartShare]) -> list[int]:
-    """Return the first rank of each part except the first part. A rank belongs to the first part for which the sum of
-    shares, up to this part, is more than rank / 2^64."""
-    sums = list(accumulate(share.share for share in shares))[:-1]
-    # Round the sum up to a whole number.
-    return [-(-(total.numerator << 64) // total.denominator) for total in sums]
+def ratio_text(shares: Mapping[str, Fraction]) -> str:
+    """Return the shares as a text for the manifest.
 
-
-def ranks_of(seed: int, digests: U64) -> U64:
-    """Return the ranks of groups with these XXH3-64: ``mix(mix(seed) ^ digest)``. Like the order of a shuffle, this
-    never changes."""
-    return mix_array(digests ^ numpy.uint64(mix(seed)))
-
-
-def parts_of_ranks(ranks: U64, shares: Sequence[PartShare]) -> I64:
-    """Return the part number of each rank, from 0."""
-    # A part may be so small that it has no rank. It then begins after the last rank.
-    begins = numpy.array([min(bound, (1 << 64) - 1) for bound in bounds(shares)], dtype=numpy.uint64)
-    return numpy.searchsorted(begins, ranks, side="right").astype(numpy.int64, copy=False)
-
-
-def stratified(digests: U64, classes: I64 | U32, seed: int, shares: Sequence[PartShare]) -> I64:
-    """Return the part of each sample, so that each class is divided by the shares.
-
-    Samples with the same digest are a group, and stay together. A group belongs to the class of most of its samples; if
-    classes are equal, to the class with the lowest number. In each class, groups in the order of their ranks fill the
-    quota of the first part, then of the second part, and so on. A group on a boundary belongs to the part that contains
-    its middle.
+    >>> ratio_text(parse_ratio("train=2,val=0001"))
+    'train=2/3,val=1/3'
     """
-    if not len(digests):
-        return numpy.empty(0, dtype=numpy.int64)
-    groups, group_of, sizes = numpy.unique(digests, return_inverse=True, return_counts=True)
-    group_of = group_of.reshape(-1)
-    class_of = _majorities(group_of, classes, len(groups))
-    order = numpy.lexsort((ranks_of(seed, groups), class_of))
-    sizes, ordered_classes = sizes[order].astype(numpy.int64), class_of[order]
-    counts: I64 = numpy.zeros(int(classes.max()) + 1, dtype=numpy.int64)
-    numpy.add.at(counts, ordered_classes, sizes)
-    begins = numpy.cumsum(sizes) - sizes
-    begins -= (numpy.cumsum(counts) - counts)[ordered_classes]
-    middles = 2 * begins + sizes
-    filled = numpy.cumsum(numpy.array(quotas(counts.tolist(), shares), dtype=numpy.int64), axis=1)
-    part_of_group: I64 = numpy.empty(len(groups), dtype=numpy.int64)
-    part_of_group[order] = sum(
-        (middles > 2 * filled[ordered_classes, part]).astype(numpy.int64) for part in range(len(shares) - 1)
-    )
-    return part_of_group[group_of]
-
-
-def _majorities(group_of: I64, classes: I64 | U32, groups: int) -> I64:
-    """Return the class of most samples of each group. If classes are equal, return the lowest."""
-    width = int(classes.max()) + 1
-    pairs, counts = numpy.unique(group_of * width + classes, return_counts=True)
-    # The order is from rare to frequent, then from the highest class to the lowest. So the last write has the right
-    # class.
-    order = numpy.lexsort((-(pairs % width), counts))
-    majority_of: I64 = numpy.empty(groups, dtype=numpy.int64)
-    majority_of[pairs[order] // width] = pairs[order] % width
-    return majority_of
-
-
-def quotas(counts: Sequence[int], shares: Sequence[PartShare]) -> list[list[int]]:
-    """Return, for each class, the number of samples in each part. The method is the largest remainder; each number
-    differs from the exact share by less than one. If a part got too few samples of earlier classes, the missing
-    fraction is added to its remainder. So small parts also get samples of small classes.
-
-    >>> quotas([10, 4, 4, 4], parse_ratio("train=0.8,val=0.1,test=0.1"))
-    [[8, 1, 1], [3, 1, 0], [3, 0, 1], [4, 0, 0]]
-    """
-    from math import lcm
-
-    whole = lcm(*(share.share.denominator for share in shares))
-    weights = [int(share.share * whole) for share in shares]
-    owed = [0] * len(shares)
-    class_quotas = []
-    for count in counts:
-        quota, remainders = map(
-            list, zip(*(divmod(count * weight, whole) for weight in weights), strict=True)
-        )
-        owed = [debt + remainder for debt, remainder in zip(owed, remainders, strict=True)]
-        open_parts = sorted(
-            (part for part, remainder in enumerate(remainders) if remainder), key=lambda part: -owed[part]
-        )
-        for part in open_parts[: count - sum(quota)]:
-            quota[part] += 1
-            owed[part] -= whole
-        class_quotas.append(quota)
-    return class_quotas
+    return ",".join(f"{part}={share}" for part, share in shares.items())
 
 
 class KeyMap(NamedTuple):
@@ -610,3 +513,83 @@ def _pairs_of_lines(data: bytes, name: str) -> Iterator[tuple[str, bytes, str]]:
         if not key.strip() or not part.strip():
             raise UsageError(f"{name}, line {number}: not KEY<TAB>PART", hint=_MAP_HINT)
         yield f", line {number}", key, to_text(part.strip())
+
+
+# From options to orders.
+
+_OF_RATIO = ("group_by", "stratify")
+
+
+def split_order(request: Request, options: SplitOptions) -> Order:
+    """Return the order for ``options``. Raises UsageError, also if the output's name does not fit, and
+    OutputExistsError if a known part already exists."""
+    ways = [name for name in ("ratio", "by", "by_map") if getattr(options, name) not in (None, ())]
+    if len(ways) > 1:
+        raise UsageError(
+            f"{_option(ways[0])} and {_option(ways[1])} exclude each other", hint="give one of them"
+        )
+    _check_fit(request, options, ways)
+    if not ways:
+        return InputOrder("split")
+    if options.ratio is not None:
+        return _ratio_order(request, options)
+    fallback = None if options.missing in ("error", "drop") else checked_part(options.missing)
+    if options.by is not None:
+        missing = options.missing if fallback is None else "drop"
+        value = Value.of_payloads(options.by, "--by")
+        chosen = OptionValue(value, "--by", missing, request.on_error == "skip")
+        return FamilyOrder(options, FamilyNames(chosen, fallback))
+    files = addresses_of(options.by_map, "--by")
+    if "-" in files and "-" in request.inputs:
+        raise UsageError("standard input cannot hold both the map and a shard", hint="--by @FILE")
+    return MapOrder(options, read_key_map(files))
+
+
+def _check_fit(request: Request, options: SplitOptions, ways: Sequence[str]) -> None:
+    """Raise UsageError for an option without the other option that it needs, and for an output name that does not
+    fit."""
+    if ways != ["ratio"]:
+        for name in _OF_RATIO:
+            if getattr(options, name) is not None:
+                raise UsageError(f"{_option(name)} needs --ratio", hint="--ratio train=0.9,val=0.1")
+    if not ways and options.missing != "error":
+        raise UsageError(
+            "--missing needs --ratio or --by",
+            hint="--by FIELD, or --ratio train=0.9,val=0.1 --stratify FIELD",
+        )
+    outputs = Outputs(request.output, request.settings)
+    if ways and not outputs.has_parts:
+        raise UsageError(
+            f"{request.output} is for one set, but {_option(ways[0])} makes several sets",
+            hint=f"write {FIELD} where the part's name goes: -o '{FIELD}-%06d.tar' or -o '{FIELD}/%06d.tar'",
+        )
+    if outputs.has_parts and not ways:
+        raise UsageError(
+            f"{FIELD} in {request.output} is the name of a part, but no option makes parts",
+            hint="make parts with --ratio train=0.9,val=0.1, --by FIELD or --by @FILE",
+        )
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _ratio_order(request: Request, options: SplitOptions) -> RatioOrder:
+    if options.missing not in ("error", "drop"):
+        raise UsageError(
+            f"--missing {options.missing} needs --by", hint="with --ratio, --missing is error or skip"
+        )
+    shares = parse_ratio(options.ratio or "")
+    outputs = Outputs(request.output, request.settings, may_exist=request.resume or request.if_changed)
+    outputs.check([*shares], ())
+    missing, lenient = options.missing, request.on_error == "skip"
+    group = BY_KEY
+    if options.group_by is not None:
+        group = OptionValue(field_or_pattern(options.group_by, "--group-by"), "--group-by", missing, lenient)
+    kind = None
+    if options.stratify is not None:
+        kind = OptionValue(Value.of_payloads(options.stratify, "--stratify"), "--stratify", missing, lenient)
+    keys_change = request.rekey is not None or request.on_duplicate == "rekey"
+    # A row has the hash of the new key. Parts depend on the old key, so that a new key moves no sample to another part.
+    plain = options.group_by is None and kind is None and not keys_change
+    return RatioOrder(options, shares, None if plain else GroupDigests(group, kind), options.seed)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.arrays import I64, U32, Rows, SampleArrays, numpy, steps
+from wdscli.arrays import I64, U32, Rows, SampleArrays, blocks_of, numpy, steps
 from wdscli.errors import DataError
 from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
 from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
@@ -33,7 +33,6 @@ from wdscli.plan.table import (
     RENAMED,
     GrowingTable,
     PlanTable,
-    blocks_of,
     hashes_of,
     headers_of,
     row_type,

@@ -4,7 +4,7 @@ the same bytes.
 :func:`row_type` is the record. :class:`Growing` has bytes that are appended first and mapped later. :class:`PlanTable`
 has the rows, with their columns by name. :class:`OrderedSamples` has rows in output order. :class:`JoinedParts` has the
 further parts of joined samples: the rows of each set except the first. :func:`in_turn` puts the parts of each joined
-sample next to each other. :func:`order_of_hashes` is the sort of most orders. :func:`headers_of` makes a 32-bit hash of
+sample next to each other. :func:`headers_of` makes a 32-bit hash of
 a sample's headers, by which the copier recognizes the sample.
 
 A row is in memory only while it is in use. Sorts use only one or two columns of numbers. The same algorithms serve
@@ -16,20 +16,18 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, SampleArrays, distinct, numpy, spread
+from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, SampleArrays, blocks_of, distinct, numpy, spread
 from wdscli.errors import DataError, failing
 from wdscli.model import to_text
 from wdscli.samples import SampleBatch
 from wdscli.samples.keys import hashes_of_joined
 from wdscli.selection.layers import OnConflict
 
-ROWS_PER_BLOCK = 1 << 18
-"""The number of rows that a pass over all rows handles together."""
 HELD_BYTES = 1 << 20
 """Fewer bytes than this stay in memory, without a file."""
 SENT_ROWS = 1 << 10
@@ -70,14 +68,6 @@ def row_type() -> numpy.dtype[numpy.void]:
 def no_rows() -> Rows:
     """Return an empty array of rows."""
     return numpy.empty(0, dtype=row_type())
-
-
-def blocks_of(total: int, size: int = 0, first: int = 0) -> Iterator[slice]:
-    """Yield slices of ``size`` rows, from row ``first`` to ``total - 1``. A ``size`` of 0 means
-    :data:`ROWS_PER_BLOCK`."""
-    size = size or ROWS_PER_BLOCK
-    for begin in range(first, total, size):
-        yield slice(begin, min(begin + size, total))
 
 
 class Growing:
@@ -312,41 +302,12 @@ def moved_up(column: Any, gone: Sequence[int] | I64) -> Any:
     without: I64 = numpy.asarray(gone, dtype=numpy.int64)
     if not len(without):
         return column
-    first_gone = int(without[0])
-    for part in blocks_of(len(column), first=first_gone - first_gone % ROWS_PER_BLOCK):
+    for part in blocks_of(len(column), first=int(without[0])):
         low, high = without.searchsorted((part.start, part.stop)).tolist()
         kept: Any = numpy.delete(column[part], without[low:high] - part.start)
         start = part.start - low
         column[start : start + len(kept)] = kept
     return column[: len(column) - len(without)]
-
-
-def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
-    """Return the row numbers from 0 to ``total - 1``, sorted by hash, then by row. ``hashes`` returns the hashes for a
-    slice or an array of rows.
-
-    For each row, one number is sorted: the upper bits of the hash, followed by the row number. This is several times as
-    fast as an argsort, and needs half the memory. The few rows with equal upper bits are then sorted by their whole
-    hashes.
-    """
-    mask = numpy.uint64((1 << max(1, total - 1).bit_length()) - 1)
-    packed: U64 = numpy.arange(total, dtype=numpy.uint64)
-    for part in blocks_of(total):
-        packed[part] |= hashes(part) & ~mask
-    packed.sort()
-    ties: list[I64] = []
-    for part in blocks_of(total - 1):
-        block = packed[part.start : part.stop + 1]
-        ties.append(numpy.flatnonzero(block[1:] ^ block[:-1] <= mask) + part.start)
-    packed &= mask
-    order: I64 = packed.view(numpy.int64)
-    if any(map(len, ties)):
-        places = numpy.union1d(firsts := numpy.concatenate(ties), firsts + 1)
-        # A run of ties begins where a place does not tie with the one before it.
-        run = numpy.cumsum(~numpy.isin(places - 1, firsts))
-        rows = order[places]
-        order[places] = rows[numpy.lexsort((rows, hashes(rows), run))]
-    return order
 
 
 def have_planned_headers(headers: U32, planned: U32) -> Mask:

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from wdscli.arrays import I64, U8, U32, Rows, numpy
-from wdscli.plan.table import Growing, blocks_of, moved_up
+from wdscli.arrays import I64, U8, U32, Rows, blocks_of, numpy
+from wdscli.ordering import WORD_BYTES, order_of_values
+from wdscli.plan.table import Growing, moved_up
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named
 from wdscli.selection.reading import MemberReader
 from wdscli.shards.index import Index
 
-WORD_BYTES = 8
 VALUES_PER_BLOCK = 1 << 14
 """How many values are Python objects at the same time."""
 
@@ -145,6 +145,10 @@ class Values:
     def __iter__(self) -> Iterator[bytes]:
         """Yield all values."""
         return chain.from_iterable(self.blocks())
+
+    def order(self) -> I64:
+        """Return the rows sorted by their values. Rows with equal values stay in their order."""
+        return order_of_values(self.starts, self.lengths, self.data)
 
     def words(self, rows: Any, place: int) -> U32:
         """For values that are lists of 32-bit numbers, return the number at ``place`` for some rows."""

@@ -9,19 +9,24 @@ If inputs are remote, the plan is kept in ``.wds/``, next to the receipts, until
 (:func:`keep_plan`). So ``--resume`` needs no second survey. :func:`plan_of_run` uses a kept plan if the options are the
 same and every input has the same size and version. Otherwise it surveys the inputs again.
 
-This module does not know why samples are reordered, or how shards are made.
+:func:`run_tasks_of` runs some tasks of a stored plan, and :func:`finish` writes the manifest after all of them. Each
+task leaves a receipt beside its shard, so that independent processes can share a plan. The last step reads the receipts
+and writes the manifest that one command would have written.
+
+This module does not know why samples are reordered, how shards are made, or what starts the tasks.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdscli.copy.maker import Maker, payload_bytes_of
-from wdscli.errors import WdsError
+from wdscli.errors import EngineError, UsageError, WdsError
 from wdscli.executors import run_together, useful_together
 from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.cut import Outputs
@@ -39,6 +44,7 @@ from wdscli.run.existing import (
     Run,
     check_replaceable,
     find_existing,
+    find_shards,
     find_unchanged_sets,
     run_of,
     tidy,
@@ -53,10 +59,15 @@ from wdscli.shards.view import is_view
 from wdscli.shards.writing import OutputSet
 from wdscli.shown import shown
 from wdscli.storage import exists, is_local
+from wdscli.units import whole_number
 from wdscli.views.writing import write_views
 
 MAX_SHARE = 20
 """A plan is kept if its size times this number is at most the size of the inputs."""
+_NAMED_AT_MOST = 12
+"""How many ranges of tasks a message names."""
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_SHARE = re.compile(r"([0-9]+)/([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,3 +343,102 @@ def _kept_plan(request: Request, order: Order, output: OutputSet) -> ReorderPlan
         brings=not isinstance(order, InputOrder),
     )
     return plan if kept.mark is not None and shaping_mark(plan) == kept.mark.options else None
+
+
+# Some tasks of a stored plan.
+
+
+class TasksReport(NamedTuple):
+    """The result. ``written`` counts new shards, and ``kept`` counts shards that already existed. Samples and bytes are
+    totals of both."""
+
+    written: int
+    kept: int
+    samples: int
+    size_bytes: int
+
+
+def parse_tasks(text: str, total: int) -> list[int]:
+    """Return the task numbers that a text names: ``7`` or ``0-9,12``. ``K/N`` names K, K+N, K+2N, ... below ``total``.
+
+    >>> parse_tasks("0-2,5", 8), parse_tasks("1/3", 8), parse_tasks("9/10", 8)
+    ([0, 1, 2, 5], [1, 4, 7], [])
+    """
+    share = _SHARE.fullmatch(text.strip())
+    if share is not None:
+        first, step = whole_number(share[1]), whole_number(share[2])
+        if first >= step:
+            raise UsageError(
+                f"--task {text}: the parts are counted from 0", hint=f"0/{step} to {step - 1}/{step}"
+            )
+        return list(range(first, total, step))
+    tasks: set[int] = set()
+    for word in text.split(","):
+        match = _RANGE.fullmatch(word.strip())
+        if match is None:
+            raise UsageError(
+                f'--task "{text}" is not a list of tasks', hint="use --task 7, --task 0-9,12 or --task 3/16"
+            )
+        first, last = whole_number(match[1]), whole_number(match[2] or match[1])
+        if last >= total or first > last:
+            raise UsageError(
+                f"--task {word.strip()}: the plan has {total} tasks",
+                hint=f"its tasks are 0 to {total - 1}; K/N is part K of N equal parts" if total else None,
+            )
+        tasks.update(range(first, last + 1))
+    return sorted(tasks)
+
+
+def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress = QUIET) -> TasksReport:
+    """Make the shards of some tasks. A shard of an earlier attempt is checked by reading it, and kept.
+
+    Raises what :func:`run_plan` raises.
+    """
+    run = run_of(plan, progress)
+    with locked(run):
+        kept = find_shards(run, tasks)
+        missing = [task for task in tasks if task not in kept.shards]
+        written = run_some(run, missing, kept)
+    whole = [*written, *kept.shards.values()]
+    return TasksReport(
+        len(written),
+        len(kept.shards),
+        sum(info.samples for info in whole),
+        sum(info.size_bytes for info in whole),
+    )
+
+
+def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> ReorderReport:
+    """Write the manifests after all tasks are done. Raises EngineError if a task is not done, and OutputExistsError.
+
+    This function checks shards by receipt and size. :func:`run_plan` also reads the shards.
+    """
+    run, contents = run_of(plan, progress), plan.contents
+    every = range(len(contents.shards))
+    with locked(run):
+        for output in contents.outputs:
+            output.check(contents.addresses, may_exist=True)
+        kept = find_shards(run, every, reading=False)
+        missing = [task for task in every if task not in kept.shards]
+        if missing:
+            raise EngineError(
+                f"{len(missing)} of {len(every)} tasks are not done: {_named(missing)}",
+                hint=f"wds run {address} --task {_named(missing)}"
+                if len(missing) <= _NAMED_AT_MOST
+                else f"wds run {address} does all of them; wds run {address} -n lists them",
+            )
+        for task in every:
+            run.maker.check_shard(task, kept.shards[task])
+        return finish_plan(run, kept.shards, kept)
+
+
+def _named(tasks: Sequence[int]) -> str:
+    """Return task numbers as ranges: ``0-3,7``."""
+    ranges: list[list[int]] = []
+    for task in tasks:
+        if ranges and ranges[-1][1] == task - 1:
+            ranges[-1][1] = task
+        else:
+            ranges.append([task, task])
+    words = [f"{first}-{last}" if last > first else f"{first}" for first, last in ranges]
+    return ",".join(words[:_NAMED_AT_MOST]) + (",..." if len(words) > _NAMED_AT_MOST else "")

@@ -139,8 +139,9 @@ def _run_job(out: Out, spec: str, how: RunOptions, general: GeneralOptions) -> N
 
 def _run_plan(out: Out, address: str, how: RunOptions, *, trust_addresses: bool) -> None:
     from wdscli.cli.reordering import print_report
-    from wdscli.ops import run as ops
     from wdscli.plan.planfile import load_plan
+    from wdscli.run.execute import finish, run_plan
+    from wdscli.run.existing import done_tasks, run_of
 
     plan = load_plan(
         address,
@@ -151,24 +152,33 @@ def _run_plan(out: Out, address: str, how: RunOptions, *, trust_addresses: bool)
     )
     progress = out.progress()
     if how.output.dry_run:
-        rows = [task._replace(address=shown(task.address)) for task in ops.states(plan)]
+        done, shards = done_tasks(run_of(plan)), plan.contents.shards
+        rows = [
+            (
+                task,
+                shown(shard.address),
+                shard.samples,
+                shard.size_bytes,
+                "done" if task in done else "missing",
+            )
+            for task, shard in enumerate(shards)
+        ]
         out.listing(("task", "shard", "samples", "bytes", "state"), rows, right=(0, 2, 3))
-        done = sum(task.state == "done" for task in rows)
-        out.summary(f"{done} of {len(rows)} tasks are done")
+        out.summary(f"{len(done)} of {len(rows)} tasks are done")
     elif how.task is not None:
         _run_tasks(out, plan, how.task, progress)
     elif how.finish:
-        print_report(out, ops.finish(plan, address, progress=progress))
+        print_report(out, finish(plan, address, progress=progress))
     else:
-        print_report(out, ops.run_all(plan, progress=progress))
+        print_report(out, run_plan(plan, progress=progress))
 
 
 def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -> None:
-    from wdscli.ops import run as ops
+    from wdscli.run.execute import parse_tasks, run_tasks_of
     from wdscli.units import human_size
 
-    tasks = ops.parse_tasks(text, len(plan.contents.shards))
-    report = ops.run_tasks_of(plan, tasks, progress=progress)
+    tasks = parse_tasks(text, len(plan.contents.shards))
+    report = run_tasks_of(plan, tasks, progress=progress)
     if out.json:
         out.object({"tasks": tasks, **facts(report, "made=written kept samples bytes=size_bytes")})
     kept = f", {report.kept} already done" if report.kept else ""

@@ -41,7 +41,7 @@ def sort(
         wds sort set -o 'sorted-%06d.tar' --by cls:n --missing first
         wds sort set -o 'sorted-%06d.tar' --by @keys.txt
     """
-    from wdscli.ops.sort import listed_order, sort_order
+    from wdscli.plan.sort import listed_order, sort_order
 
     lists = [text[1:] for text in order.by or () if text.startswith("@")]
     if lists and (len(order.by or ()) > 1 or order.reverse):

@@ -54,7 +54,7 @@ def split(
         wds split shards/ -o '{part}/%06d.tar' --by cls
         wds split shards/ -o 'new/{name}.tar' --where 'size.jpg > 600' --drop txt
     """
-    from wdscli.ops.split import SplitOptions, split_order
+    from wdscli.plan.split import SplitOptions, split_order
 
     out, request = read_options(shards, output, options, own_seed=True, column=new.column)
     fields = [text for text in parts.by or () if not text.startswith("@")]
