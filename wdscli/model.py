@@ -1,9 +1,7 @@
 """This module has the records of the public library: one sample, member or shard at a time.
 
 Hot loops never make these records; they work on the columns of ``tar`` and ``samples``. All records are frozen and
-slotted.
-Names are ``str``, decoded from the tar's bytes as UTF-8 with ``surrogateescape``, so that any name survives a round
-trip (:func:`to_text`, :func:`to_bytes`).
+slotted. Names are text (:mod:`wdscli.text`). Short commands need no records, and do not load this module.
 """
 
 from __future__ import annotations
@@ -13,16 +11,6 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 Result = TypeVar("Result")
-
-
-def to_text(raw: bytes) -> str:
-    """Return a name's bytes as text. Bytes that are not UTF-8 become lone surrogates (PEP 383)."""
-    return raw.decode("utf-8", "surrogateescape")
-
-
-def to_bytes(text: str) -> bytes:
-    """Return a name's text as bytes. This is the inverse of :func:`to_text`."""
-    return text.encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)

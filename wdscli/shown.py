@@ -14,8 +14,8 @@ from typing import Any
 
 HIDDEN = "***"
 
-_MARK = re.compile(r"://|[?&]|pipe:|(?i:authorization|cookie|bearer |basic )")
-"""Matches text that may contain a secret. Every error message is searched; the other patterns are compiled only after a
+_MARK = r"://|[?&]|pipe:|(?i:authorization|cookie|bearer |basic )"
+"""Matches text that may contain a secret. Every error message is searched for it, and for the others only after a
 match."""
 
 # Quotes end a quoted URL, but ' may also be part of a password.
@@ -67,7 +67,7 @@ def shown(text: str) -> str:
     >>> shown("abfs://container@account/a.tar"), shown("a.tar")
     ('abfs://container@account/a.tar', 'a.tar')
     """
-    if _MARK.search(text) is None:
+    if re.search(_MARK, text) is None:
         return text
     text = re.sub(_URL, _without_login, text)
     text = re.sub(_QUERY, _without_value, text)

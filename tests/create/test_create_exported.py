@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shard_cases import samples_of, wds, write_shards
 from tiers import examples
 
-from wdscli.model import to_bytes, to_text
+from wdscli.text import to_bytes, to_text
 
 pyarrow = pytest.importorskip("pyarrow", reason="Parquet is written with pyarrow")
 

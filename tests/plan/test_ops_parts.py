@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from shard_cases import mix
 
 from wdscli.errors import UsageError
-from wdscli.model import to_text
 from wdscli.ordering import bounds, mix_array, parts_of_ranks, quotas, ranks_of, stratified
 from wdscli.plan.cut import Outputs, checked_part
 from wdscli.plan.split import (
@@ -31,6 +30,7 @@ from wdscli.plan.split import (
 from wdscli.samples import SampleBatch
 from wdscli.selection.where import Value
 from wdscli.shards.writing import ShardSettings
+from wdscli.text import to_text
 
 
 def u64(numbers: Any) -> Any:

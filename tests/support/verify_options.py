@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
-from wdscli.model import to_bytes
+from wdscli.text import to_bytes
 from wdscli.verify.findings import MAX_FINDINGS
 from wdscli.verify.keys import KeyList
 from wdscli.verify.shard import Checks

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+from wdscli.text import to_bytes, to_text
+
 Cell = str | bytes | int
 
 _GAP = "  "
-
-
-def as_bytes(text: str) -> bytes:
-    """Convert text to bytes like ``wdscli.model.to_bytes``, without importing that module."""
-    return text.encode("utf-8", "surrogateescape")
 
 
 def tab_lines(rows: Sequence[Sequence[bytes | int]]) -> bytes:
@@ -46,13 +43,13 @@ def _escaped(cell: Cell) -> bytes:
     """Return the bytes of a cell for a pipe. TABs and line breaks are escaped."""
     if isinstance(cell, int):
         return b"%d" % cell
-    raw = as_bytes(cell) if isinstance(cell, str) else cell
+    raw = to_bytes(cell) if isinstance(cell, str) else cell
     return raw.replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def cell_text(cell: Cell) -> str:
     """Return a cell as text."""
-    return cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else str(cell)
+    return to_text(cell) if isinstance(cell, bytes) else str(cell)
 
 
 def width_of(text: str) -> int:

@@ -366,9 +366,9 @@ def _shard_paths(typed: str) -> list[Candidate] | None:
 
 def fields_and_keys(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return fields and keys of the first samples in local shards."""
-    from wdscli.model import to_text
     from wdscli.samples import iter_batches
     from wdscli.storage import open_source
+    from wdscli.text import to_text
 
     fields: dict[str, None] = {}
     keys: list[str] = []

@@ -19,9 +19,10 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.cli.cells import Cell, aligned, as_bytes, cell_text, fitting, tab_line, tab_lines, width_of
+from wdscli.cli.cells import Cell, aligned, cell_text, fitting, tab_line, tab_lines, width_of
 from wdscli.errors import OutputError, UsageError, printable
 from wdscli.shown import shown
+from wdscli.text import to_bytes
 from wdscli.units import human_number, human_size, human_time
 from wdscli.units import plural as plural
 
@@ -92,7 +93,7 @@ class Out:
 
     def line(self, text: str) -> None:
         """Write one line of text."""
-        self.write(as_bytes(printable(text) if self.terminal else text) + b"\n")
+        self.write(to_bytes(printable(text) if self.terminal else text) + b"\n")
 
     def object(self, value: Any) -> None:
         """Write one line of JSON. Bytes that are not UTF-8 become escapes of lone surrogates."""
@@ -174,7 +175,7 @@ class Out:
             lines = [aligned(row, widths, right, columns) for row in cells]
             if number == 0 and takes_colour(sys.stdout):
                 lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
-            self.write(as_bytes("".join(line.rstrip() + "\n" for line in lines)))
+            self.write(to_bytes("".join(line.rstrip() + "\n" for line in lines)))
 
     def warn(self, message: str) -> None:
         """Print a warning, also with ``-q``."""
@@ -360,7 +361,7 @@ def parse_form(text: str) -> tuple[str, str | None]:
     (('tsv', None), ('parquet', 's3://b/t.parquet'), ('csv', '-'), ('dir', 'out'))
     """
     from wdscli.shards.tables import FORMATS
-    from wdscli.storage.opening import COMPRESSED_SUFFIX
+    from wdscli.storage.opening import compression_of
 
     forms = ("raw", "jsonl", *FORMATS)
     form, colon, address = text.partition(":")
@@ -368,7 +369,7 @@ def parse_form(text: str) -> tuple[str, str | None]:
         return form, address or None
     if text.endswith("/"):
         return "dir", text.rstrip("/") or "/"
-    form = COMPRESSED_SUFFIX.sub("", text).rpartition(".")[2].lower()
+    form = text.removesuffix(compression_of(text)).rpartition(".")[2].lower()
     if form in forms:
         return form, text
     raise UsageError(
@@ -392,12 +393,12 @@ def write_file(out: Out, target: FileTarget, pieces: Iterable[bytes], inputs: Se
     suffix for compressed files, and for Parquet on a terminal."""
     address, table, force, fsync = target
     if table is not None:
-        from wdscli.storage.opening import COMPRESSED_SUFFIX
+        from wdscli.storage.opening import compression_of
 
-        if match := COMPRESSED_SUFFIX.search(address):
+        if suffix := compression_of(address):
             raise UsageError(
                 f"{address}: wds does not compress a Parquet file as a whole",
-                hint=f"leave out {match[0]}; the data inside a Parquet file is compressed",
+                hint=f"leave out {suffix}; the data inside a Parquet file is compressed",
             )
     if address == "-" and table != "parquet":
         size = 0

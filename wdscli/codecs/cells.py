@@ -23,7 +23,7 @@ from wdscli.codecs.handlers import extension, held_extension
 from wdscli.codecs.kinds import KINDS, FieldKind, find
 from wdscli.codecs.values import ENCODERS, check_content, encode_field, shown_value
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
+from wdscli.text import to_bytes, to_text
 
 _SIGNS = [(name, offset, magic) for name, kind in KINDS.items() for offset, magic in kind.signs]
 _SCALARS = ("", "integer", "number", "text", "markup")

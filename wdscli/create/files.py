@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.arrays import I64, numpy
 from wdscli.create.delimited import RowPlace
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.samples import check_name, is_dunder
 from wdscli.selection.expressions import Expression
 from wdscli.storage.local import reason
 from wdscli.tar import core
+from wdscli.text import to_bytes, to_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -26,7 +26,6 @@ from wdscli.arrays import I64, U8, numpy
 from wdscli.create.files import SEPARATOR, FileColumns, Files, Inline, describe_place, is_value, numbers_of
 from wdscli.create.left_out import INCOMPLETE, LeftOut, Unit
 from wdscli.errors import DataError
-from wdscli.model import to_bytes, to_text
 from wdscli.ordering import rank_places
 from wdscli.plan.names import Rekey
 from wdscli.plan.plan import DUPLICATE_KEY
@@ -34,6 +33,7 @@ from wdscli.plan.request import OnDuplicate
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named, SeenNames
 from wdscli.tar import Form, build_header, core
+from wdscli.text import to_bytes, to_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -28,7 +28,7 @@ from wdscli.create.packing import payload_at
 from wdscli.create.payloads import NamedSource, SourcePayloads
 from wdscli.create.table import CellValue, Row, TableOptions, TableReader, add_rows, samples_of
 from wdscli.errors import DataError, InputError, failing
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import ShardInfo
 from wdscli.plan.inputs import Stamp, TableShard
 from wdscli.plan.join import NO_PARTNER, JoinedTable
 from wdscli.plan.orders import Look
@@ -49,6 +49,7 @@ from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import Source, is_local, is_stream, open_source, remove
 from wdscli.storage.addresses import local_path
 from wdscli.storage.ends import pieces_of
+from wdscli.text import to_text
 
 _ROWS_TOGETHER = 512
 JSON = b"json"

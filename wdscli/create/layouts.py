@@ -25,9 +25,9 @@ from wdscli.create.delimited import PLAIN, Record, RowPlace, TextReading, number
 from wdscli.create.rows import batch_rows, class_names, number_type, read_exact
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.look.unpack import is_coded, text_form
-from wdscli.model import to_bytes, to_text
 from wdscli.shards.tables import field_of_column
 from wdscli.storage import addresses_of
+from wdscli.text import to_bytes, to_text
 
 Kind = Literal["table", "lines", "hf", "coco", "shards"]
 """The kinds of sources with rows: tables; lines of text; datasets of Hugging Face's library; COCO annotations; the

@@ -18,10 +18,10 @@ from typing import IO, Any, Literal
 
 from wdscli.create.delimited import RowPlace
 from wdscli.errors import DataError, InputError, InputNotFoundError, WdsError
-from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.selection.choice import OnError
 from wdscli.shown import shown_in
+from wdscli.text import to_bytes, to_text
 
 Unit = Literal["files", "rows", "fields", "samples"]
 MAX_BAD_ROWS = 100

@@ -16,7 +16,7 @@ from wdscli.create.files import SEPARATOR, Files, Inline, Place, is_value
 from wdscli.create.grouping import Samples, group
 from wdscli.create.packing import payload_at
 from wdscli.errors import DataError
-from wdscli.model import to_text
+from wdscli.text import to_text
 
 
 def holds_lists(field: str) -> bool:

@@ -27,7 +27,6 @@ from wdscli.create.files import Files, Inline, KeyRule, Place, StoredPayload, ch
 from wdscli.create.left_out import EmptyCellError, LeftOut
 from wdscli.create.walk import OwnOutputs
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError, empty_stream
-from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.storage import is_local, is_stream, local_path, open_source
 from wdscli.storage.addresses import listed_address
@@ -35,6 +34,7 @@ from wdscli.storage.ends import PIECE_BYTES, pieces_of
 from wdscli.storage.local import write_all
 from wdscli.storage.opening import at_once
 from wdscli.storage.streams import stream_of
+from wdscli.text import to_text
 
 Row = TypeVar("Row")
 _ROWS_AHEAD = 64

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import IO, Any
@@ -36,8 +35,8 @@ from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError,
 from wdscli.shards.tables import METADATA
 from wdscli.storage import addresses_of, base_name, is_local, is_stream, list_folder, local_path, open_source
 from wdscli.storage.addresses import is_web, natural
-from wdscli.storage.opening import COMPRESSED_SUFFIX
-from wdscli.storage.patterns import BRACES, expand_braces, has_glob, matching
+from wdscli.storage.opening import compression_of
+from wdscli.storage.patterns import expand_braces, has_braces, has_glob, matching
 from wdscli.storage.streams import stream_of
 
 SUFFIXES = {
@@ -63,7 +62,8 @@ _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 24
 
 def table_format(address: str) -> str:
     """Return the format of an address by its suffix. It is empty for an unknown suffix."""
-    name = re.sub(COMPRESSED_SUFFIX, "", base_name(address)).lower()
+    name = base_name(address)
+    name = name.removesuffix(compression_of(name)).lower()
     return TRANSCRIPT if name.endswith(".trans.txt") else SUFFIXES.get(name.rpartition(".")[2], "")
 
 
@@ -77,7 +77,7 @@ def _expand(address: str) -> list[str]:
     is_on_disk = is_local(address)
     if is_stream(address) or (is_on_disk and os.path.isfile(local_path(address))):
         return [address]
-    if BRACES.search(address) and not (is_on_disk and os.path.exists(local_path(address))):
+    if has_braces(address) and not (is_on_disk and os.path.exists(local_path(address))):
         return [file for name in expand_braces(address, InputError) for file in _expand(name)]
     if is_on_disk and os.path.isdir(local_path(address)):
         return _in_folder(address)

@@ -16,12 +16,12 @@ from wdscli.create.delimited import Record
 from wdscli.create.files import KeyRule
 from wdscli.create.layouts import SAMPLE_KEY, TableLayout, TableOptions
 from wdscli.errors import UsageError
-from wdscli.model import to_text
 from wdscli.samples.grouping import not_regular
 from wdscli.shards.inputs import classes_of, open_set
 from wdscli.storage import addresses_of, open_source
 from wdscli.tar import DIRECTORY, KIND_MASK, REGULAR
 from wdscli.tar.reader import scan
+from wdscli.text import to_text
 
 OPTION = "--from shards:"
 

@@ -31,11 +31,11 @@ from wdscli.create.payloads import NamedSource, SourcePayloads
 from wdscli.create.rows import ABSENT, Table, class_names, column_names, reach, read_lines, table_files
 from wdscli.create.shards import shards_layout
 from wdscli.errors import DataError, UsageError, WdsError
-from wdscli.model import to_bytes, to_text
 from wdscli.plan.names import KeyFormat
 from wdscli.progress import QUIET, Progress
 from wdscli.selection.keyfiles import key_of
 from wdscli.storage import base_name, is_stream
+from wdscli.text import to_bytes, to_text
 
 _PROGRESS_ROWS = 256
 _ANY = "*"

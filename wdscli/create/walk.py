@@ -32,13 +32,13 @@ from wdscli.codecs.kinds import find
 from wdscli.create.files import SEPARATOR, Files, KeyRule, cannot_read, check_written
 from wdscli.create.left_out import LeftOut
 from wdscli.errors import InputError, InputNotFoundError, UsageError, WdsError
-from wdscli.model import to_bytes, to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.selection.expressions import Expression
 from wdscli.shards.inputs import MANIFEST_SUFFIX, read_manifest
 from wdscli.shards.writing import OutputSet
 from wdscli.storage import folder_of, is_local, local_path
 from wdscli.tar import core
+from wdscli.text import to_bytes, to_text
 
 MANIFEST = os.fsencode(MANIFEST_SUFFIX)
 """The suffix of a manifest's name."""

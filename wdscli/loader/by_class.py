@@ -25,13 +25,13 @@ from wdscli.loader.order.source import SourceView
 from wdscli.loader.read.catalog import Catalog
 from wdscli.loader.read.reading import IndexedSource
 from wdscli.loader.stages.flow import Pipeline
-from wdscli.model import to_text
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection import Selection, Walk
 from wdscli.selection.reading import MemberReader
 from wdscli.selection.where import Value
 from wdscli.shards.reading import index_batches, unstored_text
 from wdscli.shown import shown
+from wdscli.text import to_text
 from wdscli.threads import Recent
 
 PERMUTED = 1 << 22

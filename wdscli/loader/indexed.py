@@ -55,7 +55,7 @@ from wdscli.loader.read.fetch import Pool, Raw
 from wdscli.loader.read.selected import Criteria, Filter, FilteredCatalog, Share, open_catalog
 from wdscli.loader.stages.flow import Item, RawSample, Sample
 from wdscli.loader.stages.fluent import PerSample
-from wdscli.model import to_bytes
+from wdscli.text import to_bytes
 
 
 class Ordinals:

@@ -32,7 +32,7 @@ from wdscli.loader.stages.generators import begins_with_a_shard, begun, through_
 from wdscli.model import Sample
 from wdscli.ordering import mix
 from wdscli.shown import shown
-from wdscli.storage.opening import COMPRESSED_SUFFIX
+from wdscli.storage.opening import compression_of
 
 Self = TypeVar("Self", bound="Stream")
 Splitter: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
@@ -308,7 +308,7 @@ def check_stream(catalog: Catalog, shuffle: Shuffle, tail: Tail | None, on_error
             hint="copy them to plain files, or leave out this option",
         )
     addresses = catalog.addresses
-    streams = [one for one in addresses if only_streams(one) or COMPRESSED_SUFFIX.search(one)]
+    streams = [one for one in addresses if only_streams(one) or compression_of(one)]
     if 0 < len(streams) < len(addresses):
         warnings.warn(
             f"{shown(streams[0])} can only be streamed, so all {len(addresses)} shards are streamed",

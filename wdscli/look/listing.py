@@ -21,7 +21,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import IgnoredMembers, SampleBatch, new_batch
 from wdscli.samples.grouping import SampleAt
@@ -45,6 +44,7 @@ from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request, listed_version
 from wdscli.tar import CANONICAL, Columns, Form, padded, scan
+from wdscli.text import to_text
 
 if TYPE_CHECKING:
     from wdscli.shards.proof import StoredIndex

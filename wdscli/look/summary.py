@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import U64, numpy
 from wdscli.look.listing import Listing, LsReport, Page, ShardRow
-from wdscli.model import to_text
+from wdscli.text import to_text
 
 MAX_VALUES = 1 << 13
 """How many distinct sizes a field may have before sizes are rounded."""

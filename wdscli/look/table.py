@@ -36,7 +36,6 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.look.listing import Listing, Page
 from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import SelectedMember, SelectedSample, selected_samples, text_form, too_large
-from wdscli.model import to_bytes, to_text
 from wdscli.plan.inputs import is_read_once
 from wdscli.plan.sort import json_code
 from wdscli.plan.table import Growing
@@ -67,6 +66,7 @@ from wdscli.shards.tables import (
 from wdscli.shown import shown
 from wdscli.storage import is_local
 from wdscli.storage.opening import size_hint
+from wdscli.text import to_bytes, to_text
 
 BYTES = TableColumn(0, "bytes")
 _SIZES, _VALUES = 1, 2

@@ -28,12 +28,12 @@ from wdscli.codecs.images import has_wide_values, is_transparent
 from wdscli.codecs.kinds import FieldKind, find
 from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.look.picking import SampleReader
-from wdscli.model import to_bytes, to_text
 from wdscli.samples.keys import KeySet
 from wdscli.selection.named import Named, SeenNames, class_name, listed
 from wdscli.selection.reading import MemberReader
 from wdscli.shards.inputs import classes_of
 from wdscli.storage.local import write_all, write_error
+from wdscli.text import to_bytes, to_text
 
 MAX_TEXT_CHARACTERS = 1200
 MAX_JSON_BYTES = 1 << 20

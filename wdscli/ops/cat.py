@@ -25,7 +25,7 @@ from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import copying_worth, make_executor, run_shard_tasks, useful_shard_jobs
 from wdscli.look.listing import UNREAD, ReadSamples
 from wdscli.look.picking import Page, SampleReader
-from wdscli.model import ShardInfo, to_text
+from wdscli.model import ShardInfo
 from wdscli.plan.cut import END_BYTES, names_of
 from wdscli.plan.duplicates import HINT, HINT_IN_ONE_SHARD
 from wdscli.plan.inputs import Input, is_of_this_process, is_ours_alone, is_read_once
@@ -58,6 +58,7 @@ from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.ends import cut_short
 from wdscli.storage.patterns import NAME
 from wdscli.tar import FOREIGN, core
+from wdscli.text import to_text
 from wdscli.views.writing import carry_views
 
 COPY_BUFFER_BYTES = 1 << 22

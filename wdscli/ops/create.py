@@ -32,7 +32,6 @@ from wdscli.create.rows import table_format
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import FolderWalk, Globs, OwnOutputs
 from wdscli.errors import DataError, InputError, InputNotFoundError, UsageError
-from wdscli.model import to_text
 from wdscli.plan.cut import Cuts, PlannedShard, Sizes, cut
 from wdscli.plan.names import Rekey
 from wdscli.plan.orders import LIMIT
@@ -56,6 +55,7 @@ from wdscli.storage import addresses_of, base_name, folder_of, open_sink, open_s
 from wdscli.storage.blocks import kind_of_name
 from wdscli.storage.opening import at_once
 from wdscli.storage.patterns import plain_name
+from wdscli.text import to_text
 
 _DIGITS = re.compile("[0-9]+")
 

@@ -26,7 +26,6 @@ from wdscli.arrays import I64, U64, numpy
 from wdscli.copy.copier import GatherTask
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
-from wdscli.model import to_bytes, to_text
 from wdscli.ordering import mix_array
 from wdscli.plan.duplicates import Rereader
 from wdscli.plan.inputs import Input
@@ -44,6 +43,7 @@ from wdscli.shards.inputs import is_manifest_name, open_set
 from wdscli.shards.view import MISSING
 from wdscli.shards.view_shards import OpenView, forget, opened
 from wdscli.shards.writing import ShardSettings
+from wdscli.text import to_bytes, to_text
 from wdscli.transform.shards import gathered_bytes, parsed_samples, payloads_of
 
 SLICE_SAMPLES = 512

@@ -19,7 +19,6 @@ from xxhash import xxh3_128_hexdigest
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputNotFoundError, UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.ops.dsort_job import Algorithm, Job, refuse
 from wdscli.plan.cut import FIELD, Cuts
 from wdscli.plan.orders import (
@@ -46,6 +45,7 @@ from wdscli.shards.index import Index
 from wdscli.storage import base_name, exists, is_local, read_all
 from wdscli.storage.opening import at_once
 from wdscli.storage.patterns import expand
+from wdscli.text import to_bytes, to_text
 from wdscli.units import whole_number
 
 _BRACES = re.compile(r"\{([0-9]+)\.\.([0-9]+)(?:\.\.([0-9]+))?\}")

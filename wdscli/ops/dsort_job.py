@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from wdscli.errors import InputError, UsageError, WdsError
-from wdscli.model import to_bytes
 from wdscli.plan.planfile import HEAD_BYTES, plan_version
 from wdscli.schema import check
 from wdscli.selection.named import hint_of
 from wdscli.storage import is_local, is_stream, open_source, read_all
 from wdscli.storage.addresses import listed_address
 from wdscli.storage.kinds import CLOUDS
+from wdscli.text import to_bytes
 from wdscli.units import parse_size
 
 _OURS = ("", "ais")

@@ -24,7 +24,6 @@ from xxhash import xxh3_128
 
 from wdscli.arrays import I64, Mask, blocks_of, edges, numpy, runs
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_text
 from wdscli.plan.inputs import Input, Inputs
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
@@ -40,6 +39,7 @@ from wdscli.selection.reading import MemberReader
 from wdscli.selection.values import split_texts
 from wdscli.selection.where import Value
 from wdscli.storage.ends import PIECE_BYTES, cut_short
+from wdscli.text import to_text
 
 SAMPLES_AT_ONCE = 1 << 14
 """The number of samples that are read again together. Their names are in memory at the same time."""

@@ -28,7 +28,6 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U32, U64, Mask, Rows, numpy, runs
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_text
 from wdscli.ordering import order_of_hashes
 from wdscli.plan.duplicates import Pairs, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, TableShard
@@ -58,6 +57,7 @@ from wdscli.shards.view import is_view
 from wdscli.storage import addresses_of, base_name
 from wdscli.tar import Form
 from wdscli.tar.header import BLOCK
+from wdscli.text import to_text
 
 JoinKind = Literal["inner", "left", "outer"]
 LARGEST_BYTES = 1 << 40

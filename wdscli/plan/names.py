@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.progress import Progress
 from wdscli.samples import check_name
 from wdscli.samples.grouping import SampleAt
@@ -28,6 +27,7 @@ from wdscli.selection.choice import OnError
 from wdscli.selection.named import MissingName
 from wdscli.selection.where import ClassNumber, Value
 from wdscli.storage import base_name
+from wdscli.text import to_bytes, to_text
 
 NAMES = ("index", "key", "n", "shard")
 MAX_WIDTH_CHARACTERS = 4096

@@ -45,7 +45,7 @@ from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown_command
 from wdscli.storage import Source, base_name, folder_of, is_local, is_stream, local_path
 from wdscli.storage.addresses import VIEW_SUFFIX, listed_address, shard_address, view_of
-from wdscli.storage.opening import COMPRESSED_SUFFIX, read_noted
+from wdscli.storage.opening import compression_of, read_noted
 from wdscli.storage.patterns import NAME
 from wdscli.tar import Form
 from wdscli.tar.header import MTIMES
@@ -176,7 +176,9 @@ def _manifest(
     contents, provenance = plan.contents, plan.provenance
     folders = [folder_of(output.manifest_address or "") for output in contents.outputs]
     names = [shard.address.removeprefix(folders[shard.part]) for shard in contents.shards]
-    shards = [shard.info(COMPRESSED_SUFFIX.sub("", name)) for shard, name in zip(contents.shards, names)]
+    shards = [
+        shard.info(name.removesuffix(compression_of(name))) for shard, name in zip(contents.shards, names)
+    ]
     return Manifest(
         base_name(address).removesuffix(VIEW_SUFFIX),
         tuple(shards),

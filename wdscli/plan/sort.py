@@ -27,7 +27,6 @@ from xxhash import xxh3_128_hexdigest
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_text
 from wdscli.plan.orders import VALUED_BYTES, Arrangement, Order, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.split import KeyExtract
@@ -41,6 +40,7 @@ from wdscli.selection.places import Absent, FloatText
 from wdscli.selection.reading import MemberReader
 from wdscli.selection.where import Value
 from wdscli.shards.index import Index
+from wdscli.text import to_text
 
 How = Literal["plain", "natural", "numeric"]
 Missing = Literal["first", "last", "error"]

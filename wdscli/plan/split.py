@@ -24,7 +24,6 @@ from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
 from wdscli.arrays import I64, U32, U64, blocks_of, numpy
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.ordering import parts_of_ranks, ranks_of, stratified
 from wdscli.plan.cut import FIELD, Outputs, Part, checked_part
 from wdscli.plan.orders import Arrangement, InputOrder, Order, SurveyedSamples
@@ -40,6 +39,7 @@ from wdscli.selection.where import Value
 from wdscli.shards.index import Index
 from wdscli.storage import addresses_of, base_name, read_all
 from wdscli.storage.addresses import natural
+from wdscli.text import to_bytes, to_text
 
 MOST_PARTS = 10_000
 MISSING = b""

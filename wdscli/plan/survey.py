@@ -346,7 +346,7 @@ def survey(
                 state.count_arrays(usual.arrays)
                 tick(offset + usual.end - position)
                 position = offset + usual.end
-                walk.begin = position, state.end
+                walk = walk._replace(begin=(position, state.end))
         for batch, chosen in walk.chosen(indexed, requested=payloads.fields):
             if batch.keys and not result.is_packed and not task.input.copy:
                 tick(batch.start(len(batch.keys) - 1) - position)

@@ -23,10 +23,10 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U8, U32, U64, Mask, Rows, SampleArrays, blocks_of, distinct, numpy, spread
 from wdscli.errors import DataError, failing
-from wdscli.model import to_text
 from wdscli.samples import SampleBatch
 from wdscli.samples.keys import hashes_of_joined
 from wdscli.selection.layers import OnConflict
+from wdscli.text import to_text
 
 HELD_BYTES = 1 << 20
 """Fewer bytes than this stay in memory, without a file."""

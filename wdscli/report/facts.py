@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wdscli.arrays import numpy
 from wdscli.look.quality import WINDOW, Mixing, Quality, measure
 from wdscli.look.summary import FieldSizes, Summary, middle
-from wdscli.model import to_text
 from wdscli.report import charts
 from wdscli.report.looking import CAPTIONS, CLASSES, Card, PayloadFacts, field_type
 from wdscli.selection.named import class_name
 from wdscli.storage.addresses import natural
+from wdscli.text import to_text
 from wdscli.units import human_size
 from wdscli.verify.findings import FindingKind, by_kind, undecoded_text
 from wdscli.verify.set import VerifyReport

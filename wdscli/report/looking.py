@@ -37,12 +37,12 @@ from wdscli.codecs.kinds import KINDS, FieldKind, find
 from wdscli.errors import DataError, StorageError
 from wdscli.look.listing import Page
 from wdscli.look.unpack import cut, excerpt, guessed_text, picture_size, visible
-from wdscli.model import to_text
 from wdscli.samples.reading import ExpectedMember
 from wdscli.shards.index import Index
 from wdscli.shards.proof import find_index
 from wdscli.storage import Source, is_local, open_source
 from wdscli.tar import KIND_MASK, REGULAR
+from wdscli.text import to_text
 
 Counted = TypeVar("Counted")
 

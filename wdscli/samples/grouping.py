@@ -22,7 +22,6 @@ from operator import or_
 from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import DataError
-from wdscli.model import to_bytes, to_text
 from wdscli.samples.keys import split_name, why_ignored
 from wdscli.tar import (
     CANONICAL,
@@ -41,6 +40,7 @@ from wdscli.tar import (
     padded,
 )
 from wdscli.tar.reader import CHUNK_BYTES, new_scanner, scan_salvaging, walk
+from wdscli.text import to_bytes, to_text
 
 Dropped = dict[str, int]
 _MAKE_REGULAR = {

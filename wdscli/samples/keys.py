@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from wdscli.arrays import I64, U64, numpy
 from wdscli.errors import DataError, UsageError, failing, printable
-from wdscli.model import to_text
 from wdscli.tar import DIRECTORY, core
+from wdscli.text import to_text
 
 if TYPE_CHECKING:
     Run: TypeAlias = tuple[U64, U64]

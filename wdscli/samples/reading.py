@@ -16,14 +16,17 @@ This module does not know where bytes and expectations come from, and does not k
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError
-from wdscli.model import Sample, to_bytes, to_text
 from wdscli.samples.grouping import Grouper, duplicate_field
 from wdscli.samples.keys import split_name
 from wdscli.tar import KIND_MASK, ByteSource, Columns, Scanner, Window, core, scan
 from wdscli.tar.header import BLOCK, checksum_is_right
+from wdscli.text import to_bytes, to_text
+
+if TYPE_CHECKING:
+    from wdscli.model import Sample
 
 _KNOWN_FIELDS = 1 << 12
 HEAP_BLOCK_BYTES = 31 << 20
@@ -51,6 +54,9 @@ class _Reading:
     """The samples that were read but not yet yielded. The last sample may continue in the next window."""
 
     def __init__(self, shard: str, fields: frozenset[str] | None) -> None:
+        from wdscli.model import Sample
+
+        self._new_sample = Sample
         self._shard = shard
         self._fields = fields
         self._samples: list[Sample] = []
@@ -92,7 +98,7 @@ class _Reading:
             source.size or 0,
             self._prefix,
             self._texts,
-            Sample,
+            self._new_sample,
             self._shard,
             self._samples,
         )
@@ -111,7 +117,7 @@ class _Reading:
         key, field = parts
         if self._prefix != key + b".":
             index = self._samples[-1].index + 1 if self._samples else 0
-            self._samples.append(Sample(to_text(key), {}, self._shard, index))
+            self._samples.append(self._new_sample(to_text(key), {}, self._shard, index))
             self._prefix = key + b"."
         text = self._text(field)
         if text is None:

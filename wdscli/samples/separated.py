@@ -11,11 +11,15 @@ collects their keys. This module does not know where samples come from.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from wdscli.arrays import SampleArrays, numpy
 from wdscli.errors import DataError
-from wdscli.model import Sample, to_text
 from wdscli.samples.grouping import SampleBatch
+from wdscli.text import to_text
+
+if TYPE_CHECKING:
+    from wdscli.model import Sample
 
 JOIN_HINT = "the files of a sample must be next to each other; `wds repair SHARDS -o OUT` joins them"
 MOST_KEYS = 1 << 15

@@ -18,16 +18,15 @@ its name, so that no field is lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wdscli.arrays import SampleArrays
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch, check_name
 from wdscli.samples.grouping import PayloadOf, SampleAt
 from wdscli.selection.named import MissingName, Named, SeenNames, is_like, listed
+from wdscli.text import to_bytes, to_text
 from wdscli.units import whole_number
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ OnError = Literal["stop", "skip"]
 _FOLLOWED_AT_MOST = 64
 
 
-@dataclass(slots=True, eq=False)
 class SelectionState:
     """The counts of a selection over all inputs. Each run of a command has its own.
 
@@ -51,18 +49,14 @@ class SelectionState:
     ``matched_keys`` has the keys and globs that samples match, and ``seen_names`` has other names seen. ``end`` is the
     place in the shard after the last batch. ``ties`` counts chosen samples with the last rank."""
 
-    on_error: OnError = "stop"
-    seen_samples: int = 0
-    matched: int = 0
-    kept: int = 0
-    members: int = 0
-    payload_bytes: int = 0
-    done: bool = False
-    end: int = 0
-    ties: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    matched_keys: set[bytes] = field(default_factory=set)
-    seen_names: SeenNames = field(default_factory=SeenNames)
+    def __init__(self, on_error: OnError = "stop") -> None:
+        self.on_error: OnError = on_error
+        self.seen_samples = self.matched = self.kept = self.members = self.payload_bytes = 0
+        self.done = False
+        self.end = self.ties = 0
+        self.dropped: dict[str, int] = {}
+        self.matched_keys: set[bytes] = set()
+        self.seen_names = SeenNames()
 
     def drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1

@@ -20,9 +20,9 @@ from typing import Any
 
 from wdscli.arrays import U64, numpy
 from wdscli.errors import InputError, UsageError
-from wdscli.model import to_bytes
 from wdscli.selection.values import MISSING, GrowingNumbers, Numbers
 from wdscli.storage import base_name, is_local, local_path, open_source, read_all
+from wdscli.text import to_bytes
 
 COLUMN = "key"
 _PARQUET = b"PAR1"

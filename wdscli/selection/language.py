@@ -20,10 +20,10 @@ from xxhash import xxh3_64_intdigest
 from wdscli.codecs.handlers import held_extension
 from wdscli.codecs.partial import HeadOf
 from wdscli.errors import UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.selection.expressions import expression
 from wdscli.selection.named import Named, hint_of, is_like
 from wdscli.selection.places import NAMES, PAYLOADS, Path, Place, field_and_steps, is_document, is_reserved
+from wdscli.text import to_bytes, to_text
 
 _TEXT_NAMES = ("key", "shard", "txt")
 

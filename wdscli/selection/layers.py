@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from wdscli.errors import DataError
-from wdscli.model import to_text
+from wdscli.text import to_text
 
 OnConflict = Literal["error", "left", "right", "suffix"]
 Shape: TypeAlias = tuple[bytes, ...]

@@ -14,11 +14,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wdscli.errors import UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import MissingName, SeenNames, listed
 from wdscli.selection.near import NearHashes, checked_bits, hash_of
 from wdscli.storage import addresses_of, base_name, is_local, is_stream, local_path
+from wdscli.text import to_bytes, to_text
 
 if TYPE_CHECKING:
     from wdscli.selection.where import Value

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from wdscli.errors import nearest
-from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
 from wdscli.selection.places import Absent, EachValue, Path, Place, class_number, field_value, step_into
+from wdscli.text import to_bytes, to_text
 
 _SHOWN = 8
 _NAMED_AT_MOST = 3

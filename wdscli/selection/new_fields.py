@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from wdscli.codecs.cells import cell_payload
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.samples import check_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.where import Value
+from wdscli.text import to_bytes, to_text
 
 
 class NewField(NamedTuple):

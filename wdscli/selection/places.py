@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.codecs.handlers import held_extension, inflate
 from wdscli.codecs.kinds import find, names_of
-from wdscli.model import to_bytes
+from wdscli.text import to_bytes
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -32,10 +32,9 @@ MAX_DOCUMENT_BYTES = 1 << 26
 _DOCUMENTS = names_of("json", "msgpack", "cbor")
 _NAME = r"[\w\udc80-\udcff][\w\udc80-\udcff:@$-]*"
 _STEP = rf"""\.({_NAME})|\[(-?[0-9]{{1,9}})\]|\["([^"]*)"\]|\['([^']*)'\]"""
-_PLACE = re.compile(rf"""\.?({_NAME}(?:\.{_NAME})*)((?:{_STEP})*)""")
-_STEPS = re.compile(_STEP)
-_CONSTANT = re.compile(r"[0-9][0-9._]*([eE][0-9]+)?|None|True|False|and|for|if|in|is|not|or")
-_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+_PLACE = rf"""\.?({_NAME}(?:\.{_NAME})*)((?:{_STEP})*)"""
+_CONSTANT = r"[0-9][0-9._]*([eE][0-9]+)?|None|True|False|and|for|if|in|is|not|or"
+_DECIMAL = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?"
 _DECIMAL_DIGITS = 16
 
 
@@ -105,8 +104,8 @@ def parse_place(text: str) -> Place | None:
     >>> parse_place("info.json.boxes[0]['a b']"), parse_place(".size"), parse_place("json.a-json.b")
     (Place(field=b'info.json', path=('boxes', 0, 'a b')), Place(field=b'size', path=()), None)
     """
-    match = _PLACE.fullmatch(text)
-    if match is None or _CONSTANT.fullmatch(text):
+    match = re.fullmatch(_PLACE, text)
+    if match is None or re.fullmatch(_CONSTANT, text):
         return None
     names = match[1].split(".")
     operands = [re.split(r"[.\[]", operand)[0] for operand in text.split("-")]
@@ -114,7 +113,7 @@ def parse_place(text: str) -> Place | None:
         return None
     field, steps = field_and_steps(names)
     path: list[str | int] = [*steps]
-    for step in _STEPS.finditer(match[2]):
+    for step in re.finditer(_STEP, match[2]):
         path.append(int(step[2]) if step[2] else step[step.lastindex or 0])
     return None if path and not is_document(field) else Place(to_bytes(field), tuple(path))
 
@@ -206,6 +205,6 @@ def _class(payload: bytes) -> int | str | None:
 
 def _number_or_text(payload: bytes) -> float | str | None:
     text = payload.decode().strip()
-    if len(text) > _DECIMAL_DIGITS or not _DECIMAL.fullmatch(text):
+    if len(text) > _DECIMAL_DIGITS or not re.fullmatch(_DECIMAL, text):
         return text or None
     return float(text) if "." in text else int(text)

@@ -20,7 +20,6 @@ from typing import Any
 
 from wdscli.arrays import Backing, Piece
 from wdscli.codecs.partial import HEAD_BYTES, PartialPayload, Payload, whole_names
-from wdscli.model import to_text
 from wdscli.samples import SampleBatch, new_batch, split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.reading import ExpectedMember
@@ -29,6 +28,7 @@ from wdscli.storage.ends import PIECE_BYTES, RangesInMemory, pieces_of
 from wdscli.storage.local import is_cold
 from wdscli.tar import Window, core, padded
 from wdscli.tar.scan import cut
+from wdscli.text import to_text
 
 MAX_LOOKED_INTO_BYTES = 1 << 26
 """A larger payload is not decoded, so that a shard cannot exhaust memory."""

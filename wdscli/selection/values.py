@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.arrays import Mask, numpy
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import PayloadOf, SampleAt
 from wdscli.schema import check
 from wdscli.selection.places import parse_place
+from wdscli.text import to_bytes
 
 if TYPE_CHECKING:
     from wdscli.selection.where import Value

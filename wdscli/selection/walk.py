@@ -12,16 +12,15 @@ This module does not know why an index is used, and does not know what the sampl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from wdscli.errors import DataError
-from wdscli.model import to_text
 from wdscli.samples import IgnoredMembers, SampleBatch, iter_batches, may_be_unsafe, why_unsafe
 from wdscli.samples.grouping import Dropped, Salvager
 from wdscli.selection.choice import Selection, SelectionState
 from wdscli.selection.reading import MemberReader
 from wdscli.tar import CANONICAL, Form
+from wdscli.text import to_text
 
 
 class Salvage(NamedTuple):
@@ -33,8 +32,7 @@ class Salvage(NamedTuple):
     expected_samples: int = -1
 
 
-@dataclass(slots=True)
-class Walk:
+class Walk(NamedTuple):
     """One pass over the samples of the shard that ``payloads`` reads. ``state`` goes from shard to shard. With
     ``lenient``, links and repeated fields are no errors. ``begin`` is the offset of the first sample of the walk, and
     the number of samples before it."""

@@ -34,7 +34,6 @@ from simpleeval import InvalidExpression, SimpleEval
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError, UsageError, WdsError
-from wdscli.model import to_bytes, to_text
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.expressions import MATCH_SECONDS
 from wdscli.selection.language import (
@@ -73,6 +72,7 @@ from wdscli.selection.places import (
     step_into,
     unpacked,
 )
+from wdscli.text import to_bytes, to_text
 
 __all__ = ["FUNCTIONS", "TEXT_METHODS", "ClassNumber", "Value"]
 

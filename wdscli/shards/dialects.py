@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
 from wdscli.samples import SampleBatch
 from wdscli.shards.index import Index
 from wdscli.shards.reading import index_batches
@@ -33,6 +32,7 @@ from wdscli.shards.tables import (
 )
 from wdscli.storage import base_name, exists, sibling
 from wdscli.storage.ends import PIECE_BYTES
+from wdscli.text import to_bytes, to_text
 
 if TYPE_CHECKING:
     import sqlite3

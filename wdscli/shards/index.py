@@ -36,7 +36,7 @@ from wdscli.arrays import (
     steps,
 )
 from wdscli.errors import DataError
-from wdscli.model import Facts, FieldTotals, to_text
+from wdscli.model import Facts, FieldTotals
 from wdscli.samples import RAGGED, SampleBatch, new_batch
 from wdscli.samples.reading import ExpectedMember
 from wdscli.schema import check
@@ -46,6 +46,7 @@ from wdscli.storage import base_name, sibling
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, padded
 from wdscli.tar.header import MTIMES
 from wdscli.tar.writer import Places
+from wdscli.text import to_text
 
 
 class Check(IntEnum):

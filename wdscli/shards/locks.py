@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import time
 import weakref
 from collections import defaultdict
@@ -297,7 +298,7 @@ def _listed(folder: str, end: str = "") -> list[str] | None:
 def _temporaries_in(folder: str) -> Iterator[tuple[str, str]]:
     """Return the temporary files in a folder, each with the name of its final file."""
     for name in _listed(folder, ".tmp") or ():
-        if match := TEMPORARY.fullmatch(name):
+        if match := re.fullmatch(TEMPORARY, name):
             yield folder + name, match[1]
 
 

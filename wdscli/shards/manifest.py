@@ -27,7 +27,7 @@ from wdscli.shards.view import View, from_json, to_json
 from wdscli.shown import shown, shown_in
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
 from wdscli.storage.addresses import local_path
-from wdscli.storage.opening import COMPRESSED_SUFFIX
+from wdscli.storage.opening import compression_of
 from wdscli.tar.header import BLOCK, MTIMES
 
 KIND = "wids-shard-index-v1"
@@ -338,7 +338,7 @@ def _shard(entry: Mapping[str, Any], *, has_index: bool) -> ShardInfo:
     if not name or "\0" in name:
         raise ValueError("the name of a shard has a zero byte" if name else "a shard has no name")
     size, members = entry.get("filesize", UNKNOWN), max(entry["nsamples"], entry.get("members", UNKNOWN))
-    if 0 <= size < members * BLOCK and COMPRESSED_SUFFIX.search(name) is None:
+    if 0 <= size < members * BLOCK and not compression_of(name):
         raise ValueError(f"{name} has {members} members in {size} bytes")
     return ShardInfo(
         name=name,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError, WdsError
-from wdscli.model import Member, Sample, ShardInfo, to_text
+from wdscli.model import Member, Sample, ShardInfo
 from wdscli.samples import IgnoredMembers, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.separated import SeparatedSamples, separated
 from wdscli.selection import Selection
@@ -25,6 +25,7 @@ from wdscli.shards.index import Index
 from wdscli.shards.proof import find_index, scan_index, scanned_index, unproven_text
 from wdscli.storage import Source, open_source
 from wdscli.tar import CANONICAL, Form, members
+from wdscli.text import to_text
 
 ALGORITHMS = ("xxh3_128", "sha256", "md5", "none")
 

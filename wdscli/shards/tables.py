@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import Backing, Piece
 from wdscli.errors import DataError, UsageError
-from wdscli.model import to_bytes, to_text
+from wdscli.text import to_bytes, to_text
 
 Cell = None | bool | int | float | str | bytes | tuple[str]
 

@@ -21,7 +21,7 @@ from wdscli.selection.layers import OnConflict, Shape, lay_out
 from wdscli.shards.rows import Section
 from wdscli.storage import base_name, is_stream
 from wdscli.storage.addresses import VIEW_SUFFIX
-from wdscli.storage.patterns import BRACES, NAME
+from wdscli.storage.patterns import NAME, has_braces
 from wdscli.tar import Form
 
 MISSING = -1
@@ -331,7 +331,7 @@ def shards_of_view(output: str, *, keeps_shards: bool) -> str:
     >>> shards_of_view("sets/{part}.json", keeps_shards=False)
     'sets/{part}.json/{part}-%06d.tar'
     """
-    if NAME in output or "%" in output.replace("%%", "") or BRACES.search(output):
+    if NAME in output or "%" in output.replace("%%", "") or has_braces(output):
         raise UsageError(f"{output} names several files, but a view is one file", hint="-o train.json")
     stem = NAME if keeps_shards else base_name(output).removesuffix(VIEW_SUFFIX) + "-%06d"
     return f"{output}/{stem}.tar"

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from wdscli.errors import DataError, UsageError
-from wdscli.model import Sample, ShardInfo, to_bytes
+from wdscli.model import Sample, ShardInfo
 from wdscli.samples import check_name
 from wdscli.selection.values import value_names
 from wdscli.shards.manifest import Manifest
@@ -27,6 +27,7 @@ from wdscli.shards.writing import OutputSet, Payload, ShardFile, ShardSettings
 from wdscli.shown import shown
 from wdscli.storage.opening import GONE, current_versions
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, padded
+from wdscli.text import to_bytes
 from wdscli.units import plural
 
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 1024, 1024

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from wdscli.arrays import SampleArrays
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
-from wdscli.model import PendingCommit, ShardInfo, to_text
+from wdscli.model import PendingCommit, ShardInfo
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.samples.grouping import PayloadOf
 from wdscli.samples.reading import keep_heap
@@ -61,6 +61,7 @@ from wdscli.storage.kinds import note_of
 from wdscli.storage.opening import GONE, abort_uploads, current_versions, do_together, is_device
 from wdscli.tar import CANONICAL, Form, TarWriter, padding
 from wdscli.tar.crc import StoreDigest, with_md5
+from wdscli.text import to_text
 
 Payload = bytes | bytearray | memoryview
 Witness = Callable[[str, ShardInfo, str], None]

@@ -33,11 +33,20 @@ from wdscli.units import whole_number
 
 STREAM = "-"
 PIPE = "pipe:"
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
-_DIGITS = re.compile(r"([0-9]+)")
+_SCHEME_MARKS = str.maketrans("", "", "+.-")
+"""Removes what a scheme may have besides letters and digits."""
+_DIGITS = r"([0-9]+)"
 # Matches two numbers with other characters between them, and at least one bracket.
-_RANGE = re.compile(r"(?:([{(\[])\s*)?([0-9]+)\s*(?:\.{1,3}|-|:|,|\u2026|to)\s*([0-9]+)(?:\s*([)}\]]))?")
-_HALF_RANGE = re.compile(r"\{(?:[0-9]+\.\.|\.\.[0-9]+)\}")
+_RANGE = r"(?:([{(\[])\s*)?([0-9]+)\s*(?:\.{1,3}|-|:|,|\u2026|to)\s*([0-9]+)(?:\s*([)}\]]))?"
+_HALF_RANGE = r"\{(?:[0-9]+\.\.|\.\.[0-9]+)\}"
+
+
+def _split_scheme(address: str) -> tuple[str, str]:
+    """Return the part before ``://`` in lower case, and the part after it. A path has an empty scheme."""
+    word, mark, path = address.partition("://")
+    if mark and word.isascii() and word[:1].isalpha() and word.translate(_SCHEME_MARKS).isalnum():
+        return word.lower(), path
+    return "", address
 
 
 def scheme(address: str) -> str:
@@ -46,8 +55,7 @@ def scheme(address: str) -> str:
         return STREAM
     if address.startswith(PIPE):
         return "pipe"
-    match = _SCHEME.match(address)
-    return match[1].lower() if match else "file"
+    return _split_scheme(address)[0] or "file"
 
 
 OPENERS: dict[str, Callable[[str], Any]] = {}
@@ -78,8 +86,7 @@ def is_web(address: str) -> bool:
 
 def local_path(address: str) -> str:
     """Return the path of a local address."""
-    match = _SCHEME.match(address)
-    path = address[match.end() :] if match else address
+    path = _split_scheme(address)[1]
     folder = _folder.get()
     return os.path.join(folder, path) if folder and path else path
 
@@ -178,8 +185,8 @@ def base_name(address: str) -> str:
 def natural(name: str) -> tuple[list[str | int], str]:
     """Return a sort key that puts ``img2`` before ``img10``. If the keys of two texts are equal, the texts themselves
     decide."""
-    parts: list[str | int] = list(_DIGITS.split(name))
-    parts[1::2] = [whole_number(digits) for digits in _DIGITS.findall(name)]
+    parts: list[str | int] = list(re.split(_DIGITS, name))
+    parts[1::2] = [whole_number(digits) for digits in re.findall(_DIGITS, name)]
     return parts, name
 
 
@@ -204,14 +211,14 @@ def same_file(address: str, other_address: str) -> bool:
 def range_hint(address: str) -> str | None:
     """Return a hint for a missing address that looks like a mistyped range of numbers: ``{0.4}``, ``{0-4}``,
     ``{0..4``."""
-    if _HALF_RANGE.search(address):
+    if re.search(_HALF_RANGE, address):
         return "a range in braces has two ends: {00000..00041}"
-    meant = _RANGE.sub(lambda m: f"{{{m[2]}..{m[3]}}}" if m[1] or m[4] else m[0], address)
+    meant = re.sub(_RANGE, lambda m: f"{{{m[2]}..{m[3]}}}" if m[1] or m[4] else m[0], address)
     return f"did you mean '{meant}'?" if meant != address else None
 
 
 NO_PIPE = "WDSCLI_NO_PIPE"
-_AUTHORITY = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://([^/?#]*)")
+_AUTHORITY = r"[A-Za-z][A-Za-z0-9+.\-]*://([^/?#]*)"
 PORTS = {"http": ":80", "https": ":443"}
 _HINT = "if you trust it: --trust-addresses, or trust_addresses=True in code"
 
@@ -294,7 +301,7 @@ def _why_not(document: str, name: str, is_path: bool, is_absolute: bool) -> str:
 
 def _origin(address: str) -> tuple[str, str]:
     """Return the scheme and the host, or for a store the bucket, without login and default port."""
-    authority = _AUTHORITY.match(address)
+    authority = re.match(_AUTHORITY, address)
     kind = scheme(address)
     host = authority[1] if authority else ""
     # Some programs read a backslash as a slash, so the host is uncertain. Return the whole address instead.

@@ -26,9 +26,9 @@ from wdscli.storage.addresses import PORTS, is_local, is_web, scheme
 TOKEN = "WDSCLI_HTTP_TOKEN"
 AIS = "AIS_ENDPOINT"
 # RFC 6750, 2.1: b64token = 1*( ALPHA / DIGIT / "-" / "." / "_" / "~" / "+" / "/" ) *"="
-_TOKEN_OF_HOST = re.compile(r"([A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?=([A-Za-z0-9\-._~+/]+=*)")
-_HOST = re.compile(r"https?://(?:[^/?#]*@)?(\[[^\]/]*\]|[^/?#:]*)(:[0-9]+)?", re.IGNORECASE)
-_WORD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):(/{0,2})([^/].*)", re.DOTALL)
+_TOKEN_OF_HOST = r"([A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?=([A-Za-z0-9\-._~+/]+=*)"
+_HOST = r"(?i)https?://(?:[^/?#]*@)?(\[[^\]/]*\]|[^/?#:]*)(:[0-9]+)?"
+_WORD = r"(?s)([A-Za-z][A-Za-z0-9+.\-]+):(/{0,2})([^/].*)"
 _FILES = (".json", ".done", ".wdx")
 NOTE = "wdscli-note"
 """The name of an object's note on S3; the prefix is ``x-amz-meta-``."""
@@ -185,12 +185,12 @@ def token_for(address: str) -> str | None:
     >>> del os.environ["WDSCLI_HTTP_TOKEN"]
     """
     tokens = os.environ.get(TOKEN, "")
-    host_match = _HOST.match(address) if tokens else None
+    host_match = re.match(_HOST, address) if tokens else None
     if host_match is None:
         return None
     host, port = host_match[1].lower(), host_match[2] or PORTS[scheme(address)]
     for token in tokens.split():
-        match = _TOKEN_OF_HOST.fullmatch(token)
+        match = re.fullmatch(_TOKEN_OF_HOST, token)
         if match is None:
             raise UsageError(
                 f"{TOKEN} has a token without a host", hint=f"export {TOKEN}=HOST=TOKEN, or HOST:PORT=TOKEN"
@@ -314,7 +314,7 @@ def container_of(address: str) -> str:
 
 
 # For every object, some stores report the MD5 of zero bytes, or only zeros.
-_MD5 = re.compile(r'"(?!(.)\1{31}|d41d8cd98f00b204e9800998ecf8427e)[0-9a-f]{32}(-[0-9]+)?"')
+_MD5 = r'"(?!(.)\1{31}|d41d8cd98f00b204e9800998ecf8427e)[0-9a-f]{32}(-[0-9]+)?"'
 
 
 def stored_version(address: str, version: str) -> str:
@@ -357,7 +357,7 @@ def tells_bytes(stored: str) -> bool:
     """
     kind, _, etag = stored.partition(" ")
     etags = KINDS.get(kind, _OTHER).etags
-    return etags == "versions" or (etags == "bytes" and _MD5.fullmatch(etag) is not None)
+    return etags == "versions" or (etags == "bytes" and re.fullmatch(_MD5, etag) is not None)
 
 
 def is_other_version(before: str, now: str) -> bool:
@@ -474,7 +474,7 @@ def is_file_name(path: str) -> bool:
 def meant_address(address: str) -> str | None:
     """Return a hint for a local address, or an address of an unknown scheme, that looks like a mistyped URL or command:
     ``s3:/bucket/x``, ``htps://host/x``, ``pip:CMD``. Return None for the name of an existing file."""
-    match = _WORD.match(address)
+    match = re.match(_WORD, address)
     if match is None or (is_local(address) and os.path.lexists(address)):
         return None
     word, slashes, after = match[1].lower(), match[2], match[3]

@@ -276,7 +276,7 @@ class LocalSink(Sink):
             os.unlink(self._temporary)
 
 
-TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
+TEMPORARY = r"(?s)\.(.+)\.[0-9a-f]{12}\.tmp"
 """The name of a temporary file. The group is the name of the final file, or its first characters if it is long."""
 _LIST_AGAIN_SECONDS = 10.0
 _FOLDERS = 64
@@ -300,7 +300,7 @@ def _remove_leftovers(folder: str, name: str) -> None:
     if now - listed_at >= _LIST_AGAIN_SECONDS:
         temporaries = {}
         with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
-            for match in filter(None, (TEMPORARY.fullmatch(entry.name) for entry in entries)):
+            for match in filter(None, (re.fullmatch(TEMPORARY, entry.name) for entry in entries)):
                 temporaries.setdefault(match[1], []).append(match[0])
         if len(_leftovers) >= _FOLDERS:
             _leftovers.clear()

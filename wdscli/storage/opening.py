@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 LOOK_BYTES = 512
 """One block, which is enough to distinguish a compressed stream from a tar."""
-COMPRESSED_SUFFIX = re.compile(r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$")
-_COMPRESSED_TAR = re.compile(r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$")
+_COMPRESSED = r"\.(gz|bz2|xz|zst|lz4|Z|tgz|tbz2?|txz|tzst)$"
+_COMPRESSED_TAR = r"\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz|tbz2?|txz|tzst)$"
 MAX_READ_WHOLE_BYTES = 1 << 30
 """The most bytes that are read from a stream, because it may have no end."""
 GONE = "gone"
@@ -282,7 +282,7 @@ def open_sink(
 
 def _refuse_compressed(address: str) -> None:
     """Refuse to write uncompressed bytes under the name of a compressed file."""
-    match = _COMPRESSED_TAR.search(address)
+    match = re.search(_COMPRESSED_TAR, address)
     if match:
         raise UsageError(
             f"cannot write {address}: the suffix means compression, but the output is not a shard",
@@ -439,17 +439,23 @@ def _version_by(find: Callable[[str], Entry | None], address: str) -> tuple[int,
     return (entry.size, entry.version) if entry and entry.size and entry.etag else None
 
 
+def compression_of(name: str) -> str:
+    """Return the suffix of the name of a compressed file, or an empty text.
+
+    >>> compression_of("a.tar.zst"), compression_of("a.tgz"), compression_of("a.tar")
+    ('.zst', '.tgz', '')
+    """
+    match = re.search(_COMPRESSED, name)
+    return match[0] if match else ""
+
+
 def is_pinnable(address: str) -> bool:
     """Return whether :func:`open_pinned` can open an address. It must be a shard on S3 with the name of an uncompressed
     tar, and shards must not be cached."""
     from wdscli.storage.retry import network
 
     chosen = network()
-    return (
-        has_notes(address)
-        and not (chosen.cache_dir or chosen.held_dir)
-        and COMPRESSED_SUFFIX.search(address) is None
-    )
+    return has_notes(address) and not (chosen.cache_dir or chosen.held_dir) and not compression_of(address)
 
 
 def has_notes(address: str) -> bool:

@@ -44,16 +44,16 @@ SIDE_FILES = (
 )  # fmt: skip
 """The suffixes of side files, which are not shards."""
 # ``::`` inside [...] does not separate: http://[::1]/ contains a network address, not two shards.
-_JOIN = re.compile(r"::(?![^\[]*\])")
-_GLOB = re.compile(r"[*?\[]")
-_INNER_STARS = re.compile(r"(?<![^/])\*\*(?=[^/*])|(?<=[^/*])\*\*+")
-_SEQUENCE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
-_RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
+_JOIN = r"::(?![^\[]*\])"
+_GLOB = r"[*?\[]"
+_INNER_STARS = r"(?<![^/])\*\*(?=[^/*])|(?<=[^/*])\*\*+"
+_SEQUENCE = r"\{([0-9]+)\.\.([0-9]+)\}"
+_RANGE = r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}"
 MAX_NAMES = 10_000_000
 """The largest number of names from braces, and of numbered shards."""
 NAME = "{name}"
 """The placeholder in an output for the name of the input shard without its suffix."""
-BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+_BRACES = r"\{[^{}]*(?:,|\.\.)[^{}]*\}"
 """Matches braces that expand to several names, unlike ``{part}``."""
 
 
@@ -126,10 +126,10 @@ def expand(
     if address == STREAM or (is_local(address) and os.path.exists(local_path(address))):
         is_folder = address != STREAM and os.path.isdir(local_path(address))
         return _folder(address, words) if is_folder else [address]
-    parts = _JOIN.split(address)
+    parts = re.split(_JOIN, address)
     if len(parts) > 1:
         return [shard for part in parts if part for shard in further(part)]
-    if BRACES.search(address):
+    if has_braces(address):
         return [shard for name in expand_braces(address, InputError) for shard in _pattern(name, words)]
     return _pattern(address, words)
 
@@ -157,12 +157,17 @@ def _is_folder(address: str) -> bool:
     return is_remote_folder(address)
 
 
+def has_braces(text: str) -> bool:
+    """Return whether a text has braces with alternatives or a range."""
+    return bool(re.search(_BRACES, text))
+
+
 def has_glob(address: str) -> bool:
     """Return whether ``address`` has a wildcard. In a web address, ``?`` begins the query, and ``[`` may be part of the
     host."""
     if is_web(address):
         return "*" in address.partition("?")[0]
-    return bool(_GLOB.search(address))
+    return bool(re.search(_GLOB, address))
 
 
 def _listed(address: str, trusted: bool) -> list[str]:
@@ -209,7 +214,7 @@ def _json_list(name: str, text: bytes) -> list[str] | None:
 
 def _sequences(command: str) -> list[str]:
     """Expand ``{000..041}`` in a command, which may have other braces (``awk '{print $1, $2}'``)."""
-    match = _SEQUENCE.search(command)
+    match = re.search(_SEQUENCE, command)
     if not match:
         return [command]
     low, high = match[1], match[2]
@@ -224,7 +229,7 @@ def _sequences(command: str) -> list[str]:
 def check_count(text: str, error: type[InputError] | type[UsageError]) -> None:
     """Before braces are expanded, raise ``error`` if they have more names than any set."""
     total = 1
-    for first, last, step in _RANGE.findall(text):
+    for first, last, step in re.findall(_RANGE, text):
         total *= abs(whole_number(last) - whole_number(first)) // max(1, abs(whole_number(step or "1"))) + 1
         if total > MAX_NAMES:
             raise error(
@@ -265,7 +270,7 @@ def whole_stars(pattern: str) -> list[str]:
     >>> whole_stars("a/**.tar"), whole_stars("a/**/b"), whole_stars("x**y.tar")
     (['a/**/*.tar'], ['a/**/b'], ['x*y.tar', 'x*/**/*y.tar'])
     """
-    match = _INNER_STARS.search(pattern)
+    match = re.search(_INNER_STARS, pattern)
     if match is None:
         return [pattern]
     before, after = pattern[: match.start()], pattern[match.end() :]
@@ -289,7 +294,7 @@ def _why_none(address: str) -> str | None:
     if not is_local(address):
         return range_hint(address)
     path = local_path(address)
-    match = _GLOB.search(path)
+    match = re.search(_GLOB, path)
     folder = os.path.dirname(path[: match.start()] if match else path)
     if folder and not os.path.isdir(folder):
         return f"there is no folder {folder}"
@@ -332,7 +337,9 @@ def _folder(address: str, words: Words | None) -> list[str]:
 def _is_other_folder(address: str) -> bool:
     """Return whether an address is a local folder. A folder with the name of a shard is kept, because a shard may have
     been replaced by it: to open it is an error."""
-    return is_local(address) and _WHOLE_SUFFIX.search(address) is None and os.path.isdir(local_path(address))
+    return (
+        is_local(address) and re.search(_WHOLE_SUFFIX, address) is None and os.path.isdir(local_path(address))
+    )
 
 
 def _folders_below(prefix: str) -> list[str]:
@@ -367,10 +374,10 @@ def _view_in(prefix: str) -> str | None:
     return f"to read a view or manifest, name its file: {prefix}{views[0]}" if views else None
 
 
-_ODD = re.compile(r"%(?!0?[0-9]*d)")
-_FIELD = re.compile(r"%0?[0-9]*d")
-_TAR_SUFFIX = re.compile(r"\.tar(\.[A-Za-z0-9]+)?$|\.t[a-z0-9]z2?$|\.tzst$")
-_WHOLE_SUFFIX = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|lz4))?|tgz)$")
+_ODD = r"%(?!0?[0-9]*d)"
+_FIELD = r"%0?[0-9]*d"
+_TAR_SUFFIX = r"\.tar(\.[A-Za-z0-9]+)?$|\.t[a-z0-9]z2?$|\.tzst$"
+_WHOLE_SUFFIX = r"\.(tar(\.(gz|bz2|xz|zst|lz4))?|tgz)$"
 _JOINTS = "-_."
 MAX_DIGITS = 200
 """The most digits of a shard's number. No file system has longer names."""
@@ -382,7 +389,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("train-000000.v1.tar.zst"), plain_name("a.tgz"), plain_name("b")
     ('train-000000.v1', 'a', 'b')
     """
-    return _TAR_SUFFIX.sub("", name) or name
+    return re.sub(_TAR_SUFFIX, "", name) or name
 
 
 def _check_suffix(text: str) -> None:
@@ -437,13 +444,13 @@ class OutputPattern:
         _check_suffix(text)
         if is_local(text) and (meant := meant_address(text)):
             raise UsageError(f"{text} is a local path", hint=f"{meant} To write a local file, use ./{text}")
-        if odd := _ODD.search(text.replace("%%", "\0\0")):
+        if odd := re.search(_ODD, text.replace("%%", "\0\0")):
             raise UsageError(
                 f"cannot read the % at character {odd.start() + 1} of {text} as a shard's number",
                 hint="%06d is the shard's number, %% a percent sign",
             )
         parts, names = _parts(text, "use only one %06d"), None
-        if BRACES.search(text):
+        if has_braces(text):
             if parts.field is not None:
                 hint = "use braces for an exact number of shards, or %06d for any number"
                 raise UsageError(f"{text} has braces and a %d field", hint=hint)
@@ -521,9 +528,11 @@ class OutputPattern:
             raise UsageError(f"{self.text} has no folder for {suffix}")
         before, field, _ = self._parts
         if self._names is not None:
-            before = BRACES.split(before, maxsplit=1)[0]  # the braces were replaced by the names of inputs
+            before = re.split(_BRACES, before, maxsplit=1)[
+                0
+            ]  # the braces were replaced by the names of inputs
         elif field is None:
-            before = _TAR_SUFFIX.sub("", before)
+            before = re.sub(_TAR_SUFFIX, "", before)
         folder, name = split_folder(before)
         name = name.rstrip(_JOINTS)
         return f"{folder}{name}-{suffix}" if name else folder + suffix
@@ -594,7 +603,7 @@ class _Parts(NamedTuple):
 
 def _parts(text: str, hint: str) -> _Parts:
     """Split a text at its field. ``%%`` is a percent sign. Any other ``%`` that begins no field stays unchanged."""
-    fields = list(_FIELD.finditer(text.replace("%%", "\0\0")))
+    fields = list(re.finditer(_FIELD, text.replace("%%", "\0\0")))
     if len(fields) > 1:
         raise UsageError(f"{text} has two fields for the shard's number", hint=hint)
     if not fields:

@@ -14,7 +14,6 @@ Tar Format" and "GNU tar and POSIX tar".
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from struct import Struct
 from typing import Literal, NamedTuple
@@ -202,9 +201,6 @@ def pax_record(keyword: bytes, value: bytes) -> bytes:
     return b"%d %b=%b\n" % (length, keyword, value)
 
 
-_OCTAL = re.compile(rb"([0-7]*) *\Z")
-
-
 def parse_number(field: bytes, what: str) -> int:
     """Parse a numeric field. It has octal digits, with spaces and NULs before them, and a NUL, a space or the field's
     end after them. If the first byte is 0x80 or 0xFF, the other bytes are a big-endian two's complement number (GNU's
@@ -217,11 +213,11 @@ def parse_number(field: bytes, what: str) -> int:
         return int.from_bytes(field[1:], "big")
     if field[0] == 0xFF:
         return int.from_bytes(field[1:], "big") - (1 << 8 * (len(field) - 1))
-    match = _OCTAL.match(field.lstrip(b"\0 ").partition(b"\0")[0])
-    if match is None:
+    digits = field.lstrip(b"\0 ").partition(b"\0")[0].rstrip(b" ")
+    if digits.strip(b"01234567"):
         code = "bad-size" if what == "size" else "bad-header"
         raise DataError(f"{what} field {field!r} is not an octal number", code=code)
-    return int(match[1] or b"0", 8)
+    return int(digits or b"0", 8)
 
 
 def parse_size(field: bytes) -> int:

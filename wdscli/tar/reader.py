@@ -21,12 +21,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wdscli.errors import DataError, InputError
-from wdscli.model import Member, to_text
 from wdscli.tar.header import BLOCK, CANONICAL, Form, checksum_is_right, padded, parse_block, parse_number
 from wdscli.tar.scan import Columns, Scanner, cut
+from wdscli.text import to_text
+
+if TYPE_CHECKING:
+    from wdscli.model import Member
 
 CHUNK_BYTES = 1 << 18
 FIRST_CHUNK_BYTES = 1 << 16
@@ -37,8 +40,8 @@ LARGE_STRIDE_BYTES = 1 << 14
 NEAR_STRIDE_BYTES = 1 << 16
 """With members up to this size, a remote source is read completely, and in advance."""
 #: Matches a checksum field of any tar: digits, perhaps with blanks before them, and NUL, blank or both at the end.
-_CHECKSUM = re.compile(rb" {0,5}[0-7]{1,7}[\0 ]")
-_CHECKSUM_END = re.compile(rb"[\0 ]")
+_CHECKSUM = rb" {0,5}[0-7]{1,7}[\0 ]"
+_CHECKSUM_END = rb"[\0 ]"
 MAX_SEARCHED_BYTES = 1 << 32
 """How many bytes of an endless stream are searched for the next header."""
 _EXTENDED = (b"x", b"X", b"L", b"K")
@@ -327,11 +330,11 @@ def _find(source: ByteSource, offset: int, first: int) -> tuple[int | None, int,
             )
         buffer = source.read_at(base, CHUNK_BYTES)
         # Two bytes exclude most blocks: a name is not empty, and a checksum ends with NUL or a blank.
-        for match in _CHECKSUM_END.finditer(buffer[155::BLOCK]):
+        for match in re.finditer(_CHECKSUM_END, buffer[155::BLOCK]):
             start = match.start() * BLOCK
             if (
                 buffer[start]
-                and _CHECKSUM.match(buffer, start + 148)
+                and re.match(_CHECKSUM, buffer[start + 148 : start + BLOCK])
                 and is_plausible(buffer[start : start + BLOCK])
             ):
                 return base + start, base, buffer

@@ -19,10 +19,9 @@ Format", types L and K.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import DataError, InputError, empty_stream
-from wdscli.model import Member, to_text
 from wdscli.tar import core
 from wdscli.tar.header import (
     BLOCK,
@@ -47,6 +46,10 @@ from wdscli.tar.header import (
     parse_pax,
     pax_size,
 )
+from wdscli.text import to_text
+
+if TYPE_CHECKING:
+    from wdscli.model import Member
 
 Buffer = bytes | bytearray | memoryview
 
@@ -92,6 +95,8 @@ class Columns(NamedTuple):
 
     def member(self, row: int) -> Member:
         """Return one row as a public record."""
+        from wdscli.model import Member
+
         kind = KIND_NAMES[self.flags[row] & KIND_MASK]
         return Member(to_text(self.names[row]), kind, self.starts[row], self.offsets[row], self.sizes[row])
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from wdscli.errors import printable
 from wdscli.executors import defer_signals
-from wdscli.model import to_bytes
 from wdscli.storage import local_path
 from wdscli.storage.local import write_all
+from wdscli.text import to_bytes
 from wdscli.transform.transform import Call, CallError, InputSample, OutputSample, Remark, Transform, checked
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from wdscli.codecs.values import encode_field
 from wdscli.errors import UsageError, did_you_mean
 from wdscli.executors import LostWorkerError, WorkerStopped, run_tasks, separate_executor
-from wdscli.model import to_bytes, to_text
 from wdscli.storage import local_path
+from wdscli.text import to_bytes, to_text
 from wdscli.transform.transform import (
     Call,
     CallError,

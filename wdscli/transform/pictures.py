@@ -40,7 +40,7 @@ from wdscli.codecs.images import (
 )
 from wdscli.codecs.kinds import find
 from wdscli.errors import DataError, UsageError, shard_words
-from wdscli.model import to_bytes, to_text
+from wdscli.text import to_bytes, to_text
 from wdscli.transform.transform import (
     Call,
     CallError,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from wdscli.codecs.cells import held_picture
-from wdscli.model import to_bytes, to_text
+from wdscli.text import to_bytes, to_text
 from wdscli.transform.transform import Call, CallError, InputSample, OutputSample, Remark, Transform, checked
 
 

@@ -29,7 +29,7 @@ from wdscli.copy.copier import Copier, GatherTask
 from wdscli.copy.maker import Maker, ShardTasks
 from wdscli.errors import DataError, EngineError, WdsError, failing, printable, shard_words
 from wdscli.executors import LostWorkerError, default_jobs, make_executor, run_tasks, separate_executor
-from wdscli.model import PendingCommit, ShardInfo, to_text
+from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.inputs import Inputs, is_of_this_process
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
@@ -42,6 +42,7 @@ from wdscli.storage import is_local, local_path, open_source
 from wdscli.storage.ends import Data, Sink
 from wdscli.storage.streams import is_running
 from wdscli.tar import Form, Scanner
+from wdscli.text import to_text
 from wdscli.transform.commands import RUNNING, end_group
 from wdscli.transform.transform import CallError, InputSample, OutputSample, Remark, Transform
 

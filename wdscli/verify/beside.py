@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError, StorageError, UsageError, WdsError
 from wdscli.executors import tick_of_task
-from wdscli.model import UNKNOWN, Facts, ShardInfo, contradictions, to_bytes
+from wdscli.model import UNKNOWN, Facts, ShardInfo, contradictions
 from wdscli.shards.index import Index, IndexBuilder, index_address
 from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, read_manifest
 from wdscli.shards.manifest import ContradictoryManifestError, Manifest
@@ -25,6 +25,7 @@ from wdscli.shards.proof import Evidence, difference, proven_by, read_index
 from wdscli.shards.reading import Digest, checksum_of, new_digest
 from wdscli.storage import Source, base_name, folder_of, is_stream, open_source, read_all
 from wdscli.storage.ends import replaced
+from wdscli.text import to_bytes
 from wdscli.verify.findings import Ledger
 from wdscli.verify.profiles import Fields
 

@@ -20,9 +20,9 @@ from wdscli.codecs.cells import held_picture
 from wdscli.codecs.handlers import extension, held_extension, inflate
 from wdscli.codecs.kinds import find
 from wdscli.errors import UsageError
-from wdscli.model import to_text
 from wdscli.samples import split_name
 from wdscli.tar import KIND_MASK, REGULAR, Window
+from wdscli.text import to_text
 from wdscli.verify.findings import Ledger
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from wdscli.errors import DataError, UsageError, did_you_mean
-from wdscli.model import to_text
 from wdscli.shown import shown
+from wdscli.text import to_text
 
 Severity = Literal["error", "warning"]
 

@@ -28,11 +28,11 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U8, U64, Mask, numpy
 from wdscli.errors import InputError, InputNotFoundError, UsageError
-from wdscli.model import to_text
 from wdscli.samples import SampleBatch
 from wdscli.samples.keys import hashes_of_joined
 from wdscli.selection.keyfiles import key_lines
 from wdscli.storage import base_name, is_stream, open_source
+from wdscli.text import to_text
 from wdscli.verify.findings import Ledger
 
 FEW_DIGESTS = 1 << 17

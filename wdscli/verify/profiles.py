@@ -28,9 +28,9 @@ from typing import Any, NamedTuple, TypeAlias
 from wdscli.codecs.handlers import MAX_DECODED_BYTES
 from wdscli.codecs.kinds import find
 from wdscli.errors import UsageError
-from wdscli.model import to_text
 from wdscli.samples import SampleBatch, is_dunder, split_name
 from wdscli.tar import GLOBAL, KIND_MASK, REGULAR, ByteSource, Window
+from wdscli.text import to_text
 from wdscli.verify.findings import Ledger
 
 Fields = tuple[bytes, ...]

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdscli.arrays import I64, U64, Mask, numpy
 from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import make_executor, run_shard_tasks, run_tasks
-from wdscli.model import ShardInfo, to_bytes, to_text
+from wdscli.model import ShardInfo
 from wdscli.plan.inputs import Input
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
@@ -42,6 +42,7 @@ from wdscli.storage.ends import PIECE_BYTES, pieces_of
 from wdscli.tar import DIRECTORY, KIND_MASK, KIND_NAMES, REGULAR, SPARSE, ByteSource, Columns, Window
 from wdscli.tar.reader import scan_salvaging
 from wdscli.tar.stored import HOLE, Extent, MemberPlace, extents_of, link_targets, linked_names, place_of
+from wdscli.text import to_bytes, to_text
 from wdscli.verify.decoding import DecodeCheck
 from wdscli.verify.findings import Finding, Ledger
 from wdscli.verify.keys import DUPLICATE, INTERLEAVED, KeyColumns

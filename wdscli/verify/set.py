@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import UsageError
 from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, run_tasks, useful_shard_jobs
-from wdscli.model import to_text
 from wdscli.progress import QUIET, Progress
 from wdscli.shards.inputs import ShardSet, open_set, without_index
 from wdscli.shards.view_shards import OpenView, opened
@@ -25,6 +24,7 @@ from wdscli.shown import shown
 from wdscli.storage import exists, is_stream, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request
+from wdscli.text import to_text
 from wdscli.verify.beside import ManifestEntry, find_listings
 from wdscli.verify.findings import DEMANDS, KINDS, NOT_SEARCHED, Finding, Ledger, parse_codes, severity_of
 from wdscli.verify.keys import PRESENT, KeyColumns, KeyList, listed_keys, repeats_across, suspicious

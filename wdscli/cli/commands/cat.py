@@ -22,10 +22,10 @@ from wdscli.cli.options import (
 from wdscli.cli.output import FileTarget, Out, by_reason, escaped_json, facts, parse_form, plural, write_file
 from wdscli.cli.reordering import print_losses, read_request
 from wdscli.errors import UsageError
-from wdscli.model import to_bytes
 from wdscli.progress import QUIET, Progress
 from wdscli.shown import shown
 from wdscli.storage.patterns import NAME
+from wdscli.text import to_bytes
 from wdscli.units import human_size
 
 if TYPE_CHECKING:

@@ -29,11 +29,11 @@ from wdscli.cli.output import FileTarget, Out, facts, json_line, parse_form, plu
 from wdscli.errors import UsageError, printable
 from wdscli.look.listing import Listing, LsReport, Page
 from wdscli.look.listing import ls as open_listing
-from wdscli.model import to_bytes, to_text
 from wdscli.samples import split_name
 from wdscli.shown import shown
 from wdscli.storage import base_name
 from wdscli.tar import KIND_MASK, KIND_NAMES, REGULAR, Columns
+from wdscli.text import to_bytes, to_text
 from wdscli.units import human_size
 
 if TYPE_CHECKING:

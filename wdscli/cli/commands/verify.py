@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 from wdscli.cli.options import GeneralOptions, Positive, Shards, Text, Texts, decode_limit, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
-from wdscli.model import to_bytes
+from wdscli.text import to_bytes
 from wdscli.units import human_size
 from wdscli.verify.findings import MAX_FINDINGS, WARNINGS, FindingKind, by_kind, undecoded_text
 from wdscli.verify.keys import PRESENT, KeyList

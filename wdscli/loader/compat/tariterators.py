@@ -42,14 +42,14 @@ from wdscli.loader.read.renamed import Renaming, with_new_names
 from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.per_sample import MemberFilter
 from wdscli.loader.streams import fields_of
-from wdscli.model import to_bytes, to_text
 from wdscli.samples import Grouper, iter_samples, split_name
 from wdscli.samples.separated import joined_samples
 from wdscli.storage import Source, is_local, local_path, open_source, scheme
 from wdscli.storage.compressed import decompressed
-from wdscli.storage.patterns import BRACES, expand_braces
+from wdscli.storage.patterns import expand_braces, has_braces
 from wdscli.storage.streams import StreamSource
 from wdscli.tar import DIRECTORY, KIND_MASK, REGULAR, scan
+from wdscli.text import to_bytes, to_text
 
 __all__ = [
     "MultiShardSample",
@@ -82,7 +82,7 @@ def expand_urls(urls: str) -> list[str]:
     files."""
     parts = addresses_of(urls.split("::"))
     return [
-        url for part in parts for url in (expand_braces(part, UsageError) if BRACES.search(part) else [part])
+        url for part in parts for url in (expand_braces(part, UsageError) if has_braces(part) else [part])
     ]
 
 

@@ -29,7 +29,6 @@ from zlib import compress, decompress
 from wdscli.arrays import F64, I64, U16, numpy
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.loader.checks import cache_of
-from wdscli.model import to_bytes, to_text
 from wdscli.samples import IgnoredMembers
 from wdscli.samples.reading import ExpectedMember
 from wdscli.selection.values import Numbers
@@ -52,8 +51,8 @@ from wdscli.storage import Source, folder_of, has_folder, is_local, local_path, 
 from wdscli.storage.addresses import TRUSTED, HeldBytes, is_web
 from wdscli.storage.kinds import stored_version
 from wdscli.storage.opening import (
-    COMPRESSED_SUFFIX,
     at_once,
+    compression_of,
     is_device,
     is_pinnable,
     listed_version,
@@ -61,6 +60,7 @@ from wdscli.storage.opening import (
 )
 from wdscli.storage.retry import cached_in, expect_training
 from wdscli.tar import padded
+from wdscli.text import to_bytes, to_text
 from wdscli.threads import Recent
 
 if TYPE_CHECKING:
@@ -415,9 +415,7 @@ class Catalog:
     def _is_seekable(self) -> bool:
         """Return whether all shards of a manifest can be read at any offset. To find out, the first shard that is
         compressed or on a web server is opened."""
-        is_doubtful = [
-            is_web(address) or COMPRESSED_SUFFIX.search(address) is not None for address in self.addresses
-        ]
+        is_doubtful = [is_web(address) or bool(compression_of(address)) for address in self.addresses]
         if not any(is_doubtful):
             return True
         with self.open(self.addresses[is_doubtful.index(True)]) as source:

@@ -27,7 +27,7 @@ from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, StorageError, UsageError, WdsError, printable
 from wdscli.loader.checks import want_word
 from wdscli.loader.order.order import gathered
-from wdscli.model import Sample, to_text
+from wdscli.model import Sample
 from wdscli.samples.grouping import Dropped
 from wdscli.samples.reading import iter_samples
 from wdscli.samples.separated import SeparatedSamples, joined_samples, separated
@@ -35,6 +35,7 @@ from wdscli.selection import Selection
 from wdscli.selection.reading import MemberReader
 from wdscli.selection.walk import Salvage, Walk
 from wdscli.shown import shown
+from wdscli.text import to_text
 from wdscli.threads import ForkLock
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.loader.order.order import groups
 from wdscli.loader.read.catalog import TABLES_BYTES, Catalog, Loss, ShardTable
 from wdscli.loader.read.fetch import Pool, Raw
-from wdscli.model import to_bytes, to_text
 from wdscli.samples import split_name
+from wdscli.text import to_bytes, to_text
 from wdscli.threads import Recent
 
 Payload = TypeVar("Payload")
