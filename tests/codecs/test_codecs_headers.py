@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from wdscli.codecs.headers import array_shape, check_container, picture_size, seconds
-from wdscli.codecs.partial import HEAD_BYTES, PartialPayload
+from wdscli.codecs.handlers import HEAD_BYTES, PartialPayload
 
 SIDES = st.integers(1, 300)
 

@@ -14,7 +14,7 @@ import pytest
 from shard_cases import Ran, content, tar_of, wds
 from storage_servers import S3, Web, forget_listings, web_server
 
-from wdscli.codecs.partial import HEAD_BYTES
+from wdscli.codecs.handlers import HEAD_BYTES
 from wdscli.plan import plan, scratch
 from wdscli.storage import scatter
 from wdscli.tar import core

@@ -425,7 +425,7 @@ class TestErrors:
 
     def test_a_worker_of_another_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from wdscli.errors import EngineError
-        from wdscli.executors.engines import run_elsewhere
+        from wdscli.executors.tasks import run_elsewhere
 
         with pytest.raises(EngineError, match="a worker has wdscli") as caught:
             run_elsewhere("0.0.1-other", "/", len, [])
@@ -438,5 +438,5 @@ def test_dask_is_loaded_by_those_who_ask_for_it(inputs: list[str], tmp_path: Pat
     command = [sys.executable, "-c", tell, "shuffle", "in", "-o", "x/out-%06d.tar", "-q"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert not loaded & {"distributed", "dask", "wdscli.executors.engines", "importlib.metadata"}
+    assert not loaded & {"distributed", "dask", "wdscli.executors.dask", "importlib.metadata"}
     assert "wdscli.run.execute" in loaded

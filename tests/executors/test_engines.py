@@ -15,8 +15,8 @@ from shard_cases import Ran, content, numbered, wds, write_shards
 
 from wdscli import errors
 from wdscli.errors import DataError, EngineError, UsageError, WdsError
-from wdscli.executors import engines, make_executor, run_tasks, workers_of
-from wdscli.executors.engines import Engine, open_engine
+from wdscli.executors import make_executor, run_tasks, tasks, workers_of
+from wdscli.executors.tasks import Engine, open_engine
 from wdscli.storage import local_path
 
 PAGE = Path(__file__).resolve().parents[2] / "man" / "man1" / "wdscli.1"
@@ -175,7 +175,7 @@ class TestEngine:
         def connect(url: str) -> Executor:
             raise UsageError(f"{url} is no good", hint="another")
 
-        monkeypatch.setattr(engines, "find_engine", lambda url: connect)
+        monkeypatch.setattr(tasks, "find_engine", lambda url: connect)
         with pytest.raises(UsageError, match=r"x://1 is no good"):
             open_engine("x://1")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from wdscli import executors
-from wdscli.executors.engines import Engine
+from wdscli.executors.tasks import Engine
 from wdscli.storage import opening
 from wdscli.storage.retry import Network, network, using
 

@@ -177,10 +177,10 @@ class TestNotTakenForTheSystems:
             _json_value(part, base64=True)
 
     def test_a_payload_at_an_address(self) -> None:
-        from wdscli.create.packing import _pieces
+        from wdscli.create.payloads import read_pieces
 
         with pytest.raises(InputError, match=r"^cannot read memory://b/no: no such object$"):
-            list(_pieces("memory://b/no", 3, memoryview(bytearray(4))))
+            list(read_pieces("memory://b/no", 3, memoryview(bytearray(4))))
 
     def test_a_special_file_among_those_that_are_packed(self, tmp_path: Path) -> None:
         (tmp_path / "in").mkdir()

@@ -63,6 +63,16 @@ def extension_of(data: bytes) -> str:
     return next((name for name, offset, magic in _SIGNS if data.startswith(magic, offset)), "")
 
 
+def is_json(field: str) -> bool:
+    """Return whether a field holds JSON that is not compressed.
+
+    >>> is_json("captions.json"), is_json("txt"), is_json("json.gz")
+    (True, False, False)
+    """
+    name, is_packed = held_extension(field)
+    return find(name).form == "json" and not is_packed
+
+
 def held_picture(field: str, data: bytes) -> str:
     """Return the extension of the picture in these bytes if the field has the name of another format of pictures, or
     else empty text.

@@ -1,24 +1,24 @@
 """This module reads facts from headers of payloads: the size of a picture or film, the shape of an array, the length of
 a sound or film. It also finds sound and film that are not whole.
 
-These functions decode nothing. They read only the parts of a payload that they need (:mod:`wdscli.codecs.partial`).
-They recognize a format by the first bytes of the payload, not by the name of the field. Pillow reads pictures of other
-formats. :func:`check_container` walks through the parts of a container of sound or film and compares the lengths that
-they state with the bytes of the payload. So a payload that was cut off is found without a decoder. Some containers
-state no length, because a program wrote them as a stream; their headers are checked all the same. The module does not
-know samples or names of fields.
+These functions decode nothing. They read only the parts of a payload that they need
+(:class:`~wdscli.codecs.handlers.PartialPayload`). They recognize a format by the first bytes of the payload, not by the
+name of the field. Pillow reads pictures of other formats. :func:`check_container` walks through the parts of a
+container of sound or film and compares the lengths that they state with the bytes of the payload. So a payload that was
+cut off is found without a decoder. Some containers state no length, because a program wrote them as a stream; their
+headers are checked all the same. The module does not know samples or names of fields.
 """
 
 from __future__ import annotations
 
 import io
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from wdscli.arrays import numpy
-from wdscli.codecs.handlers import INSTALL_IMAGES, needed, whole_header
-from wdscli.codecs.partial import HEAD_BYTES, Payload, unpack_at
+from wdscli.codecs.handlers import HEAD_BYTES, INSTALL_IMAGES, Payload, needed
 from wdscli.errors import DataError
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -37,7 +37,7 @@ def picture_size(data: Payload) -> PictureSize:
     Pillow is needed and not installed."""
     for begin, read in _PICTURES.items():
         if data.startswith(begin):
-            size = PictureSize(*whole_header(read, data))
+            size = PictureSize(*_whole_header(read, data))
             if min(size) < 1:
                 raise ValueError("its header says that it is empty")
             return size
@@ -48,10 +48,23 @@ def picture_size(data: Payload) -> PictureSize:
     return film.size
 
 
+def _unpack_at(layout: str, data: Payload, offset: int) -> tuple[Any, ...]:
+    """Unpack numbers at an offset. Raises struct.error if the payload ends before."""
+    return struct.unpack(layout, data[offset : offset + struct.calcsize(layout)])
+
+
+def _whole_header(read: Callable[[Payload], Any], data: Payload) -> Any:
+    """Call ``read`` with the data. Raises ValueError if a header in the data ends too early."""
+    try:
+        return read(data)
+    except (struct.error, IndexError):
+        raise ValueError("its header is truncated") from None
+
+
 def _png(data: Payload) -> Any:
     if data[12:16] != b"IHDR":
         raise ValueError("it does not begin with an image header")
-    return unpack_at(">II", data, 16)
+    return _unpack_at(">II", data, 16)
 
 
 def _jpeg(data: Payload) -> Any:
@@ -65,11 +78,11 @@ def _jpeg(data: Payload) -> Any:
         elif marker in _WITHOUT_LENGTH:
             offset += 2
         elif marker in _START_OF_FRAME:
-            return unpack_at(">HH", data, offset + 5)[::-1]
+            return _unpack_at(">HH", data, offset + 5)[::-1]
         elif marker in (0xD9, 0xDA):
             raise ValueError("it has no JPEG frame")
         else:
-            offset += 2 + max(2, unpack_at(">H", data, offset + 2)[0])
+            offset += 2 + max(2, _unpack_at(">H", data, offset + 2)[0])
 
 
 def _webp(data: Payload) -> Any:
@@ -79,15 +92,15 @@ def _webp(data: Payload) -> Any:
     if kind == b"VP8X":
         return [int.from_bytes(data[offset : offset + 3], "little") + 1 for offset in (24, 27)]
     if kind == b"VP8 ":
-        return [side & 0x3FFF for side in unpack_at("<HH", data, 26)]
-    bits = unpack_at("<I", data, 21)[0]
+        return [side & 0x3FFF for side in _unpack_at("<HH", data, 26)]
+    bits = _unpack_at("<I", data, 21)[0]
     return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
 
 
 _PICTURES: dict[bytes, Callable[[Payload], Any]] = {
     b"\x89PNG\r\n\x1a\n": _png,
     b"\xff\xd8": _jpeg,
-    b"GIF8": lambda data: unpack_at("<HH", data, 6),
+    b"GIF8": lambda data: _unpack_at("<HH", data, 6),
     b"RIFF": _webp,
 }
 
@@ -177,19 +190,19 @@ class Wave(NamedTuple):
 def wave_of(data: Payload) -> Wave | None:
     """Return the headers of a WAVE file, or None for other data. Raises ValueError for a damaged header."""
     is_wave = data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE"
-    return whole_header(_wave, data) if is_wave else None
+    return _whole_header(_wave, data) if is_wave else None
 
 
 def _wave(data: Payload) -> Wave:
     offset, code, rate, frame_bytes, long_bytes = 12, 0, 0, 0, 0
     while data[offset : offset + 4] != b"data":
-        size = unpack_at("<I", data, offset + 4)[0]
+        size = _unpack_at("<I", data, offset + 4)[0]
         if data[offset : offset + 4] == b"fmt ":
-            code, _, rate, _, frame_bytes = unpack_at("<HHIIH", data, offset + 8)
+            code, _, rate, _, frame_bytes = _unpack_at("<HHIIH", data, offset + 8)
         elif data[offset : offset + 4] == b"ds64":
-            long_bytes = unpack_at("<Q", data, offset + 16)[0]
+            long_bytes = _unpack_at("<Q", data, offset + 16)[0]
         offset += 8 + size + (size & 1)
-    stated, has_bytes = unpack_at("<I", data, offset + 4)[0], len(data) - offset - 8
+    stated, has_bytes = _unpack_at("<I", data, offset + 4)[0], len(data) - offset - 8
     if data[:4] == b"RF64" and long_bytes:
         stated = long_bytes
     elif stated >= _STREAMED_BYTES or (not stated and has_bytes):
@@ -210,11 +223,11 @@ def seconds(data: Payload) -> float:
         return float(min(stated, wave.has_bytes) // wave.frame_bytes / wave.rate)
     begin = data[:4]
     if begin == b"fLaC":
-        return float(whole_header(_flac_seconds, data))
+        return float(_whole_header(_flac_seconds, data))
     if begin == b"OggS":
-        return float(whole_header(_ogg_seconds, data))
+        return float(_whole_header(_ogg_seconds, data))
     if _is_mp3(data):
-        return float(whole_header(_mp3_seconds, data))
+        return float(_whole_header(_mp3_seconds, data))
     if (film := film_of(data)) is None:
         raise ValueError("seconds() reads wav, flac, ogg, opus, mp3, m4a, mp4 and mov")
     if film.seconds is None:
@@ -233,16 +246,16 @@ def _flac_seconds(data: Payload) -> float:
 def _ogg_seconds(data: Payload) -> float:
     packet = data[27 + data[26] : HEAD_BYTES]
     if packet.startswith(b"\x01vorbis"):
-        rate, skipped = unpack_at("<I", packet, 12)[0], 0
+        rate, skipped = _unpack_at("<I", packet, 12)[0], 0
     elif packet.startswith(b"OpusHead"):
-        rate, skipped = 48_000, unpack_at("<H", packet, 10)[0]
+        rate, skipped = 48_000, _unpack_at("<H", packet, 10)[0]
     else:
         raise ValueError("in Ogg files, seconds() reads only Vorbis and Opus")
     serial, offset = data[14:18], len(data)
     while (offset := data.rfind(b"OggS", 0, offset)) >= 0:
         # A page in which no packet ends has -1 as its number of frames. The mark "OggS" may also be a part of a packet.
         if len(data) >= offset + 27 and data[offset + 14 : offset + 18] == serial and data[offset + 4] == 0:
-            frames = unpack_at("<q", data, offset + 6)[0]
+            frames = _unpack_at("<q", data, offset + 6)[0]
             if frames >= 0 and rate:
                 return float(max(0, frames - skipped) / rate)
     raise ValueError("no page of the Ogg file gives its duration")
@@ -285,10 +298,10 @@ def _mp3_frame(data: Payload, begin: int) -> _Mp3Frame:
 def _mp3_seconds(data: Payload) -> float:
     frame, frames = _mp3_frame(data, _after_tag(data)), 0
     tag = data[frame.tag : frame.tag + 16]
-    if tag[:4] in (b"Xing", b"Info") and unpack_at(">I", tag, 4)[0] & 1:
-        frames = unpack_at(">I", tag, 8)[0]
+    if tag[:4] in (b"Xing", b"Info") and _unpack_at(">I", tag, 4)[0] & 1:
+        frames = _unpack_at(">I", tag, 8)[0]
     elif data[frame.begin + 36 : frame.begin + 40] == b"VBRI":
-        frames = unpack_at(">I", data, frame.begin + 50)[0]
+        frames = _unpack_at(">I", data, frame.begin + 50)[0]
     if not frames:
         raise ValueError("its header does not give its duration (it has no Xing, Info or VBRI tag)")
     return float(frames * frame.samples / frame.rate)
@@ -303,7 +316,7 @@ def check_container(data: Payload) -> bool:
     """
     for is_format, check in _FORMATS:
         if is_format(data):
-            whole_header(check, data)
+            _whole_header(check, data)
             return True
     return data.startswith(_UNCHECKED) or data[: _PACKET_BYTES + 1 : _PACKET_BYTES] == b"GG"
 
@@ -322,7 +335,7 @@ def _check_wave(data: Payload) -> None:
 
 
 def _check_avi(data: Payload) -> None:
-    stated, left = unpack_at("<I", data, 4)[0], len(data) - 8
+    stated, left = _unpack_at("<I", data, 4)[0], len(data) - 8
     if data[12:16] != b"LIST" or data[20:24] != b"hdrl":
         raise ValueError("it has no AVI header")
     if left < stated < _STREAMED_BYTES:
@@ -337,7 +350,7 @@ def _check_flac(data: Payload) -> None:
         if offset == 4 and (kind, size) != (0, 34):
             raise ValueError("it has no FLAC header")
         offset += 4 + size
-    block, least_bytes = unpack_at(">H", data, 10)[0], int.from_bytes(data[12:15], "big")
+    block, least_bytes = _unpack_at(">H", data, 10)[0], int.from_bytes(data[12:15], "big")
     frames = int.from_bytes(data[18:26], "big") & (1 << 36) - 1
     if not block or int.from_bytes(data[18:26], "big") >> 44 == 0:
         raise ValueError("its header has no rate of samples")
@@ -371,8 +384,8 @@ def _check_mp3(data: Payload) -> None:
     frame = _mp3_frame(data, begin + max(0, junk))
     tag, left = frame.tag, len(data) - frame.begin
     first_frame_bytes = frame.samples // 8 * 1000 * frame.kbits // frame.rate
-    if data[tag : tag + 4] in (b"Xing", b"Info") and unpack_at(">I", data, tag + 4)[0] & 2:
-        stated = unpack_at(">I", data, tag + 8 + 4 * (data[tag + 7] & 1))[0]
+    if data[tag : tag + 4] in (b"Xing", b"Info") and _unpack_at(">I", data, tag + 4)[0] & 2:
+        stated = _unpack_at(">I", data, tag + 8 + 4 * (data[tag + 7] & 1))[0]
         if stated > left + _MP3_FRAME_BYTES:  # some programs count a frame more
             raise _cut_off("the sound", stated, left)
     elif left < first_frame_bytes:
@@ -392,7 +405,7 @@ def film_of(data: Payload) -> Film | None:
     """Return the facts of an MP4 or QuickTime file, or None for other data. The box ``moov`` may be anywhere. Raises
     ValueError if it is damaged or missing."""
     is_film = data[4:8] in _BOXES and not data.startswith(_PICTURE_BRANDS, 8)
-    return whole_header(_film, data) if is_film else None
+    return _whole_header(_film, data) if is_film else None
 
 
 def _film(data: Payload) -> Film:
@@ -402,7 +415,7 @@ def _film(data: Payload) -> Film:
         raise ValueError("it has no header (a box moov)")
     # Version 1 has times of 64 bits. A length of 0, or of ones, is unknown.
     is_long = data[header.begin] == 1
-    rate, length = unpack_at(">IQ" if is_long else ">II", data, header.begin + (20 if is_long else 12))
+    rate, length = _unpack_at(">IQ" if is_long else ">II", data, header.begin + (20 if is_long else 12))
     is_stated = rate and length and length != (1 << (64 if is_long else 32)) - 1
     tracks = (track for track in _boxes(data, moov) if track.kind == b"trak")
     sizes = filter(None, (_track_size(data, track) for track in tracks))
@@ -416,7 +429,7 @@ def _track_size(data: Payload, track: _Box) -> PictureSize | None:
     if is_video is None or table is None or table.end < table.begin + 44:
         return None
     # The table begins with version, flags and a count. The first description has its size after 32 bytes.
-    size = PictureSize(*unpack_at(">HH", data, table.begin + 8 + 32))
+    size = PictureSize(*_unpack_at(">HH", data, table.begin + 8 + 32))
     if min(size) < 1:
         raise ValueError("its header says that it is empty")
     return size
@@ -443,9 +456,9 @@ def _boxes(data: Payload, inside: _Box | None = None) -> Iterator[_Box]:
     """Yield the boxes of an MP4, or those inside a box. Raises ValueError for a box that is cut off."""
     offset, end = (0, len(data)) if inside is None else (inside.begin, inside.end)
     while offset + 8 <= end:
-        size, kind, begin = unpack_at(">I", data, offset)[0], data[offset + 4 : offset + 8], offset + 8
+        size, kind, begin = _unpack_at(">I", data, offset)[0], data[offset + 4 : offset + 8], offset + 8
         if size == 1:
-            size, begin = unpack_at(">Q", data, offset + 8)[0], offset + 16
+            size, begin = _unpack_at(">Q", data, offset + 8)[0], offset + 16
         elif size == 0:  # the box ends at the end of the file
             size = end - offset
         if size < begin - offset:
@@ -484,10 +497,10 @@ def _ebml_size(data: Payload, offset: int) -> tuple[int | None, int]:
 
 
 def _check_asf(data: Payload) -> None:
-    header_bytes = unpack_at("<Q", data, 16)[0]
+    header_bytes = _unpack_at("<Q", data, 16)[0]
     if data[header_bytes : header_bytes + 16] != _ASF_DATA:
         raise ValueError("its header is truncated")
-    stated, left = unpack_at("<Q", data, header_bytes + 16)[0], len(data) - header_bytes
+    stated, left = _unpack_at("<Q", data, header_bytes + 16)[0], len(data) - header_bytes
     if stated > left:
         raise _cut_off("the content", stated, left)
 

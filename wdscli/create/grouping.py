@@ -7,7 +7,8 @@ same time.
 
 For ``--on-duplicate``, files with the same key are one sample if no field is repeated. If a field is repeated, the
 files of each source (a folder, a row of a table) stay together. If the sample before has none of their fields, they are
-added to it; otherwise they are a new sample. The first sample keeps the key.
+added to it; otherwise they are a new sample. The first sample keeps the key. For ``--on-duplicate list``, a table
+writes each value of a JSON field as a list with one element, and :func:`in_lists` joins the lists of a sample.
 
 This module does not read or write anything.
 """
@@ -23,8 +24,19 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.arrays import I64, U8, numpy
-from wdscli.create.files import SEPARATOR, FileColumns, Files, Inline, describe_place, is_value, numbers_of
+from wdscli.codecs.cells import is_json
+from wdscli.create.files import (
+    SEPARATOR,
+    FileColumns,
+    Files,
+    Inline,
+    Place,
+    describe_place,
+    is_value,
+    numbers_of,
+)
 from wdscli.create.left_out import INCOMPLETE, LeftOut, Unit
+from wdscli.create.payloads import payload_at
 from wdscli.errors import DataError
 from wdscli.ordering import rank_places
 from wdscli.plan.names import Rekey
@@ -455,6 +467,38 @@ def rekeyed(
     files = samples.files.part(samples.order, new_rows())
     order = array(samples.order.typecode, range(len(samples.order)))
     return samples._replace(files=files, order=order)
+
+
+def in_lists(files: Files, keep: Callable[[bytes], Place]) -> Samples:
+    """Group files into samples, and join the lists of rows with the same key. ``keep`` stores a payload. Raises
+    DataError for another field that differs, or that does not come from a table."""
+    twice: list[int] = []
+    samples, repeated = group(files, twice=twice), set[int]()
+    for sample in twice:
+        for row, members in groupby(samples.members(sample), files.row):
+            first, *others = sorted(members)
+            if not others:
+                continue
+            places = [_place_of_row(files, file) for file in (first, *others)]
+            field = to_text(row.partition(SEPARATOR)[2])
+            if first >= files.first_listed and is_json(field):
+                values = [place.payload[1:-1] for place in places if isinstance(place, Inline)]
+                joined = b"[%b]" % b",".join(values)
+                files.put(first, len(joined), files.keep(keep(joined)))
+            elif any(place != places[0] for place in places):
+                raise DataError(
+                    f'"{to_text(row.replace(SEPARATOR, b"."))}" differs between rows with the same key',
+                    code="duplicate-field",
+                    hint="a list needs a JSON field: --column captions.json=COLUMN",
+                )
+            repeated.update(others)
+    return group(files, without=repeated)
+
+
+def _place_of_row(files: Files, file: int) -> Place:
+    """Return a value of a table as bytes in memory, and any other payload as its place."""
+    place = files.place(file)
+    return Inline(payload_at(place, files.size(file))) if is_value(place) else place
 
 
 def settled(

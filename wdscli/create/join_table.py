@@ -22,10 +22,9 @@ from typing import IO
 from wdscli.codecs.cells import merged_json
 from wdscli.create.delimited import PLAIN, TextReading, refuse_row
 from wdscli.create.files import Files, RowsByKey, numbers_of
+from wdscli.create.grouping import in_lists
 from wdscli.create.left_out import LeftOut
-from wdscli.create.lists import in_lists
-from wdscli.create.packing import payload_at
-from wdscli.create.payloads import NamedSource, SourcePayloads
+from wdscli.create.payloads import NamedSource, SourcePayloads, payload_at
 from wdscli.create.table import CellValue, Row, TableOptions, TableReader, add_rows, samples_of
 from wdscli.errors import DataError, InputError, failing
 from wdscli.model import ShardInfo

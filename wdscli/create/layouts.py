@@ -9,6 +9,11 @@ number. :func:`exported_layout` is for tables written by ``wds cat``, whose colu
 is read as Arrow, so that pictures and sounds are not decoded. If no columns are named, the dataset's features decide
 which field each column becomes. ``datasets`` is imported when a dataset is named.
 
+:func:`shards_layout` is for existing shards, read by another key rule or with repeated keys (``--from shards:SET``). A
+row is one sample: adjacent members with the same key by ``--key-rule``. Shards are read in order, and damaged shards
+are an error. Indexes are not read, because they group members by the usual rule. A sample's payloads are in memory
+together.
+
 This module does not know where payloads go.
 """
 
@@ -19,15 +24,21 @@ import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from wdscli.create.delimited import PLAIN, Record, RowPlace, TextReading, numbered
+from wdscli.create.files import KeyRule
 from wdscli.create.rows import batch_rows, class_names, number_type, read_exact
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.look.unpack import is_coded, text_form
-from wdscli.shards.tables import field_of_column
-from wdscli.storage import addresses_of
 from wdscli.text import to_bytes, to_text
+from wdscli.samples.grouping import not_regular
+from wdscli.shards.inputs import classes_of, open_set
+from wdscli.shards.tables import field_of_column
+from wdscli.storage import addresses_of, open_source
+from wdscli.tar import DIRECTORY, KIND_MASK, REGULAR
+from wdscli.tar.reader import scan
 
 Kind = Literal["table", "lines", "hf", "coco", "shards"]
 """The kinds of sources with rows: tables; lines of text; datasets of Hugging Face's library; COCO annotations; the
@@ -53,7 +64,7 @@ class TableOptions(NamedTuple):
     ``index`` (the row's number in all tables, from 0). ``fields`` are ``EXT=COLUMN`` and ``EXT=@COLUMN``. ``json_rest``
     puts the other columns into the field ``json``. ``json_merge`` adds them to the sample's existing JSON object.
     ``kind`` is the kind of table, and ``images`` is the folder of COCO's pictures. ``reading`` says how text becomes
-    rows. With ``has_lists``, JSON fields hold lists (:mod:`wdscli.create.lists`)."""
+    rows. With ``has_lists``, JSON fields hold lists (:func:`wdscli.create.grouping.in_lists`)."""
 
     address: str | Sequence[str]
     key: str | None = None
@@ -198,6 +209,53 @@ def _no_payload(column: str, why: str, hint: str | None = None) -> DataError:
         code="bad-value",
         hint=hint or f"read other tables with --key-column key --column {column}={column}",
     )
+
+
+def shards_layout(options: TableOptions, rule: KeyRule) -> TableLayout:
+    """Return the layout of existing shards. Raises UsageError, and InputError for missing shards."""
+    if options.key is not None or options.fields or options.json_rest or options.json_merge:
+        raise UsageError(
+            "--from shards: takes whole samples, without --key-column, --column, --json-rest and --json-merge",
+            hint="join columns to them later with wds merge --table",
+        )
+    shards = open_set(addresses_of(options.address, OPTIONS["shards"]))
+    rows = partial(_regrouped, rule, options)
+    options = options._replace(key=SAMPLE_KEY)
+    return TableLayout(
+        shards.addresses, lambda file, *_: rows(file), options, classes_of(shards), has_samples=True
+    )
+
+
+def _regrouped(rule: KeyRule, options: TableOptions, address: str) -> Iterator[Record]:
+    """Yield the samples of a shard. A field that comes twice begins another sample, so ``a.jpg a.txt a.jpg a.txt`` are
+    two samples with one key, and ``--on-duplicate`` decides about the second. Members that belong to no sample are left
+    out. Raises DataError."""
+    number, key, fields = 0, b"", dict[str, bytes]()
+    for name, payload in _regular_members(address):
+        parts = rule.found(name)
+        if isinstance(parts, str):
+            options.reading.leave_out(parts, name)
+            continue
+        field = to_text(parts[1])
+        if fields and (parts[0] != key or field in fields):
+            number += 1
+            yield Record(number, 0, {SAMPLE_KEY: to_text(key), **fields})
+            fields = {}
+        key, fields[field] = parts[0], payload
+    if fields:
+        yield Record(number + 1, 0, {SAMPLE_KEY: to_text(key), **fields})
+
+
+def _regular_members(address: str) -> Iterator[tuple[bytes, bytes]]:
+    """Yield name and payload of each regular member. Raises DataError for links and damage."""
+    with open_source(address, whole=True) as source:
+        for window in scan(source, payloads=True):
+            for row, name in enumerate(window.columns.names):
+                kind = window.columns.flags[row] & KIND_MASK
+                if kind == REGULAR:
+                    yield name, window.payload(row)
+                elif kind != DIRECTORY:
+                    raise not_regular(kind, source.name, window.columns.starts[row], name)
 
 
 def hf_layout(options: TableOptions) -> TableLayout:

@@ -17,19 +17,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from wdscli.arrays import I64, numpy
-from wdscli.codecs.partial import whole_names
+from wdscli.codecs.handlers import whole_names
 from wdscli.copy.maker import Maker, ShardTasks
-from wdscli.create.files import (
-    SEPARATOR,
-    FileColumns,
-    Files,
-    Inline,
-    Place,
-    StoredPayload,
-    cannot_read,
-    describe_place,
-    numbers_of,
-)
+from wdscli.create.files import SEPARATOR, FileColumns, Files, Inline, Place, StoredPayload, numbers_of
+from wdscli.create.payloads import payload_at, read_pieces
 from wdscli.errors import DataError
 from wdscli.executors import tick_of_task, useful_jobs, workers_of
 from wdscli.model import PendingCommit, ShardInfo
@@ -39,7 +30,7 @@ from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.samples.packed import packed
 from wdscli.shards.writing import ShardFile, ShardSettings
-from wdscli.storage import is_local, local_path, open_source
+from wdscli.storage import is_local, local_path
 from wdscli.storage.opening import at_once
 from wdscli.tar import build_header, core, padding
 from wdscli.tar.header import BLOCK
@@ -61,7 +52,6 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
 """Fields, header offsets and payload offsets of members."""
-_Elsewhere = bytes | str | StoredPayload
 
 
 class PackTask(NamedTuple):
@@ -391,7 +381,7 @@ class _Packer:
         if isinstance(place, Inline):
             return [place.payload]
         fetched = next(self._fetched) if isinstance(place, str) else None
-        return _pieces(place, size, self._view) if fetched is None else [fetched]
+        return read_pieces(place, size, self._view) if fetched is None else [fetched]
 
 
 def _fetched(files: Files, members: Sequence[int], sizes: list[int]) -> Iterator[bytes | None]:
@@ -415,60 +405,3 @@ def _fetched(files: Files, members: Sequence[int], sizes: list[int]) -> Iterator
                 group[place] = size
             waiting.append(place)
     yield from answers()
-
-
-def _pieces(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
-    """Yield a payload in pieces that are not larger than ``buffer``. Raises InputError, DataError
-    ``changed-while-read``."""
-    done = 0
-    for piece in _read(place, size, buffer):
-        done += len(piece)
-        if done > size:
-            raise changed(place, size, done)
-        yield piece
-    if done < size:
-        raise changed(place, size, done)
-
-
-def payload_at(place: Place, size: int) -> bytes:
-    """Return a whole payload. Raises InputError, DataError ``changed-while-read``."""
-    if isinstance(place, Inline):
-        return place.payload
-    return b"".join(map(bytes, _pieces(place, size, memoryview(bytearray(size + 1)))))
-
-
-def _read(place: _Elsewhere, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
-    """Yield the pieces of a payload. If it has grown, there is one more byte than planned. Pieces of files share
-    ``buffer``."""
-    done = 0
-    if isinstance(place, str):
-        with open_source(place, decompress=False) as source:
-            while data := source.read_some(done, min(len(buffer), size + 1 - done)):
-                done += len(data)
-                yield data
-        return
-    # In a scratch file, the next payload follows, so do not read one more byte.
-    path, first, end = (
-        (place.path, place.offset, size) if isinstance(place, StoredPayload) else (place, 0, size + 1)
-    )
-    try:
-        descriptor = os.open(path, _FLAGS)
-        try:
-            while count := os.preadv(descriptor, [buffer[: end - done]], first + done):
-                done += count
-                yield buffer[:count]
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise cannot_read(place, error) from None
-
-
-def changed(place: Place, planned: int, actual: int) -> DataError:
-    """Return the error for a file with another size than planned."""
-    how = "grew" if actual > planned else "shrank"
-    count = f"more than {planned}" if actual > planned else str(actual)
-    return DataError(
-        f"{describe_place(place)} {how} while it was read: {count} bytes instead of the planned {planned}",
-        code="changed-while-read",
-        hint="run the command again when no other program writes to it",
-    )

@@ -23,7 +23,16 @@ from itertools import islice
 from typing import IO, NamedTuple, TypeVar
 
 from wdscli.create.delimited import RowPlace, refuse_row
-from wdscli.create.files import Files, Inline, KeyRule, Place, StoredPayload, check_written
+from wdscli.create.files import (
+    Files,
+    Inline,
+    KeyRule,
+    Place,
+    StoredPayload,
+    cannot_read,
+    check_written,
+    describe_place,
+)
 from wdscli.create.left_out import EmptyCellError, LeftOut
 from wdscli.create.walk import OwnOutputs
 from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsError, empty_stream
@@ -200,6 +209,65 @@ class SourcePayloads:
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
+
+
+def read_pieces(
+    place: bytes | str | StoredPayload, size: int, buffer: memoryview
+) -> Iterator[bytes | memoryview]:
+    """Yield a payload in pieces that are not larger than ``buffer``. Raises InputError, DataError
+    ``changed-while-read``."""
+    done = 0
+    for piece in _parts(place, size, buffer):
+        done += len(piece)
+        if done > size:
+            raise _changed(place, size, done)
+        yield piece
+    if done < size:
+        raise _changed(place, size, done)
+
+
+def payload_at(place: Place, size: int) -> bytes:
+    """Return a whole payload. Raises InputError, DataError ``changed-while-read``."""
+    if isinstance(place, Inline):
+        return place.payload
+    return b"".join(map(bytes, read_pieces(place, size, memoryview(bytearray(size + 1)))))
+
+
+def _parts(place: bytes | str | StoredPayload, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
+    """Yield the pieces of a payload. If it has grown, there is one more byte than planned. Pieces of files share
+    ``buffer``."""
+    done = 0
+    if isinstance(place, str):
+        with open_source(place, decompress=False) as source:
+            while data := source.read_some(done, min(len(buffer), size + 1 - done)):
+                done += len(data)
+                yield data
+        return
+    # In a scratch file, the next payload follows, so do not read one more byte.
+    path, first, end = (
+        (place.path, place.offset, size) if isinstance(place, StoredPayload) else (place, 0, size + 1)
+    )
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while count := os.preadv(descriptor, [buffer[: end - done]], first + done):
+                done += count
+                yield buffer[:count]
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise cannot_read(place, error) from None
+
+
+def _changed(place: Place, planned: int, actual: int) -> DataError:
+    """Return the error for a file with another size than planned."""
+    how = "grew" if actual > planned else "shrank"
+    count = f"more than {planned}" if actual > planned else str(actual)
+    return DataError(
+        f"{describe_place(place)} {how} while it was read: {count} bytes instead of the planned {planned}",
+        code="changed-while-read",
+        hint="run the command again when no other program writes to it",
+    )
 
 
 def _size_at(address: str) -> int | InputError | None:

@@ -18,18 +18,23 @@ from contextlib import suppress
 from string import Formatter
 from typing import Any, NamedTuple
 
-from wdscli.codecs.cells import cell_payload, extension_of, json_bytes, merged_json
+from wdscli.codecs.cells import cell_payload, extension_of, is_json, json_bytes, merged_json
 from wdscli.codecs.kinds import find
 from wdscli.create.delimited import NumberText, RowPlace
 from wdscli.create.files import SEPARATOR, Files, Inline, JsonFiles, KeyRule, check_written
-from wdscli.create.layouts import OPTIONS, SAMPLE_KEY, TableLayout, exported_layout, hf_layout, no_key_option
+from wdscli.create.layouts import (
+    OPTIONS,
+    SAMPLE_KEY,
+    TableLayout,
+    exported_layout,
+    hf_layout,
+    no_key_option,
+    shards_layout,
+)
 from wdscli.create.layouts import TableOptions as TableOptions
 from wdscli.create.left_out import NO_VALUE, LeftOut
-from wdscli.create.lists import holds_lists
-from wdscli.create.packing import payload_at
-from wdscli.create.payloads import NamedSource, SourcePayloads
+from wdscli.create.payloads import NamedSource, SourcePayloads, payload_at
 from wdscli.create.rows import ABSENT, Table, class_names, column_names, reach, read_lines, table_files
-from wdscli.create.shards import shards_layout
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.plan.names import KeyFormat
 from wdscli.progress import QUIET, Progress
@@ -279,7 +284,7 @@ class TableReader:
         """Return the payload of a cell that names no file. Raises DataError."""
         if self._names_classes and field == "cls":
             return self._class(value, column)
-        if self._options.has_lists and holds_lists(field):
+        if self._options.has_lists and is_json(field):
             return json_bytes([_number(value, column) if isinstance(value, NumberText) else value])
         return cell_payload(value, column, field)
 

@@ -2,7 +2,7 @@
 
 :func:`make_executor` makes a ``concurrent.futures.Executor`` for each of these, and :func:`run_tasks` is the loop. A
 bounded window of tasks is in flight. Results come in the order of the tasks, so that the output does not depend on jobs
-or engine. Engines are found by name (:mod:`wdscli.executors.engines`).
+or engine. Engines are found by name (:func:`~wdscli.executors.tasks.find_engine`).
 
 This package does not know what a task does. Tasks are top-level functions of one picklable argument. They may be run
 twice.
@@ -24,6 +24,7 @@ from wdscli.executors.local import tick_of_task as tick_of_task
 from wdscli.executors.local import useful_jobs as useful_jobs
 from wdscli.executors.tasks import LostWorkerError as LostWorkerError
 from wdscli.executors.tasks import copying_worth as copying_worth
+from wdscli.executors.tasks import open_engine as open_engine
 from wdscli.executors.tasks import run_shard_tasks as run_shard_tasks
 from wdscli.executors.tasks import run_tasks as run_tasks
 from wdscli.executors.tasks import run_together as run_together
@@ -43,8 +44,6 @@ def make_executor(jobs: int | None = None, engine: str | None = None) -> Executo
     cannot be reached.
     """
     if engine is not None:
-        from wdscli.executors.engines import open_engine
-
         return open_engine(engine)
     jobs = default_jobs() if jobs is None else jobs
     if jobs < 1:

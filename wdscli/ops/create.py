@@ -25,9 +25,8 @@ from wdscli.create import grouping
 from wdscli.create.files import Files, KeyRule, is_value, numbers_of
 from wdscli.create.grouping import Samples
 from wdscli.create.left_out import LeftOut, Unit
-from wdscli.create.lists import in_lists
-from wdscli.create.packing import PackMaker, PackTask, payload_at
-from wdscli.create.payloads import SourcePayloads, read_recipe
+from wdscli.create.packing import PackMaker, PackTask
+from wdscli.create.payloads import SourcePayloads, payload_at, read_recipe
 from wdscli.create.rows import table_format
 from wdscli.create.table import TableOptions, read_table
 from wdscli.create.walk import FolderWalk, Globs, OwnOutputs
@@ -430,7 +429,7 @@ class _Creating:
     def _grouped(self, rekey: Rekey | None, first_index: int) -> tuple[Samples, int]:
         """Group the files into samples. Return the samples, and the number of left out repeated keys."""
         if self.options.has_lists:
-            samples, repeated = in_lists(self.files, self.payloads.keep), 0
+            samples, repeated = grouping.in_lists(self.files, self.payloads.keep), 0
         else:
             samples, repeated = grouping.separated(
                 self.files, self.request.on_duplicate, rekey, self.left_out, first_index

@@ -27,6 +27,7 @@ from wdscli.arrays import I64, Mask, Rows, numpy
 from wdscli.errors import EngineError, UsageError
 from wdscli.executors import default_jobs
 from wdscli.executors.local import available
+from wdscli.executors.tasks import find_engine
 from wdscli.plan.inputs import Input, Inputs, is_of_this_process, is_read_once
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
@@ -254,8 +255,6 @@ def check_reach(request: Request, inputs: Sequence[str], *, is_stream: bool) -> 
         )
     if request.engine is None:
         return
-    from wdscli.executors.engines import find_engine
-
     find_engine(request.engine)
     for address in inputs:
         if is_read_once(address) or is_of_this_process(address):

@@ -578,7 +578,7 @@ class SampleAt(NamedTuple):
 
     def parts(self, field: bytes) -> Any:
         """Return the payload of a field for reading headers: only the parts in use are read, if the reader can do
-        so (:class:`wdscli.codecs.partial.PartialPayload`)."""
+        so (:class:`wdscli.codecs.handlers.PartialPayload`)."""
         read_parts = getattr(self.payload_of, "parts", None)
         return self.payload(field) if read_parts is None else read_parts(self.row, field)
 

@@ -17,8 +17,7 @@ from typing import Any
 from simpleeval import DEFAULT_OPERATORS
 from xxhash import xxh3_64_intdigest
 
-from wdscli.codecs.handlers import held_extension
-from wdscli.codecs.partial import HeadOf
+from wdscli.codecs.handlers import HeadOf, held_extension
 from wdscli.errors import UsageError
 from wdscli.selection.expressions import expression
 from wdscli.selection.named import Named, hint_of, is_like

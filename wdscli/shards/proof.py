@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from wdscli.codecs.partial import whole_names
+from wdscli.codecs.handlers import whole_names
 from wdscli.errors import DataError, InputError
 from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.reading import holds_no_sample, is_there

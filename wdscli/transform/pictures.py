@@ -1,4 +1,4 @@
-"""Change the pictures of samples: resize them, or encode them in another format.
+"""Change the pictures of samples: resize them, encode them in another format, or rename them by their content.
 
 Each picture field is opened as an :class:`OpenedPicture`, which reads only the header, and then encoded again. Sizes,
 modes and rounding are the same as in img2dataset. Pillow's JPEG decoder directly gives 1/2, 1/4 or 1/8 of the size, but
@@ -16,7 +16,10 @@ A picture may be a mask or a depth map, whose numbers are values and not brightn
 - A format that cannot hold a picture's mode gets the nearest mode that it can hold, and a :class:`Remark`. Gray of 16
   bits and floats are an error instead, because 8 bits would lose their values.
 
-In formats without transparency, transparent pixels become white. This module does not know shards.
+In formats without transparency, transparent pixels become white.
+
+To rename by content, a ``jpg`` that holds PNG or WebP becomes ``png`` or ``webp``. Payloads, keys and the order of
+fields stay. :func:`wdscli.codecs.cells.held_picture` says which format a payload has. This module does not know shards.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from wdscli.codecs.cells import held_picture
 from wdscli.codecs.handlers import INSTALL_IMAGES, MAX_DECODED_BYTES, extension, needed
 from wdscli.codecs.images import (
     HELD_MODES,
@@ -64,19 +68,16 @@ _WHITE = (255, 255, 255)
 
 
 def call_of(transform: Transform, folder: str, remarks: Counter[Remark]) -> Call:
-    """Return the function that changes pictures, and counts what the user may not expect in ``remarks``. Raises
-    UsageError if Pillow is missing."""
-    needed("PIL.Image", "--resize", INSTALL_IMAGES)
-    return partial(_changed, transform, remarks)
+    """Return the function that changes or renames pictures, and counts what the user may not expect in ``remarks``.
+    Raises UsageError if Pillow is missing."""
+    is_renaming = transform.kind == "rename-by-content"
+    if not is_renaming:
+        needed("PIL.Image", "--resize", INSTALL_IMAGES)
+    change = partial(_renamed if is_renaming else _changed, transform, remarks)
+    return lambda samples: [change(sample) for sample in samples]
 
 
-def _changed(
-    transform: Transform, remarks: Counter[Remark], samples: Sequence[InputSample]
-) -> list[OutputSample]:
-    return [_changed_sample(transform, remarks, sample) for sample in samples]
-
-
-def _changed_sample(transform: Transform, remarks: Counter[Remark], sample: InputSample) -> OutputSample:
+def _changed(transform: Transform, remarks: Counter[Remark], sample: InputSample) -> OutputSample:
     fields = [(to_text(field), payload) for field, payload in sample.fields]
     chosen = chosen_pictures(transform, sample, [field for field, _ in fields])
     opened: dict[str, OpenedPicture] = {}
@@ -131,6 +132,24 @@ def chosen_pictures(transform: Transform, sample: InputSample, fields: Sequence[
         f"{', '.join(pictures)}",
         hint=f"name the pictures to change: --only {','.join(photos or unclear[:1])}{by_nearest}",
     )
+
+
+def _renamed(transform: Transform, remarks: Counter[Remark], sample: InputSample) -> OutputSample:
+    """Return a sample whose pictures have the names of their formats. Raises CallError if another field has such a
+    name."""
+    fields: list[tuple[bytes, bytes]] = []
+    taken = {field for field, _ in sample.fields}
+    for field, payload in sample.fields:
+        name = to_text(field)
+        if held := held_picture(name, payload):
+            new_name = name[: name.rfind(".") + 1] + held
+            field = to_bytes(new_name)
+            if field in taken:
+                raise CallError(f"it holds {held}, but the sample already has a field {new_name}", field=name)
+            taken.add(field)
+            remarks[Remark(name, f"renamed to {new_name}")] += 1
+        fields.append((field, payload))
+    return checked(sample.key, fields)
 
 
 class OpenedPicture:

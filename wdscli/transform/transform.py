@@ -157,7 +157,7 @@ _MODULES = {
     "filter": "commands",
     "python": "functions",
     "resize": "pictures",
-    "rename-by-content": "renaming",
+    "rename-by-content": "pictures",
 }
 """Modules with a function ``call_of(transform, folder, remarks)``, by the kind of the transform."""
 
