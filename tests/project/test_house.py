@@ -117,7 +117,7 @@ def room(package: str, module: str) -> str:
 CALLERS = {
     "is_other_version": "shards.proof",
     "parse_index": "ops.index shards.proof",
-    "preadv": "create.packing storage.local",
+    "preadv": "create.payloads storage.local",
     "proven_by": "shards.proof verify.beside",
     "read_index": "loader.read.catalog shards.moving shards.proof verify.beside",
     "scan_index": "ops.index shards.proof shards.reading",

@@ -20,6 +20,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from wdscli.create.delimited import numbered
+from wdscli.create.files import RowsByKey
 from wdscli.create.layouts import TableLayout, TableOptions
 from wdscli.errors import DataError, InputError
 from wdscli.storage import base_name, exists, open_source
@@ -127,30 +128,9 @@ def _groups_of(files: Sequence[_Annotations]) -> list[dict[int, str]]:
     return named
 
 
-class _Lookup:
-    """Finds numbers by the hashes of values."""
-
-    def __init__(self, hashes: array[int]) -> None:
-        import numpy
-
-        self.hashes = numpy.frombuffer(hashes.tobytes(), numpy.uint64)
-        self._order = numpy.argsort(self.hashes, kind="stable")
-        self._rising = self.hashes[self._order]
-
-    def numbers(self, value: Any) -> list[int]:
-        """Return the numbers with a value's hash, in order. Two values may have the same hash."""
-        import numpy
-
-        hashed = numpy.uint64(_hash_of(value))
-        first, end = self._rising.searchsorted(hashed), self._rising.searchsorted(hashed, side="right")
-        numbers: list[int] = self._order[first:end].tolist()
-        return numbers
-
-
 def _hash_of(value: Any) -> int:
-    from xxhash import xxh3_64_intdigest
-
-    return xxh3_64_intdigest(repr(value).encode("utf-8", "surrogatepass"))
+    """Return the hash of any JSON value. Two values may have the same hash."""
+    return hash(repr(value))
 
 
 class _Annotations:
@@ -160,7 +140,7 @@ class _Annotations:
         self.address, self.images = address, array("q")
         self._places, self._categories = array("q"), dict[Any, str]()
         self._scratch = TemporaryFile()  # noqa: SIM115  # lives as long as this object
-        owners = array("Q")
+        owners = array("q")
         for name, element in _elements(address):
             if name == "categories":
                 self._categories[element.get("id")] = element.get("name", "")
@@ -174,15 +154,15 @@ class _Annotations:
                 self._places.append(offset)
                 owners.append(_hash_of(element.get("image_id")))
             self._scratch.write(json.dumps(element).encode("ascii") + b"\n")
-        self._owners = _Lookup(owners)
+        self._owners = RowsByKey(owners)
         self._folder = _folder_of(
             address, [self.at(offset)["file_name"] for offset in self.images[:_TRIED]], folder
         )
 
     @cached_property
-    def pictures(self) -> _Lookup:
+    def pictures(self) -> RowsByKey:
         """The file's images, which are found by the addresses of pictures."""
-        return _Lookup(array("Q", [_hash_of(self.picture(self.at(offset))) for offset in self.images]))
+        return RowsByKey(array("q", [_hash_of(self.picture(self.at(offset))) for offset in self.images]))
 
     def at(self, place: int) -> dict[str, Any]:
         """Return the element at an offset in the temporary file."""
@@ -196,18 +176,18 @@ class _Annotations:
 
     def shares_pictures(self, annotations: _Annotations) -> bool:
         """Return whether this file and another file have a common image."""
-        import numpy
-
-        return bool(numpy.isin(self.pictures.hashes, annotations.pictures.hashes).any())
+        return not set(self.pictures.hashes).isdisjoint(annotations.pictures.hashes)
 
     def image_of(self, picture: str) -> dict[str, Any] | None:
         """Return the file's entry for the image at an address."""
-        images = (self.at(self.images[number]) for number in self.pictures.numbers(picture))
+        images = (self.at(self.images[number]) for number in self.pictures.candidates(_hash_of(picture)))
         return next((image for image in images if self.picture(image) == picture), None)
 
     def annotations_of(self, identity: Any) -> list[dict[str, Any]]:
         """Return the annotations of an image, each with the name of its category."""
-        annotations = [self.at(self._places[number]) for number in self._owners.numbers(identity)]
+        annotations = [
+            self.at(self._places[number]) for number in self._owners.candidates(_hash_of(identity))
+        ]
         annotations = [annotation for annotation in annotations if annotation.get("image_id") == identity]
         for annotation in annotations:
             if annotation.get("category_id") in self._categories:

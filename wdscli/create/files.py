@@ -326,14 +326,13 @@ def numbers_of(numbers: Iterable[int] | NDArray[Any], count: int) -> array[int]:
 
 
 class RowsByKey:
-    """Finds rows by the hashes of their keys. Each row needs 12 bytes, or 16 bytes if there are more than 2^32 rows."""
+    """Finds rows by the hashes of their keys. Each row needs 12 bytes, or 16 bytes if there are more than 2^32 rows.
+    Without ``rows``, the rows are numbered from 0. ``hashes`` are then in rising order."""
 
-    def __init__(self, hashes: array[int], rows: array[int]) -> None:
-        import numpy
-
+    def __init__(self, hashes: array[int], rows: array[int] | None = None) -> None:
         order = numpy.argsort(numpy.asarray(hashes), kind="stable")
-        self._hashes = array("q", numpy.asarray(hashes)[order].tobytes())
-        self._rows: array[int] = array(rows.typecode, numpy.asarray(rows)[order].tobytes())
+        self.hashes = array("q", numpy.asarray(hashes)[order].tobytes())
+        self._rows = numbers_of(order if rows is None else numpy.asarray(rows)[order], len(hashes))
 
     def find(self, wanted: int, has: Callable[[int], bool]) -> int | None:
         """Return the first row with a key, or None. The hash of the key finds candidates, and ``has`` says whether a
@@ -342,8 +341,8 @@ class RowsByKey:
 
     def candidates(self, wanted: int) -> Iterator[int]:
         """Yield the rows whose keys have a hash, in rising order."""
-        candidate = bisect_left(self._hashes, wanted)
-        while candidate < len(self._hashes) and self._hashes[candidate] == wanted:
+        candidate = bisect_left(self.hashes, wanted)
+        while candidate < len(self.hashes) and self.hashes[candidate] == wanted:
             yield self._rows[candidate]
             candidate += 1
 
@@ -352,7 +351,7 @@ class JsonFiles:
     """The members with the field ``json`` among all files so far."""
 
     def __init__(self, files: Files) -> None:
-        hashes, numbers = array("q"), numbers_of((), len(files))
+        hashes, numbers = array("q"), array("Q")
         for first, rows in files.all_rows():
             for file, row in enumerate(rows, first):
                 if row.endswith(SEPARATOR + b"json"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -21,10 +21,10 @@ from typing import IO
 
 from wdscli.codecs.cells import merged_json
 from wdscli.create.delimited import PLAIN, TextReading, refuse_row
-from wdscli.create.files import Files, RowsByKey, numbers_of
+from wdscli.create.files import Files, RowsByKey
 from wdscli.create.grouping import in_lists
 from wdscli.create.left_out import LeftOut
-from wdscli.create.payloads import NamedSource, SourcePayloads, payload_at
+from wdscli.create.payloads import NamedSource, SourcePayloads, payload_at, read_pieces
 from wdscli.create.table import CellValue, Row, TableOptions, TableReader, add_rows, samples_of
 from wdscli.errors import DataError, InputError, failing
 from wdscli.model import ShardInfo
@@ -79,7 +79,7 @@ class TableSet(JoinedTable):
         rows = f"{address}.rows" if self.json_rest else address
         keys = KeysByValue(column_and_value(self.on)[1], request.on_error == "skip") if self.on else None
         if keys is not None:
-            look(keys.extract)
+            look(lambda set_number, selection: keys)
         with (
             ShardFile(rows, ShardSettings(with_index=False)) as shard,
             SourcePayloads(request.trust_addresses, left_out) as payloads,
@@ -106,7 +106,7 @@ def _merged(rows: str, address: str, look: Look) -> ShardInfo:
     own JSON."""
     with open_source(rows) as source, TemporaryFile() as scratch:
         objects = _Objects(source, scratch)
-        look(objects.extract)
+        look(partial(_Merging, objects))
         with ShardFile(address, ShardSettings(with_index=False)) as shard:
             for batch in iter_batches(source):
                 for row, key in enumerate(batch.keys):
@@ -131,15 +131,11 @@ class _Objects:
                 member = batch.firsts[row] + fields.index(JSON) if JSON in fields else -1
                 self._starts.append(batch.offsets[member] if member >= 0 else 0)
                 self._sizes.append(batch.sizes[member] if member >= 0 else 0)
-        self._rows = RowsByKey(hashes, numbers_of(range(len(hashes)), len(hashes)))
+        self._rows = RowsByKey(hashes)
         self._row = 0
         # For each row, the set with which its JSON was merged, and the offset and size of the result.
         self._sets = array("h", [-1]) * len(hashes)
         self._merged = array("Q", [0, 0]) * len(hashes)
-
-    def extract(self, of_set: int, selection: Selection) -> Extract:
-        """Return the extract that merges the JSON of one set's samples."""
-        return _Merging(self, of_set, selection)
 
     def find(self, key: bytes, of_set: int) -> int | None:
         """Return the row for the sample with this key, unless the row was already merged with another sample of the
@@ -207,18 +203,32 @@ def _size_of(addresses: Sequence[str], otherwise: int) -> int:
     return total
 
 
-class KeysByValue:
+class KeysByValue(Extract):
     """The keys of the samples of the earlier sets, by a value. A sample needs 40 bytes of memory, and its key and value
-    are in scratch space. With ``lenient``, a value that cannot be decoded counts as missing."""
+    are in scratch space. With ``is_lenient``, a value that cannot be decoded counts as missing. As an extract, it notes
+    the samples of a set, and returns no values."""
 
-    def __init__(self, value: Value, lenient: bool) -> None:
-        self._value, self._lenient = value, lenient
+    def __init__(self, value: Value, is_lenient: bool) -> None:
+        self._value, self._is_lenient = value, is_lenient
         self._log, self._hashes = KeyLog(), array("q")
         self._values, self._keys = array("Q"), array("Q")
 
-    def extract(self, of_set: int, selection: Selection) -> Extract:
-        """Return the extract that notes the samples of one set."""
-        return _Noting(self, self._value, self._lenient)
+    @property
+    def payload_fields(self) -> frozenset[bytes]:
+        return self._value.payload_fields
+
+    @property
+    def named(self) -> Sequence[Named]:
+        return self._value.named_for(" for --on")
+
+    def values(
+        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
+    ) -> list[bytes]:
+        for row in rows:
+            sample = SampleAt(batch, row, shard, payload_of)
+            if (value := self._value.of(sample, self._is_lenient)) is not None:
+                self.add(value, sample.key)
+        return []
 
     def add(self, value: bytes, key: bytes) -> None:
         """Note a sample. Raises DataError for a very long value."""
@@ -229,39 +239,13 @@ class KeysByValue:
 
     @cached_property
     def _rows(self) -> RowsByKey:
-        return RowsByKey(self._hashes, numbers_of(range(len(self._hashes)), len(self._hashes)))
+        return RowsByKey(self._hashes)
 
     def of(self, value: bytes) -> list[bytes]:
         """Return the distinct keys of the samples with a value. All samples must be noted before."""
         candidates = self._rows.candidates(hash(value))
         rows = [row for row in candidates if self._log.has(self._values[row], value)]
         return list(dict.fromkeys(self._log.key(self._keys[row]) for row in rows))
-
-
-@dataclass(frozen=True)
-class _Noting(Extract):
-    """An extract that notes the keys of samples by a value, and returns no values."""
-
-    keys: KeysByValue
-    compared: Value
-    is_lenient: bool
-
-    @property
-    def payload_fields(self) -> frozenset[bytes]:
-        return self.compared.payload_fields
-
-    @property
-    def named(self) -> Sequence[Named]:
-        return self.compared.named_for(" for --on")
-
-    def values(
-        self, batch: SampleBatch, rows: Sequence[int], shard: str, payload_of: MemberReader
-    ) -> list[bytes]:
-        for row in rows:
-            sample = SampleAt(batch, row, shard, payload_of)
-            if (value := self.compared.of(sample, self.is_lenient)) is not None:
-                self.keys.add(value, sample.key)
-        return []
 
 
 def _keys_of(keys: KeysByValue, left_out: LeftOut, row: Row, value: bytes) -> Sequence[bytes]:
@@ -317,32 +301,21 @@ def _repeated(row: Row, key: bytes) -> DataError:
 
 def _write(shard: ShardFile, row: Row, values: Sequence[CellValue], payloads: SourcePayloads) -> None:
     """Write the sample of a row. Raises InputError and DataError for a source that fails while it is read."""
-    key = values[0].key
-    fields_to_write = [(field, value) for _, field, value, _ in values if isinstance(value, bytes)]
-    if len(fields_to_write) == len(values):
-        shard.write(key, fields_to_write)
+    fields: list[tuple[bytes, int, Iterable[bytes | memoryview]]] = []
+    try:
+        for key, field, value, column in values:
+            if isinstance(value, bytes):
+                fields.append((field, len(value), [value]))
+            elif value is not None:
+                named = NamedSource(value, row.place.table, column)
+                if (size_and_place := payloads.of_member(key, field, named, row.place)) is not None:
+                    size, place = size_and_place
+                    fields.append((field, size, read_pieces(place, size)))
+    except (InputError, DataError) as error:
+        payloads.left_out.refuse(row.place, error)
         return
-    with ExitStack() as stack:
-        try:
-            fields = list(_opened(row, values, payloads, stack))
-        except (InputError, DataError) as error:
-            payloads.left_out.refuse(row.place, error)
-            return
-        try:
-            if fields:
-                shard.write_pieces(key, fields)
-        except (InputError, DataError) as error:
-            refuse_row(row.place, error)
-
-
-def _opened(
-    row: Row, values: Sequence[CellValue], payloads: SourcePayloads, stack: ExitStack
-) -> Iterator[tuple[bytes, int, Iterable[bytes]]]:
-    """Yield each field with the size and the pieces of its payload."""
-    for key, field, value, column in values:
-        if isinstance(value, str):
-            named = NamedSource(value, row.place.table, column)
-            if (opened := payloads.opened(key, field, named, row.place, stack)) is not None:
-                yield field, *opened
-        elif value is not None:
-            yield field, len(value), [value]
+    try:
+        if fields:
+            shard.write_pieces(values[0].key, fields)
+    except (InputError, DataError) as error:
+        refuse_row(row.place, error)

@@ -378,8 +378,6 @@ class _Packer:
 
     def _payload(self, place: Place, size: int) -> Iterable[bytes | memoryview]:
         """Yield the pieces of one payload."""
-        if isinstance(place, Inline):
-            return [place.payload]
         fetched = next(self._fetched) if isinstance(place, str) else None
         return read_pieces(place, size, self._view) if fetched is None else [fetched]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import IO, NamedTuple, TypeVar
@@ -39,7 +39,7 @@ from wdscli.errors import DataError, InputError, OutputError, UsageError, WdsErr
 from wdscli.progress import QUIET, Progress
 from wdscli.storage import is_local, is_stream, local_path, open_source
 from wdscli.storage.addresses import listed_address
-from wdscli.storage.ends import PIECE_BYTES, pieces_of
+from wdscli.storage.ends import PIECE_BYTES
 from wdscli.storage.local import write_all
 from wdscli.storage.opening import at_once
 from wdscli.storage.streams import stream_of
@@ -108,22 +108,6 @@ class SourcePayloads:
         """Call :meth:`fetch` for one member. Return None if the member is left out. Raises InputError."""
         try:
             return self.fetch(named)
-        except InputError as error:
-            self.left_out.lose(key, field, named.address, error, place)
-        return None
-
-    def opened(
-        self, key: bytes, field: bytes, named: NamedSource, place: RowPlace, stack: ExitStack
-    ) -> tuple[int, Iterable[bytes]] | None:
-        """Return size and pieces of one member, whose source stays open in ``stack``. Return None if the member is left
-        out. Raises InputError."""
-        try:
-            source = stack.enter_context(open_source(self._address(named), decompress=False))
-            if source.size is not None and source.seekable:
-                return source.size, pieces_of(source, 0, source.size)
-            # The size of a stream is known only at its end.
-            data = stream_of(source).read()
-            return len(data), [data]
         except InputError as error:
             self.left_out.lose(key, field, named.address, error, place)
         return None
@@ -211,13 +195,11 @@ class SourcePayloads:
             self._scratch = None
 
 
-def read_pieces(
-    place: bytes | str | StoredPayload, size: int, buffer: memoryview
-) -> Iterator[bytes | memoryview]:
-    """Yield a payload in pieces that are not larger than ``buffer``. Raises InputError, DataError
+def read_pieces(place: Place, size: int, buffer: memoryview | None = None) -> Iterator[bytes | memoryview]:
+    """Yield a payload in pieces that are not larger than ``buffer``, which they may share. Raises InputError, DataError
     ``changed-while-read``."""
     done = 0
-    for piece in _parts(place, size, buffer):
+    for piece in _parts(place, size, buffer or memoryview(bytearray(min(size + 1, PIECE_BYTES)))):
         done += len(piece)
         if done > size:
             raise _changed(place, size, done)
@@ -230,13 +212,16 @@ def payload_at(place: Place, size: int) -> bytes:
     """Return a whole payload. Raises InputError, DataError ``changed-while-read``."""
     if isinstance(place, Inline):
         return place.payload
-    return b"".join(map(bytes, read_pieces(place, size, memoryview(bytearray(size + 1)))))
+    return b"".join(map(bytes, read_pieces(place, size)))
 
 
-def _parts(place: bytes | str | StoredPayload, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
-    """Yield the pieces of a payload. If it has grown, there is one more byte than planned. Pieces of files share
+def _parts(place: Place, size: int, buffer: memoryview) -> Iterator[bytes | memoryview]:
+    """Yield the pieces of a payload. If a file has grown, there is one more byte than planned. Pieces of files share
     ``buffer``."""
     done = 0
+    if isinstance(place, Inline):
+        yield place.payload
+        return
     if isinstance(place, str):
         with open_source(place, decompress=False) as source:
             while data := source.read_some(done, min(len(buffer), size + 1 - done)):

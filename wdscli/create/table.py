@@ -546,45 +546,6 @@ def _note_empty(left_out: LeftOut, row: Row, key: bytes, values: Sequence[CellVa
         left_out.add(NO_VALUE, name, "fields", place=row.place, key=to_text(key), field=to_text(field))
 
 
-class _Adder:
-    """Adds the values of rows to the files of samples."""
-
-    def __init__(self, files: Files, payloads: SourcePayloads, objects: JsonFiles | None) -> None:
-        self._files, self._payloads, self._objects = files, payloads, objects
-        self._classes: dict[bytes, int] = {}
-
-    def add(self, row: Row, values: Sequence[CellValue]) -> None:
-        """Add all values of a row. Raises UsageError, and InputError and DataError before a value is added."""
-        table, place = row.place.table, row.place
-        located = [
-            self._payloads.of_member(key, field, NamedSource(value, table, column), place)
-            for key, field, value, column in values
-            if isinstance(value, str)
-        ]
-        is_merged = self._objects is not None and self._merged(values)
-        places = iter(located)
-        for key, field, value, _ in values:
-            if isinstance(value, ClassName):
-                if value not in self._classes:
-                    self._classes[value] = self._files.keep(Inline(bytes(value)))
-                self._files.add_row(key + SEPARATOR + field, 0, self._classes[value])
-            elif isinstance(value, bytes):
-                if not (is_merged and field == b"json"):
-                    self._files.add(key, field, len(value), self._payloads.keep(value))
-            elif (size_and_place := next(places)) is not None:
-                self._files.add(key, field, *size_and_place)
-
-    def _merged(self, values: Sequence[CellValue]) -> bool:
-        """Add the row's JSON object to the sample's existing object. Return False if one of them does not exist."""
-        key, columns = next(((cell.key, cell.value) for cell in values if cell.field == b"json"), (b"", None))
-        number = None if self._objects is None or not isinstance(columns, bytes) else self._objects.take(key)
-        if number is None or not isinstance(columns, bytes):
-            return False
-        value = merged_json(payload_at(self._files.place(number), self._files.size(number)), columns)
-        self._files.put(number, len(value), self._files.keep(self._payloads.keep(value)))
-        return True
-
-
 def read_table(
     options: TableOptions, rule: KeyRule, files: Files, payloads: SourcePayloads, progress: Progress = QUIET
 ) -> tuple[tuple[str, ...] | None, bool]:
@@ -607,13 +568,42 @@ def add_rows(
 ) -> None:
     """Add the values of rows to the files of samples. ``objects`` has the JSON with which columns are merged. Raises
     UsageError, and DataError for bad rows."""
-    adder = _Adder(files, payloads, objects)
+    class_places: dict[bytes, int] = {}
     for row, values in samples:
         files.begin_source(row.place)
         try:
-            adder.add(row, values)
+            # Find all payloads of the row before a value is added.
+            located = [
+                payloads.of_member(key, field, NamedSource(value, row.place.table, column), row.place)
+                for key, field, value, column in values
+                if isinstance(value, str)
+            ]
+            is_merged = objects is not None and _merged(values, files, payloads, objects)
         except UsageError:
             raise
         except WdsError as error:
             payloads.left_out.refuse(row.place, error)
+            continue
+        places = iter(located)
+        for key, field, value, _ in values:
+            if isinstance(value, ClassName):
+                if value not in class_places:
+                    class_places[value] = files.keep(Inline(bytes(value)))
+                files.add_row(key + SEPARATOR + field, 0, class_places[value])
+            elif isinstance(value, bytes):
+                if not (is_merged and field == b"json"):
+                    files.add(key, field, len(value), payloads.keep(value))
+            elif (size_and_place := next(places)) is not None:
+                files.add(key, field, *size_and_place)
     payloads.left_out.check_rows()
+
+
+def _merged(values: Sequence[CellValue], files: Files, payloads: SourcePayloads, objects: JsonFiles) -> bool:
+    """Add a row's JSON object to the sample's existing object. Return False if one of them does not exist."""
+    key, columns = next(((cell.key, cell.value) for cell in values if cell.field == b"json"), (b"", None))
+    number = objects.take(key) if isinstance(columns, bytes) else None
+    if number is None or not isinstance(columns, bytes):
+        return False
+    value = merged_json(payload_at(files.place(number), files.size(number)), columns)
+    files.put(number, len(value), files.keep(payloads.keep(value)))
+    return True

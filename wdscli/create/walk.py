@@ -22,10 +22,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from errno import EACCES
-from itertools import accumulate, islice
+from itertools import islice
 from typing import NamedTuple
 
 from wdscli.codecs.kinds import find
@@ -325,8 +324,9 @@ class FolderWalk(NamedTuple):
         subfolders: list[bytes] = []
 
         # With ``skips``, the permission to read each file is checked.
-        is_plain = self.rule.is_first_dot and not (self.include or self.exclude or self.skips)
-        is_plain = is_plain and is_own is None and not (folder.field or folder.prefix.startswith(b"__"))
+        is_plain = core.CORE is not None and self.rule.is_first_dot and is_own is None
+        is_plain = is_plain and not (self.include or self.exclude or self.skips)
+        is_plain = is_plain and not (folder.field or folder.prefix.startswith(b"__"))
 
         def begin(manifests: list[bytes]) -> bool:
             """Return whether all files are taken without further checks."""
@@ -338,15 +338,18 @@ class FolderWalk(NamedTuple):
         def take(entries: Iterable[_Entry]) -> None:
             subfolders.extend(self._add_entries(entries, is_own, folder))
 
-        listing = _list if core.CORE is None else core.CORE.folder
-        listing(
-            folder.path,
-            folder.prefix,
-            MANIFEST,
-            begin,
-            lambda rows, ends, sizes: self.files.add_folder(rows, ends, sizes, folder.root),
-            lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
-        )
+        if core.CORE is None:
+            with os.scandir(folder.path) as entries:
+                begin([entry.name for entry in entries if entry.name.endswith(MANIFEST)])
+        else:
+            core.CORE.folder(
+                folder.path,
+                folder.prefix,
+                MANIFEST,
+                begin,
+                lambda rows, ends, sizes: self.files.add_folder(rows, ends, sizes, folder.root),
+                lambda names: take(_Named(folder.path + b"/" + name, name) for name in names),
+            )
         if not is_plain:
             with os.scandir(folder.path) as entries:
                 # Do not list all entries together, because an entry takes a few hundred bytes.
@@ -406,38 +409,6 @@ class FolderWalk(NamedTuple):
             self.files.add_row(key + SEPARATOR + field, status.st_size, folder.root)
         else:
             self.files.add(key, field, status.st_size, entry.path)
-
-
-def _list(
-    path: bytes,
-    prefix: bytes,
-    suffix: bytes,
-    begin: Callable[[list[bytes]], bool],
-    take: Callable[[bytes, bytes, bytes], object],
-    take_names: Callable[[list[bytes]], object],
-) -> None:
-    """List a folder in Python, with the same result as the compiled core. ``begin`` gets the names with the suffix, and
-    returns whether to continue. ``take`` gets regular files with usual names, sorted by row: joined rows, and as packed
-    i64 a 0 and the ends of rows, and sizes. ``take_names`` gets all other names."""
-    with os.scandir(path) as entries:
-        if not begin([entry.name for entry in entries if entry.name.endswith(suffix)]):
-            return
-    with os.scandir(path) as entries:
-        while batch := list(islice(entries, _ENTRIES_TOGETHER)):
-            rows, names = [], []
-            for entry in batch:
-                name = entry.name
-                dot = name.find(b".")
-                is_file = entry.is_file(follow_symlinks=False)
-                if dot <= 0 or dot + 1 == len(name) or name.startswith(b"__") or not is_file:
-                    names.append(name)
-                else:
-                    rows.append((prefix + name.replace(b".", SEPARATOR, 1), entry.stat().st_size))
-            rows.sort()
-            ends = array("q", accumulate((len(row) for row, _ in rows), initial=0))
-            sizes = array("q", [size for _, size in rows])
-            take(b"".join([row for row, _ in rows]), ends.tobytes(), sizes.tobytes())
-            take_names(names)
 
 
 class _Named(NamedTuple):
