@@ -1,10 +1,10 @@
 """This module packs files into shards. It has the maker and the task of ``create``.
 
 :func:`pack` is a pure function of a :class:`PackTask`, and :class:`PackMaker` makes all shards of a plan by it. For
-small files, the compiled core reads whole files into a buffer, and writes their headers, many samples at a time. Other
-files, and files that have changed, go through the buffer in pieces, so that memory is limited. Each read requests one
-more byte than planned. So a file that has shrunk or grown is an error, never a broken tar, and the shard is not
-published. This module does not know how files were found, ordered or cut.
+small files and values of tables, the compiled core reads whole files into a buffer, and writes their headers, many
+samples at a time. Other files, and files that have changed, go through the buffer in pieces, so that memory is limited.
+Each read requests one more byte than planned. So a file that has shrunk or grown is an error, never a broken tar, and
+the shard is not published. This module does not know how files were found, ordered or cut.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import pairwise
 from typing import NamedTuple
 
 from wdscli.arrays import I64, numpy
@@ -38,8 +37,6 @@ from wdscli.tar.header import BLOCK
 PIECE_BYTES = 1 << 20
 """Smaller files are read as a whole."""
 _SAMPLES_TOGETHER = 1024
-_VALUES_BYTES = 1 << 24
-"""The most bytes of values that are written together."""
 HELD_BYTES = 1 << 22
 """Remote payloads up to this size are read as a whole, several at the same time."""
 AHEAD_BYTES = 1 << 24
@@ -52,6 +49,8 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 _Columns = tuple[list[bytes], list[int], list[int]]
 """Fields, header offsets and payload offsets of members."""
+_Values = dict[int, Inline | StoredPayload]
+"""Values of lists and tables by the numbers of their places."""
 
 
 class PackTask(NamedTuple):
@@ -225,21 +224,15 @@ class _Packer:
         members = task.members[firsts[0] : firsts[-1]]
         firsts = firsts - firsts[0]
         columns = task.files.gather(members)
-        kept = columns.places[columns.places >= 0]
-        if len(kept) == len(members) and int(columns.sizes.sum()) <= _VALUES_BYTES:
-            payloads = self._values(members, columns.sizes.tolist())
-            if payloads is not None:
-                self._write_values(columns.row_list(), payloads, firsts.tolist())
-                return self._shard.position - begin
-        inline = self._inline(members, columns.places)
-        if inline is None or core.CORE is None or self._shard.numbers.names:
+        values = self._values(members, columns.places)
+        if values is None or core.CORE is None or self._shard.numbers.names:
             self._write_samples(members, columns.row_list(), firsts.tolist())
         else:
-            self._pack_buffers(members, columns, inline, firsts)
+            self._pack_buffers(members, columns, values, firsts)
         return self._shard.position - begin
 
     def _pack_buffers(
-        self, members: Sequence[int], columns: FileColumns, inline: dict[int, bytes], firsts: I64
+        self, members: Sequence[int], columns: FileColumns, values: _Values, firsts: I64
     ) -> None:
         """Write samples, as many at a time as fit into the buffer. ``firsts`` has the first member of each sample, and
         the number of members."""
@@ -249,27 +242,25 @@ class _Packer:
         while low < last:
             limit = sample_ends[low] + PIECE_BYTES
             high = max(low + 1, int(sample_ends.searchsorted(limit, side="right")) - 1)
-            if not self._load(columns, folders, inline, ends, firsts[low : high + 1]):
+            if not self._load(columns, folders, values, ends, firsts[low : high + 1]):
                 rows = slice(firsts[low], firsts[high])
                 part = firsts[low : high + 1] - firsts[low]
                 self._write_samples(members[rows], columns.row_list()[rows], part.tolist())
             low = high
 
-    def _inline(self, members: Sequence[int], places: I64) -> dict[int, bytes] | None:
-        """Return the payloads in memory by their places. Return None if other payloads are in no folder."""
-        payloads = {}
+    def _values(self, members: Sequence[int], places: I64) -> _Values | None:
+        """Return the values of lists and tables by their places. Return None if other payloads are in no folder."""
+        values: _Values = {}
         numbers, slots = numpy.unique(places, return_index=True)
         for number, slot in zip(numbers.tolist(), slots.tolist()):
-            place = self._task.files.place(members[slot]) if number >= 0 else None
-            if isinstance(place, Inline):
-                payloads[number] = place.payload
-            elif place is not None:
-                return None
-        return payloads
+            if number >= 0:
+                place = self._task.files.place(members[slot])
+                if not isinstance(place, (Inline, StoredPayload)):
+                    return None
+                values[number] = place
+        return values
 
-    def _load(
-        self, columns: FileColumns, folders: I64, inline: dict[int, bytes], ends: I64, firsts: I64
-    ) -> bool:
+    def _load(self, columns: FileColumns, folders: I64, values: _Values, ends: I64, firsts: I64) -> bool:
         """Write usual samples by the compiled core: all payloads go into the buffer, then their headers, without an
         object per member. Return whether all samples were written; otherwise nothing was written. ``ends`` has a 0 and
         the ends of all members as if they were one tar, and ``firsts`` the first member of each sample and the last
@@ -285,9 +276,10 @@ class _Packer:
         if core.CORE.load(self._buffer, folders[rows], *joined) < count:
             return False
         for slot in numpy.flatnonzero(places >= 0).tolist():
-            payload, offset = inline[int(places[slot])], int(offsets[slot])
-            self._view[offset : offset + len(payload)] = payload
-            self._view[offset + len(payload) : offset + (len(payload) + 511 & -512)] = padding(len(payload))
+            offset, end_offset = int(offsets[slot]), int(offsets[slot] + sizes[slot])
+            if not self._fill(self._view[offset:end_offset], values[int(places[slot])]):
+                return False
+            self._view[end_offset : end_offset + -end_offset % BLOCK] = padding(end_offset)
         if core.CORE.headers(self._buffer, *joined, self._mtime_field) < count:
             return False
         view = self._view[: end - begin]
@@ -308,12 +300,18 @@ class _Packer:
             descriptors[places == place] = self._folders[place]
         return descriptors
 
-    def _write_values(self, rows: list[bytes], payloads: list[bytes], firsts: list[int]) -> None:
-        """Write samples whose payloads are in memory."""
-        fields = [row[row.find(SEPARATOR) + 1 :] for row in rows]
-        for low, high in pairwise(firsts):
-            key = rows[low][: rows[low].find(SEPARATOR)]
-            self._shard.write(key, list(zip(fields[low:high], payloads[low:high])))
+    def _fill(self, room: memoryview, value: Inline | StoredPayload) -> bool:
+        """Write a value of a list or table into the buffer. Return False if it cannot be read whole."""
+        if isinstance(value, Inline):
+            room[:] = value.payload
+            return True
+        if (scratch := self._scratches.get(value.path)) is None:
+            scratch = self._scratches[value.path] = self._open(os.fsencode(value.path), _FLAGS)
+        payload = os.pread(scratch, len(room), value.offset) if scratch >= 0 else b""
+        if len(payload) != len(room):
+            return False
+        room[:] = payload
+        return True
 
     def _write_samples(self, members: Sequence[int], rows: list[bytes], firsts: list[int]) -> None:
         """Write any samples, a member at a time."""
@@ -334,24 +332,6 @@ class _Packer:
             ]
 
         self._shard.announce(batch, payload_of)
-
-    def _values(self, members: Sequence[int], sizes: Sequence[int]) -> list[bytes] | None:
-        """Return payloads if all of them are values of a list or table; otherwise None."""
-        payloads = []
-        for file, size in zip(members, sizes):
-            place = self._task.files.place(file)
-            if isinstance(place, Inline):
-                payloads.append(place.payload)
-            elif isinstance(place, StoredPayload):
-                if (scratch := self._scratches.get(place.path)) is None:
-                    scratch = self._scratches[place.path] = self._open(os.fsencode(place.path), _FLAGS)
-                data = os.pread(scratch, size, place.offset) if scratch >= 0 else b""
-                if len(data) != size:
-                    return None  # the slow path raises the error
-                payloads.append(data)
-            else:
-                return None
-        return payloads
 
     def _open(self, path: bytes, flags: int) -> int:
         try:

@@ -46,7 +46,7 @@ class SetByValue(JoinedTable):
         other = column_and_value(column)[1] if column != "key" or _OF_KEY.match(self.on) else value
         is_lenient = request.on_error == "skip"
         keys, seen, dropped = KeysByValue(value, is_lenient), KeySet(), Counter[str]()
-        look(keys.extract)
+        look(lambda set_number, selection: keys)
         request = request._replace(inputs=[str(self.files)], selection=Selection(), dedup=())
         with ShardFile(address, ShardSettings(with_index=False)) as shard:
             for page in SampleReader(request, progress=progress).pages():
