@@ -11,7 +11,7 @@ page. Memory grows by only 16 bytes a sample, to find repeated keys. This module
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,6 +26,13 @@ from wdscli.plan.inputs import is_read_once
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch, hold_remote_shards, spool
 from wdscli.progress import QUIET, Progress
+from wdscli.report.documents import (
+    PublishedShard,
+    make_croissant,
+    make_page,
+    make_readme,
+    needed_packages,
+)
 from wdscli.report.facts import PageFacts, PageInput, gather, plain_value
 from wdscli.report.looking import (
     DrawnSample,
@@ -36,8 +43,6 @@ from wdscli.report.looking import (
     new_payload_facts,
     order,
 )
-from wdscli.report.page import make_page, needed_packages
-from wdscli.report.publishing import Publication, PublishedShard, make_croissant, make_readme
 from wdscli.run.digests import option_of
 from wdscli.selection import Selection
 from wdscli.selection.places import parse_place
@@ -108,25 +113,20 @@ def report(
     # Several steps read a whole remote shard, unless its index shows which parts are needed.
     held = shards.addresses if _reads_all(options, selection) else sorted(without_index(shards))
     with Scratch() as scratch, ExitStack() as outputs:
-        makers: list[tuple[str | None, Callable[[Publication], bytes]]] = [
-            (request.output, lambda publication: make_page(publication.facts)),
-            (documents.card, make_readme),
-            (documents.croissant, make_croissant),
-        ]
-        sinks = [
-            (outputs.enter_context(open_sink(address, force=request.settings.force)), make)
-            for address, make in makers
-            if address
+        page, card, croissant = [
+            outputs.enter_context(open_sink(address, force=request.settings.force)) if address else None
+            for address in (request.output, documents.card, documents.croissant)
         ]
         with hold_remote_shards(held, scratch, progress):
             facts = _facts(shards, request, options, scratch, progress)
-        published = Publication(facts, *_published(shards, facts, documents, progress))
-        size_bytes = 0
-        for sink, make in sinks:
-            data = make(published)
-            sink.write(data)
-            size_bytes += len(data)
-    return facts, size_bytes
+        published = _published(shards, facts, documents, progress)
+        if page is not None:
+            page.write(make_page(facts))
+        if card is not None:
+            card.write(make_readme(facts, *published))
+        if croissant is not None:
+            croissant.write(make_croissant(facts, *published))
+        return facts, sum(sink.written for sink in (page, card, croissant) if sink is not None)
 
 
 def _opened(request: Request, documents: Documents, progress: Progress) -> ShardSet:

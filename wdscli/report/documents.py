@@ -1,4 +1,9 @@
-"""This module turns facts into two documents for publishing a set: a dataset card for the Hub, and Croissant metadata.
+"""This module turns facts into documents: the page, and for publishing a set a dataset card for the Hub and Croissant
+metadata.
+
+:func:`make_page` makes one HTML file that needs only a browser. It fills the template in this folder with jinja2, which
+escapes all text of a set; style and script are embedded. As a second protection, a policy in the page's head lets a
+browser run only this script, which it recognizes by a hash. The browser loads nothing else.
 
 :func:`make_readme` writes the card: Markdown with a head in YAML, which the Hub reads. :func:`make_croissant` writes
 JSON-LD in Croissant 1.0: a file object for each shard, and for each field a set of files and a set of records with key
@@ -10,13 +15,19 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
+from base64 import b64encode
 from collections.abc import Sequence
+from functools import cache
+from hashlib import sha256
 from html import escape
-from typing import Any, NamedTuple
+from importlib.resources import files
+from typing import Any, NamedTuple, TypeAlias
 
-from wdscli.codecs.handlers import held_extension
+from wdscli import __version__
+from wdscli.codecs.handlers import held_extension, needed
 from wdscli.codecs.kinds import find
-from wdscli.report.facts import Classes, PageFacts
+from wdscli.report.facts import Classes, PageFacts, lost_samples
 from wdscli.report.looking import field_type
 from wdscli.shown import shown
 from wdscli.units import human_size
@@ -24,6 +35,9 @@ from wdscli.units import human_size
 MAX_ROWS = 50
 MAX_CHARACTERS = 500
 """The most rows of a table in the card, and the most characters of a text."""
+MAX_PAGE_CHARACTERS = 2000
+"""The most characters of any text on the page. A member's name may have a million."""
+INSTALL = "'wdscli[report]'"
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"),
           (10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B"),
           (10_000_000_000, "1B<n<10B"), (100_000_000_000, "10B<n<100B"),
@@ -93,22 +107,117 @@ class PublishedShard(NamedTuple):
     sha256: str
 
 
-class Publication(NamedTuple):
-    """The contents of both documents. ``licences`` has each licence with its number of samples; the number is None for
-    a licence of the whole set, and the licence is empty for samples without one."""
-
-    facts: PageFacts
-    shards: Sequence[PublishedShard]
-    licences: Sequence[tuple[str, int | None]] = ()
+Licences: TypeAlias = Sequence[tuple[str, int | None]]
+"""Each licence with its number of samples. The number is None for a licence of the whole set, and the licence is empty
+for samples without one."""
 
 
-def make_readme(published: Publication) -> bytes:
+def needed_packages() -> None:
+    """Raise UsageError, with the command that installs it, for a package that is missing."""
+    for module in ("jinja2", "pygal", "PIL.Image"):
+        needed(module, "wds report", INSTALL)
+
+
+def make_page(facts: PageFacts) -> bytes:
+    """Return the page in UTF-8. Characters that UTF-8 cannot encode are shown as escapes."""
+    from markupsafe import Markup
+
+    script = _beside("page.js")
+    text: str = _template().render(
+        **{**facts.input._asdict(), **facts._asdict()},
+        has_pictures=facts.has_pictures,
+        losses=lost_samples(facts.input.summary),
+        script=Markup(script),
+        style=Markup(_beside("page.css")),
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
+        version=__version__,
+        svg=Markup,
+    )
+    return text.encode("utf-8", "backslashreplace")
+
+
+@cache
+def _template() -> Any:
+    """Return the template, which is compiled once."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_clean,
+    )
+    environment.filters |= {
+        "n": _number,
+        "size": human_size,
+        "percent": _percent,
+        "short": _short,
+        "key": _breakable,
+    }
+    return environment.from_string(_beside("page.html"))
+
+
+def _beside(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _clean(value: Any) -> Any:
+    """Shorten a text, and remove control characters and marks that change the direction of text."""
+    if type(value) is not str:
+        return value
+    if len(value) > MAX_PAGE_CHARACTERS:
+        value = value[:MAX_PAGE_CHARACTERS] + "…"
+    if value.isascii() and value.isprintable():
+        return value
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}"
+        if (char not in "\n\t" and unicodedata.category(char) == "Cc") or char in _TURNS
+        else char
+        for char in value
+    )
+
+
+_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.3g}"
+
+
+def _breakable(key: str) -> Any:
+    """Return a key that a browser can break after a separator, but not inside a word.
+
+    >>> _breakable("n01/a<b_1")
+    Markup('n01/<wbr>a&lt;b_<wbr>1')
+    """
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(re.findall(r"[^/_.-]*[/_.-]+|[^/_.-]+", _clean(key)))
+
+
+def _percent(share: float) -> str:
+    """
+    >>> _percent(1.0), _percent(0.9999), _percent(0.1234), _percent(0.00067)
+    ('100%', '99.9%', '12.3%', '0.067%')
+    """
+    if 0 < share < 0.01:
+        return "<0.01%" if share < 0.0001 else f"{100 * share:.2g}%"
+    percent = min(100 * share, 99.9) if share < 1 else 100.0
+    return f"{percent:.1f}".removesuffix(".0") + "%"
+
+
+def _short(value: float) -> str:
+    """Format a number for the length of a bar."""
+    return f"{100 * value:.1f}".removesuffix(".0")
+
+
+def make_readme(facts: PageFacts, shards: Sequence[PublishedShard], licences: Licences) -> bytes:
     """Return the card in UTF-8."""
-    facts = published.facts
     title, summary = facts.input.title, facts.input.summary
     parts = [
-        _head(published),
-        f"# {_plain(title)}\n\n{_description(published)} Format: WebDataset.",
+        _head(facts, shards, licences),
+        f"# {_plain(title)}\n\n{_description(facts)} Format: WebDataset.",
         _table("Fields", "Field|Type|Samples|Bytes", [
             (_code(row.sizes.field), row.type, f"{row.sizes.occurrences:,}", human_size(row.sizes.total))
             for row in facts.fields
@@ -119,11 +228,11 @@ def make_readme(published: Publication) -> bytes:
         *(_classes(classes, facts) for classes in facts.classes if classes.are_labels),
         _table("Licences", "Licence|Samples", [
             (_plain(licence) or "none", "all" if count is None else f"{count:,}")
-            for licence, count in published.licences
+            for licence, count in licences
         ]),
         _table("Shards", "Shard|Samples|Bytes|SHA-256", [
             (_code(shard.name), f"{shard.samples:,}", f"{shard.size_bytes:,}", shard.sha256)
-            for shard in published.shards
+            for shard in shards
         ]),
         _table("Provenance", "|", [(name, _plain(text)) for name, text in facts.input.provenance]),
     ]  # fmt: skip
@@ -132,21 +241,21 @@ def make_readme(published: Publication) -> bytes:
     return ("\n\n".join(filter(None, parts)) + "\n").encode("utf-8", "backslashreplace")
 
 
-def _description(published: Publication) -> str:
-    summary = published.facts.input.summary
+def _description(facts: PageFacts) -> str:
+    summary = facts.input.summary
     shards = f"{summary.shards:,} shard{'s' * (summary.shards != 1)}"
     samples = f"{summary.samples:,} sample{'s' * (summary.samples != 1)}"
     return f"{samples} in {shards}, {human_size(summary.size_bytes)}."
 
 
-def _head(published: Publication) -> str:
+def _head(facts: PageFacts, shards: Sequence[PublishedShard], licences: Licences) -> str:
     """Return the head in YAML. JSON strings are YAML too."""
-    samples = published.facts.input.summary.samples
-    lines = [f"pretty_name: {json.dumps(published.facts.input.title)}"]
-    if licences := sorted({_hub_licence(licence) for licence, _ in published.licences if licence}):
-        lines += ["license:", *(f"- {licence}" for licence in licences)]
+    samples = facts.input.summary.samples
+    lines = [f"pretty_name: {json.dumps(facts.input.title)}"]
+    if names := sorted({_hub_licence(licence) for licence, _ in licences if licence}):
+        lines += ["license:", *(f"- {name}" for name in names)]
     size = next((name for limit, name in _SIZES if samples < limit), "n>1T")
-    types = {row.type for row in published.facts.fields} & {"image", "audio", "video", "text"}
+    types = {row.type for row in facts.fields} & {"image", "audio", "video", "text"}
     lines += [
         "size_categories:",
         f"- {size}",
@@ -155,7 +264,7 @@ def _head(published: Publication) -> str:
         *(f"- {name}" for name in sorted(types)),
     ]
     lines += ["configs:", "- config_name: default", "  data_files:"]
-    for split, patterns in _patterns(published.shards).items():
+    for split, patterns in _patterns(shards).items():
         lines += [f"  - split: {split}", "    path:", *(f"    - {json.dumps(text)}" for text in patterns)]
     return "\n".join(("---", *lines, "---"))
 
@@ -218,22 +327,21 @@ def _code(name: str) -> str:
     return f"<code>{_plain(name)}</code>"
 
 
-def make_croissant(published: Publication) -> bytes:
+def make_croissant(facts: PageFacts, shards: Sequence[PublishedShard], licences: Licences) -> bytes:
     """Return the metadata as JSON-LD."""
-    facts = published.facts
     fields = [row.sizes.field for row in facts.fields]
-    shards = [{"@id": shard.name} for shard in published.shards]
-    licences = [licence for licence, _ in published.licences if licence]
+    shard_ids = [{"@id": shard.name} for shard in shards]
+    named_licences = [licence for licence, _ in licences if licence]
     document = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": facts.input.title,
-        "description": _description(published),
-        **({"license": licences} if licences else {}),
+        "description": _description(facts),
+        **({"license": named_licences} if named_licences else {}),
         "distribution": [
-            *map(_file_object, published.shards),
-            *(_file_set(field, fields, shards) for field in fields),
+            *map(_file_object, shards),
+            *(_file_set(field, fields, shard_ids) for field in fields),
         ],
         "recordSet": [_record_set(field, facts) for field in fields],
     }
