@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from wdscli.codecs.headers import array_shape, check_container, picture_size, seconds
 from wdscli.codecs.handlers import HEAD_BYTES, PartialPayload
+from wdscli.codecs.headers import array_shape, check_container, picture_size, seconds
 
 SIDES = st.integers(1, 300)
 

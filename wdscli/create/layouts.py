@@ -32,13 +32,13 @@ from wdscli.create.files import KeyRule
 from wdscli.create.rows import batch_rows, class_names, number_type, read_exact
 from wdscli.errors import DataError, InputError, UsageError, WdsError
 from wdscli.look.unpack import is_coded, text_form
-from wdscli.text import to_bytes, to_text
 from wdscli.samples.grouping import not_regular
 from wdscli.shards.inputs import classes_of, open_set
 from wdscli.shards.tables import field_of_column
 from wdscli.storage import addresses_of, open_source
 from wdscli.tar import DIRECTORY, KIND_MASK, REGULAR
 from wdscli.tar.reader import scan
+from wdscli.text import to_bytes, to_text
 
 Kind = Literal["table", "lines", "hf", "coco", "shards"]
 """The kinds of sources with rows: tables; lines of text; datasets of Hugging Face's library; COCO annotations; the

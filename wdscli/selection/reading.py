@@ -20,7 +20,6 @@ from typing import Any
 
 from wdscli.arrays import Backing, Piece
 from wdscli.codecs.handlers import HEAD_BYTES, PartialPayload, Payload, whole_names
-from wdscli.text import to_text
 from wdscli.samples import SampleBatch, new_batch, split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.reading import ExpectedMember
