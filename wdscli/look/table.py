@@ -41,8 +41,8 @@ from wdscli.plan.sort import json_code
 from wdscli.plan.table import Growing
 from wdscli.plan.values import GrowingValues, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
-from wdscli.selection.named import SeenNames, class_name
-from wdscli.selection.places import EachValue
+from wdscli.selection.named import SeenNames
+from wdscli.selection.places import EachValue, class_name
 from wdscli.selection.where import Value
 from wdscli.shards.inputs import ShardSet, classes_of, without_index
 from wdscli.shards.tables import (

@@ -29,7 +29,8 @@ from wdscli.codecs.kinds import FieldKind, find
 from wdscli.errors import DataError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.look.picking import SampleReader
 from wdscli.samples.keys import KeySet
-from wdscli.selection.named import Named, SeenNames, class_name, listed
+from wdscli.selection.named import Named, SeenNames, listed
+from wdscli.selection.places import class_name
 from wdscli.selection.reading import MemberReader
 from wdscli.shards.inputs import classes_of
 from wdscli.storage.local import write_all, write_error

@@ -17,7 +17,7 @@ from wdscli.look.quality import WINDOW, Mixing, Quality, measure
 from wdscli.look.summary import FieldSizes, Summary, middle
 from wdscli.report import charts
 from wdscli.report.looking import CAPTIONS, CLASSES, Card, PayloadFacts, field_type
-from wdscli.selection.named import class_name
+from wdscli.selection.places import class_name
 from wdscli.storage.addresses import natural
 from wdscli.text import to_text
 from wdscli.units import human_size

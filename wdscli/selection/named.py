@@ -9,12 +9,14 @@ key. The SeenNames of several processes are merged. This module does not know wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdscli.errors import nearest
 from wdscli.samples import SampleBatch
-from wdscli.selection.places import Absent, EachValue, Path, Place, class_number, field_value, step_into
 from wdscli.text import to_bytes, to_text
+
+if TYPE_CHECKING:
+    from wdscli.selection.places import Path, Place
 
 _SHOWN = 8
 _NAMED_AT_MOST = 3
@@ -22,12 +24,6 @@ _MOST_ALTERNATIVES = 1000
 _KEYS_KEPT = 1000
 _KEYS_FOLLOWED = 8
 _MAGIC = frozenset("*?[")
-
-
-def class_name(value: object, classes: Sequence[str]) -> str | None:
-    """Return the class name for a number, or for its text, if the class has a name."""
-    number = class_number(str(value))
-    return classes[number] if number is not None and 0 <= number < len(classes) else None
 
 
 class Named(NamedTuple):
@@ -43,6 +39,8 @@ class Named(NamedTuple):
 
     @property
     def place(self) -> Place | None:
+        from wdscli.selection.places import Place
+
         return None if self.path is None else Place(to_bytes(self.fields[0]), self.path)
 
 
@@ -72,6 +70,8 @@ class SeenNames:
 
     def see_document(self, place: Place, document: Any) -> bool:
         """Look for a place in one JSON document, and return whether it has the place."""
+        from wdscli.selection.places import Absent, EachValue, step_into
+
         for step in place.path:
             try:
                 value = step_into(document, step)
@@ -106,6 +106,8 @@ class SeenNames:
     def _look_into(
         self, place: Place, batch: SampleBatch, rows: Sequence[int], payload_of: Callable[[int, bytes], bytes]
     ) -> None:
+        from wdscli.selection.places import field_value
+
         for row in rows:
             if place.field not in batch.fields[batch.firsts[row] : batch.firsts[row + 1]]:
                 continue

@@ -11,7 +11,7 @@ This module does not know expressions, nor where payloads come from.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -146,6 +146,12 @@ def _each(elements: list[Any], name: str) -> EachValue:
 def class_number(text: str) -> int | None:
     """Return the number in a ``cls`` payload, by webdataset's rule, or None for text."""
     return int(text) if text.removeprefix("-").isdecimal() and len(text) < 100 else None
+
+
+def class_name(value: object, classes: Sequence[str]) -> str | None:
+    """Return the class name for a number, or for its text, if the class has a name."""
+    number = class_number(str(value))
+    return classes[number] if number is not None and 0 <= number < len(classes) else None
 
 
 def field_value(field: str, payload: bytes) -> Any:

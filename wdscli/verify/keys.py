@@ -20,7 +20,6 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from hashlib import sha256
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -214,6 +213,8 @@ class Absence:
     """The search in one shard for the keys of a list."""
 
     def __init__(self, absent: KeyList, ledger: Ledger) -> None:
+        from hashlib import sha256
+
         self._keys = listed_keys(absent)
         self._spellings = listed_spellings(absent)
         self._list_name = base_name(absent.address)
@@ -257,6 +258,8 @@ class KeyList(NamedTuple):
     def at(cls, address: str) -> KeyList:
         """Return the list as it is now. Raises InputError, and UsageError for a stream, because other processes cannot
         read it."""
+        from hashlib import sha256
+
         if is_stream(address):
             raise UsageError("--absent needs a file, because several processes read it", hint="--absent FILE")
         state = sha256()
