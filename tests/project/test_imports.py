@@ -38,7 +38,10 @@ def test_help_loads_no_command_and_nothing_heavy() -> None:
 
 def test_local_ls_loads_nothing_heavy(shard: Path) -> None:
     names = loaded(RUN, "ls", str(shard))
-    assert not names & (HEAVY | {"typer", "shutil", "subprocess", "dataclasses", "inspect", "wdscli.model"})
+    assert not names & (
+        HEAVY
+        | {"typer", "shutil", "subprocess", "dataclasses", "inspect", "wdscli.codecs.kinds", "wdscli.model"}
+    )
 
 
 def test_typer_reads_only_a_line_that_is_not_plain(shard: Path) -> None:
