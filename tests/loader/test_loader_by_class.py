@@ -291,16 +291,12 @@ def test_what_cannot_be_balanced(folder: str, tmp_path: Path) -> None:
 
 def test_many_classes() -> None:
     from wdscli.arrays import numpy
-    from wdscli.loader.by_class import ByClass, ClassShares, SampleClasses
+    from wdscli.loader.by_class import ByClass
+    from wdscli.loader.order.schedule import Pattern
 
     count = 150_000
     numbers = numpy.arange(2 * count) % count
-    view = ByClass(
-        SampleClasses([f"{number:06d}" for number in range(count)], numbers),
-        "cls",
-        ClassShares(None, None, None, 0),
-        1,
-    )
+    view = ByClass(numbers, Pattern((1,) * count, range(count), 0, 0), 2 * count, [], 1)
     samples = view.placed(2 * count, 0)(numpy.arange(2 * count - 1000, 2 * count))
     assert len({*numbers[samples].tolist()}) == 1000
     found = defaultdict(int)

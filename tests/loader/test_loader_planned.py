@@ -22,8 +22,7 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader import mix
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.order import packs as packing
-from wdscli.loader.order.batches import Misfit, Rule, planned
-from wdscli.loader.order.grid import grid_of
+from wdscli.loader.order.batches import NO_BUDGET, WINDOW, Misfit, Rule, planned, rule_of_batches
 from wdscli.shards import ShardWriter
 
 LONGEST = "40"
@@ -357,10 +356,8 @@ def test_buckets_as_the_oracle_fills_them(seed: int) -> None:
 def test_buckets_of_two_numbers_as_the_oracle_fills_them(seed: int) -> None:
     draw = numpy.random.default_rng(seed)
     values = numpy.array([draw.lognormal(2, 1, 3000), draw.integers(0, 120, 3000)])
-    grid = grid_of([[5, 10, 20], [50, 100]], 2, 16)
-    rule = Rule(
-        "bucket", "x", edges=grid.edges[0], sizes=grid.sizes, more_values=("y",), more_edges=grid.edges[1:]
-    )
+    rule = rule_of_batches(16, True, WINDOW, (["x", "y"], [[5, 10, 20], [50, 100]], False), NO_BUDGET)
+    assert rule is not None
     plan = planned(values, rule, seed)
     batches = [rows.tolist() for rows in numpy.split(plan.rows, plan.ends[:-1])]
     cells = [sum(x >= e for e in (5, 10, 20)) * 3 + sum(y >= e for e in (50, 100)) for x, y in values.T]

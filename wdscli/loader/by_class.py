@@ -9,12 +9,14 @@ other samples in the next epoch. This module does not know how samples are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from json import dumps
 from typing import Any, NamedTuple
 from warnings import warn
+
+from xxhash import xxh3_64_hexdigest
 
 from wdscli.arrays import I64, numpy, runs
 from wdscli.errors import DataError, UsageError
@@ -110,34 +112,17 @@ def _places_held(permutation: Permutation) -> int:
     return permutation.held
 
 
-class ClassShares(NamedTuple):
-    """How the classes are drawn. ``weights`` are the weights by class, ``choose`` is the number of samples of each
-    class in an epoch, and ``stop`` says when an epoch ends. With ``seed`` None, the classes take turns."""
-
-    weights: Any
-    choose: Any
-    stop: Stop | None
-    seed: int | None
-
-
 class ByClass:
-    """A view of a set in its own order, which draws samples by their classes. With neither ``choose`` nor ``stop``, an
-    epoch has as many samples as the set. Raises UsageError for impossible shares."""
+    """A view of a set in its own order, which draws samples by their classes. ``numbers`` has the class of each sample.
+    ``pattern`` chooses the class of each position. An epoch has ``length`` positions. The ``facts`` must be the same in
+    a saved state and here."""
 
-    def __init__(self, classes: SampleClasses, expression: str, shares: ClassShares, seed: int) -> None:
-        self._rows = rising(classes.numbers)
-        self._counts = numpy.bincount(classes.numbers, minlength=len(classes.names))
+    def __init__(self, numbers: I64, pattern: Pattern, length: int, facts: list[Any], seed: int) -> None:
+        self._rows = rising(numbers)
+        self._counts = numpy.bincount(numbers, minlength=len(pattern.sets))
         self._firsts = self._counts.cumsum() - self._counts
-        self._seed = seed
-        count, weights = len(classes.names), shares.weights
-        quotas = (1,) * count if weights is None else _quotas(classes, weights)
-        pattern = self._schedule = Pattern(quotas, range(count), shares.seed, 0)
-        self._length = len(self._rows) if shares.choose is None else count * shares.choose
-        if shares.stop is not None:
-            ends = Schedule(quotas, self._counts.tolist(), stop=shares.stop, seed=shares.seed)
-            self._length = ends.length
-        self._taken: I64 = numpy.array(pattern.counts(self._length), dtype=numpy.int64)
-        self._facts = [expression, self._length, shares.seed, _digest(quotas)]
+        self._schedule, self._length, self._facts, self._seed = pattern, length, facts, seed
+        self._taken: I64 = numpy.array(pattern.counts(length), dtype=numpy.int64)
         self._permutations: Recent[int, Permutation] = Recent(PERMUTED, _places_held)
 
     def count(self, length: int) -> int:
@@ -203,35 +188,40 @@ def _quotas(classes: SampleClasses, weights: Any) -> tuple[int, ...]:
     return quotas_of([by_name[name] for name in names])
 
 
-def _digest(quotas: Sequence[int]) -> str:
-    from xxhash import xxh3_64_hexdigest
-
-    return xxh3_64_hexdigest(dumps(list(quotas)).encode())
-
-
-def by_class(dataset: Any, expression: Any, shares: ClassShares) -> Any:
-    """Return ``dataset`` with the samples of an epoch drawn by class. Raises UsageError for a dataset that is not a set
-    of shards with random access, or that has slices, batches or generators."""
+def by_class(
+    dataset: Any, expression: Any, weights: Any, choose: Any, stop: Stop | None, seed: int | None
+) -> Any:
+    """Return ``dataset`` with the samples of an epoch drawn by class. ``weights`` are the weights by class, ``choose``
+    is the number of samples of each class in an epoch, and ``stop`` says when an epoch ends. With neither ``choose``
+    nor ``stop``, an epoch has as many samples as the set. With ``seed`` None, the classes take turns. Raises UsageError
+    for impossible shares, for a dataset that is not a set of shards with random access, and for one that has slices,
+    batches or generators."""
     source, stages = getattr(dataset, "source", None), getattr(dataset, "pipeline", Pipeline())
     if not isinstance(source, IndexedSource) or stages.batch or stages.generators or dataset._cuts:
         raise UsageError(
             "mix(by=) needs a set of shards with random access, without slices, batches and generators",
             hint='mix(wds.WebDataset(...), by="cls").batched(64)',
         )
-    if not isinstance(expression, str) or shares.stop not in (None, "first", "repeat"):
+    if not isinstance(expression, str) or stop not in (None, "first", "repeat"):
         raise UsageError(
-            f"mix(by={expression!r}, stop={shares.stop!r})", hint='by="cls" and stop="first" or "repeat"'
+            f"mix(by={expression!r}, stop={stop!r})", hint='by="cls" and stop="first" or "repeat"'
         )
-    if shares.choose is not None:
-        want_whole("choose", shares.choose, 1)
-        if shares.stop is not None or shares.weights is not None:
+    if choose is not None:
+        want_whole("choose", choose, 1)
+        if stop is not None or weights is not None:
             raise UsageError("mix(by=, choose=) takes neither stop= nor weights=", hint="leave them out")
     classes = classes_of(source.catalog, expression)
     if not classes.names:
         raise UsageError(
             "mix(by=) needs a set with samples, and this one has no samples", hint="check where="
         )
+    count, numbers = len(classes.names), classes.numbers
+    quotas = (1,) * count if weights is None else _quotas(classes, weights)
+    length = len(numbers) if choose is None else count * choose
+    if stop is not None:
+        length = Schedule(quotas, numpy.bincount(numbers).tolist(), stop=stop, seed=seed).length
+    facts = [expression, length, seed, xxh3_64_hexdigest(dumps(quotas).encode())]
+    view = ByClass(numbers, Pattern(quotas, range(count), seed, 0), length, facts, source.seed)
     set_order = IndexedSource(source.catalog, seed=source.seed, shuffle="none", fields=source.fields)
     set_order.is_shuffled = True  # the view shuffles it
-    view = ByClass(classes, expression, shares, source.seed)
     return dataset._with(source=SourceView(set_order, view), _shards=None)

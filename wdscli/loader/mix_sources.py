@@ -24,7 +24,10 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, islice
+from json import dumps
 from typing import Any, Literal, NamedTuple
+
+from xxhash import xxh3_128_hexdigest
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
@@ -145,13 +148,9 @@ class Rules(NamedTuple):
     def identity(self, sets: Sequence[Any]) -> dict[str, Any]:
         """Return the identity of a mix of ``sets``: the identities of all sets, or, if these are too large, the number
         of sets and a digest."""
-        from json import dumps
-
         mixed_sets: list[Any] = [[quota, set_identity] for quota, set_identity in zip(self.quotas, sets)]
         text = dumps(mixed_sets, sort_keys=True)
         if len(text) > SETS_BYTES:
-            from xxhash import xxh3_128_hexdigest
-
             mixed_sets = [len(mixed_sets), f"xxh3_128:{xxh3_128_hexdigest(text.encode())}"]
         steps = {"schedule": [[step, *shares] for step, shares in self.points]} if self.points else {}
         return {"mix": mixed_sets, "stop": self.stop, "seed": self.seed, **steps}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
-from wdscli.loader.by_class import ClassShares, by_class
+from wdscli.loader.by_class import by_class
 from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.indexed import IndexedDataset
@@ -393,7 +393,7 @@ def mix(
             datasets = WebDataset(datasets, seed=seed, rank=rank, world_size=world_size, tail=tail, **how)
         else:
             _want_none({"rank": rank, "world_size": world_size, "tail": tail, **how})
-        balanced: WebDataset[Any] = by_class(datasets, by, ClassShares(weights, choose, stop, seed))
+        balanced: WebDataset[Any] = by_class(datasets, by, weights, choose, stop, seed)
         return balanced
     if isinstance(choose, int):
         raise UsageError(f"choose={choose} needs by=", hint=NAMED_USAGE)

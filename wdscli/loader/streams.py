@@ -18,6 +18,8 @@ from copy import copy
 from itertools import chain, count, islice
 from typing import Any, TypeAlias, TypeVar
 
+from xxhash import xxh3_128_hexdigest
+
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, InputError, StorageError, UsageError
 from wdscli.loader.checks import warn_of_missing
@@ -164,8 +166,6 @@ class ShardStream(Stream):
                 f"cannot save a position if shards are split by {by}",
                 hint='use nodesplitter="exact" or wds.split_by_worker',
             )
-        from xxhash import xxh3_128_hexdigest
-
         names = "\0".join(self.addresses).encode("utf-8", "surrogateescape")
         how = [self.is_shuffled, *self._buffer]
         return {"addresses": f"xxh3_128:{xxh3_128_hexdigest(names)}", "seed": self.seed, "stream": how}

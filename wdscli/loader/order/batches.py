@@ -30,13 +30,13 @@ batch keep the order of the epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from itertools import chain, pairwise, product
+from math import prod
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from wdscli.arrays import F64, I64, Mask, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.checks import want_whole
-from wdscli.loader.order.grid import bucket_of_rows, grid_of, numbers_in, rising_edges
 from wdscli.loader.order.order import Permutation, rising
 from wdscli.loader.order.packs import ends_within, in_packs, in_runs, in_sequence
 
@@ -47,6 +47,12 @@ WINDOW = 1 << 16
 NO_BUCKET = (None, (), False)
 NO_BUDGET = (None, None, None, False, None)
 """The default arguments of ``batched`` for buckets and for a budget."""
+Edges: TypeAlias = "tuple[tuple[float, ...], ...]"
+"""The edges of each number that chooses a bucket."""
+HINT_OF_BUCKETS = "buckets=[0.8, 1.25] or buckets={(0, 256): 128, (256, 512): 64}"
+HINT_OF_SEVERAL = (
+    'bucket=["json.seconds", "json.tokens"], buckets=[[5, 10], [50]] or buckets={((0, 5), (0, 50)): 64, ...}'
+)
 
 
 class Misfit(Exception):
@@ -155,18 +161,83 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
 
 
 def _rule_of_buckets(bucket: Any, buckets: Any, size: int) -> Rule:
-    """Return the rule for buckets by one expression, or by a list of several. Raises UsageError."""
-    if isinstance(bucket, (list, tuple)) and len(bucket) > 1:
-        for expression in bucket:
-            want_expression("batched: bucket", expression)
-        grid = grid_of(buckets, len(bucket), size)
-        rule = Rule("bucket", bucket[0], 0, grid.edges[0], grid.sizes)
-        return rule._replace(
-            more_values=tuple(bucket[1:]), more_edges=grid.edges[1:], bucket_of_cell=grid.buckets
+    """Return the rule for buckets by one expression, or by a list of several. ``buckets`` has the edges of each number,
+    or is a dict {ranges of a bucket: batch size}. Raises UsageError."""
+    has_several = isinstance(bucket, (list, tuple)) and len(bucket) > 1
+    expressions = tuple(bucket) if has_several else (bucket,)
+    for expression in expressions:
+        want_expression("batched: bucket", expression)
+    if isinstance(buckets, Mapping):
+        edges, bucket_of_cell, sizes = _grid_of_ranges(buckets, len(expressions))
+    else:
+        edges = _edges(buckets, len(expressions))
+        bucket_of_cell = [*range(prod(len(of_number) + 1 for of_number in edges))]
+        sizes = [size] * len(bucket_of_cell)
+    if not has_several:
+        return Rule("bucket", bucket, 0, edges[0], tuple(sizes[number] for number in bucket_of_cell))
+    rule = Rule("bucket", bucket[0], 0, edges[0], tuple(sizes))
+    return rule._replace(
+        more_values=expressions[1:], more_edges=edges[1:], bucket_of_cell=tuple(bucket_of_cell)
+    )
+
+
+def _edges(buckets: Any, count: int) -> Edges:
+    """Return the edges of each of ``count`` numbers from a list. Raises UsageError if they do not increase."""
+    if count > 1 and (not isinstance(buckets, Sequence) or len(buckets) != count):
+        raise UsageError(
+            f"buckets={buckets!r} is not a list of edges for each of {count} numbers", hint=HINT_OF_SEVERAL
         )
-    want_expression("batched: bucket", bucket)
-    edges, sizes = _edges(buckets, size)
-    return Rule("bucket", bucket, 0, edges, sizes)
+    edges = [_numbers_in(buckets, of_number) for of_number in (buckets if count > 1 else [buckets])]
+    for of_number in edges:
+        if any(first >= second for first, second in pairwise(of_number)):
+            raise UsageError(
+                f"buckets={list(of_number)}: the edges must increase", hint="buckets=[0.8, 1.25]"
+            )
+    return tuple(edges)
+
+
+def _numbers_in(buckets: Any, values: Any) -> tuple[float, ...]:
+    """Return edges as numbers. Raises UsageError, which shows ``buckets``."""
+    try:
+        return tuple(map(float, [None] if isinstance(values, str) else values))
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"batched: buckets={buckets!r} has no numbers as edges", hint=HINT_OF_BUCKETS
+        ) from None
+
+
+def _grid_of_ranges(buckets: Mapping[Any, Any], count: int) -> tuple[Edges, list[int], list[int]]:
+    """Return the buckets of a dict {ranges: batch size}, where a bucket has a range of each of ``count`` numbers: the
+    edges of each number, the bucket of each cell, and the batch size of each bucket. Bucket 0 has the cells outside all
+    ranges, and its batch size is 0. Raises UsageError."""
+    hint = HINT_OF_BUCKETS if count == 1 else HINT_OF_SEVERAL
+    ranges_of_buckets = []
+    for shown, size in buckets.items():
+        ranges = [shown] if count == 1 else shown
+        if not isinstance(ranges, Sequence) or isinstance(ranges, str) or len(ranges) != count:
+            raise UsageError(f"buckets: {shown!r} is not a range for each of {count} numbers", hint=hint)
+        bounds = tuple(_numbers_in(buckets, of_number) for of_number in ranges)
+        if any(len(pair) != 2 or not pair[0] < pair[1] for pair in bounds):
+            raise UsageError(f"buckets: {shown!r} has an empty range", hint=hint)
+        ranges_of_buckets.append((bounds, want_whole(f"buckets: the size of {shown!r}", size, 1)))
+    ranges_of_buckets.sort()
+    edges: Edges = tuple(
+        tuple(sorted(set(chain.from_iterable(pairs))))
+        for pairs in zip(*(bounds for bounds, _ in ranges_of_buckets))
+    )
+    shape = [len(of_number) + 1 for of_number in edges]
+    bucket_of_cell = [0] * prod(shape)
+    for bucket, (bounds, _) in enumerate(ranges_of_buckets, 1):
+        spans = [
+            range(of_number.index(first) + 1, of_number.index(end) + 1)
+            for of_number, (first, end) in zip(edges, bounds)
+        ]
+        for cell in [int(numpy.ravel_multi_index(places, shape)) for places in product(*spans)]:
+            if bucket_of_cell[cell]:
+                shown = bounds if count > 1 else bounds[0]
+                raise UsageError(f"buckets: {shown} overlaps another bucket", hint=hint)
+            bucket_of_cell[cell] = bucket
+    return edges, bucket_of_cell, [0, *(size for _, size in ranges_of_buckets)]
 
 
 def rule_of_packs(rule: Rule, limits: Any, order: Any, balance: Any) -> Rule:
@@ -222,29 +293,6 @@ def want_expression(name: str, expression: Any) -> None:
         )
 
 
-def _edges(buckets: Any, size: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return the edges between buckets and the batch sizes of the ranges between them. The sizes include the ranges
-    before the first edge and after the last edge."""
-    if not isinstance(buckets, Mapping):
-        edges = rising_edges(buckets, buckets)
-        return edges, (size,) * (len(edges) + 1)
-    bounds: list[float] = []
-    sizes = [0]
-    ranges = [(numbers_in(buckets, edges), of_range) for edges, of_range in buckets.items()]
-    for edges, of_range in sorted(ranges, key=itemgetter(0)):
-        shown = f"({', '.join(f'{edge:g}' for edge in edges)})"
-        if len(edges) != 2 or edges[0] >= edges[1] or (bounds and edges[0] < bounds[-1]):
-            raise UsageError(
-                f"buckets: {shown} is empty or overlaps another bucket", hint="{(0, 256): 128, ...}"
-            )
-        if bounds and edges[0] == bounds[-1]:
-            sizes.pop()
-            bounds.pop()
-        bounds += edges
-        sizes += [want_whole(f"buckets: the size of {shown}", of_range, 1), 0]
-    return tuple(bounds), tuple(sizes)
-
-
 class Planned(NamedTuple):
     """The batches of one window. ``rows`` has the rows of the window, batch after batch, and ``ends`` has the end of
     each batch in ``rows``. Three arrays have a number for each batch, in the unit of the value: ``used`` is the sum of
@@ -281,11 +329,11 @@ def planned(values: F64, rule: Rule, of_window: int, skips: bool = False) -> Pla
     used_columns = [lengths, *columns[1:]]
     if not fits.all():
         used_columns = [column[fits] for column in used_columns]
-    grouping = kind.grouped(used_columns, rule)
+    rows, numbers = kind.grouped(used_columns, rule)
     if kind.work is not None and rule.together > 1:
-        grouping = _balanced(grouping, used_columns, rule, kind.work)
-    numbers, count = grouping.numbers, grouping.batches
-    rows = grouping.rows if fits.all() else fits.nonzero()[0][grouping.rows]
+        rows, numbers = _balanced(rows, numbers, used_columns, rule, kind.work)
+    count = _count(numbers)
+    rows = rows if fits.all() else fits.nonzero()[0][rows]
     places = numbers if rule.in_sequence else _permuted(count, rule.together, of_window)[numbers]
     order = rising(places)
     counts = numpy.bincount(places, minlength=count)
@@ -347,46 +395,36 @@ def _permuted(count: int, together: int, of_window: int) -> I64:
     return place_of[groups] * together + within
 
 
-class Grouping(NamedTuple):
-    """The batches of some values before they are permuted. Row ``rows[i]`` is in batch ``numbers[i]``; the rows of a
-    batch are in rising order."""
-
-    rows: I64
-    numbers: I64
-
-    @property
-    def batches(self) -> int:
-        """The number of batches."""
-        return int(self.numbers.max()) + 1 if len(self.numbers) else 0
+Grouping: TypeAlias = tuple[I64, I64]
+"""The batches of some values before they are permuted, as (rows, numbers): row ``rows[i]`` is in batch ``numbers[i]``.
+The rows of a batch are in rising order."""
 
 
-class Load(NamedTuple):
-    """How full batches are: see :class:`Planned`."""
-
-    used: F64
-    cells: F64
-    room: F64
+def _count(numbers: I64) -> int:
+    """Return the number of batches."""
+    return int(numbers.max()) + 1 if len(numbers) else 0
 
 
 class Kind(NamedTuple):
     """The functions of a kind of batches. ``fits(columns, rule)`` says which samples fit into a batch.
-    ``grouped(columns, rule)`` groups samples that all fit. ``load(columns, firsts, counts, rule)`` says how full the
-    batches are, and ``work(lengths, firsts)`` how much work they are, in any unit; without it, groups of batches are
-    not balanced. Batch i has the ``counts[i]`` lengths from index ``firsts[i]`` on."""
+    ``grouped(columns, rule)`` groups samples that all fit. ``load(columns, firsts, counts, rule)`` returns ``used``,
+    ``cells`` and ``room`` of :class:`Planned`. ``work(lengths, firsts)`` says how much work the batches are, in any
+    unit; without it, groups of batches are not balanced. Batch i has the ``counts[i]`` lengths from index ``firsts[i]``
+    on."""
 
     fits: Callable[[F64, Rule], Mask]
     grouped: Callable[[Sequence[F64], Rule], Grouping]
-    load: Callable[[Sequence[F64], I64, I64, Rule], Load]
+    load: Callable[[Sequence[F64], I64, I64, Rule], tuple[F64, F64, F64]]
     work: Callable[[F64, I64], F64] | None = None
 
 
 def _balanced(
-    grouping: Grouping, columns: Sequence[F64], rule: Rule, work: Callable[[F64, I64], F64]
+    rows: I64, numbers: I64, columns: Sequence[F64], rule: Rule, work: Callable[[F64, I64], F64]
 ) -> Grouping:
     """Return the batches in groups of ``rule.together`` neighbours of about equal work. If the batches are no whole
     number of groups, the samples of the batches with least work are dealt to the batches of the last groups."""
-    (rows, numbers), lengths = grouping, columns[0]
-    count, left_over = grouping.batches, grouping.batches % rule.together
+    lengths, count = columns[0], _count(numbers)
+    left_over = count % rule.together
     counts = numpy.bincount(numbers, minlength=count)
     order = rising(numbers)
     place_of: I64 = numpy.empty(count, dtype=numpy.int64)
@@ -397,9 +435,9 @@ def _balanced(
         dealt = (balanced >= kept).nonzero()[0]
         places = _dealt([column[rows[dealt]] for column in columns], rule)
         if places is None:
-            return _balanced(_halved(grouping, rule.together), columns, rule, work)
+            return _balanced(*_halved(rows, numbers, rule.together), columns, rule, work)
         balanced[dealt] = kept + places
-    return Grouping(rows, balanced)
+    return rows, balanced
 
 
 def _dealt(columns: Sequence[F64], rule: Rule) -> I64 | None:
@@ -416,18 +454,17 @@ def _dealt(columns: Sequence[F64], rule: Rule) -> I64 | None:
     return None if is_over else places
 
 
-def _halved(grouping: Grouping, together: int) -> Grouping:
+def _halved(rows: I64, numbers: I64, together: int) -> Grouping:
     """Return the samples in a number of batches that is a multiple of ``together``. The batches with most samples are
     halved. If every batch has one sample, samples are repeated."""
-    rows, numbers = grouping
-    missing = -grouping.batches % together
+    missing = -_count(numbers) % together
     while missing:
         counts = numpy.bincount(numbers)
         halved = rising(counts)[::-1][:missing]
         halved = halved[counts[halved] > 1]
         if not len(halved):
             whole = len(counts) + missing
-            return Grouping(numpy.resize(rows, whole), numpy.arange(whole))
+            return numpy.resize(rows, whole), numpy.arange(whole)
         second_half = numpy.full(len(counts), -1)
         second_half[halved] = numpy.arange(len(counts), len(counts) + len(halved))
         order = rising(numbers)
@@ -436,7 +473,7 @@ def _halved(grouping: Grouping, together: int) -> Grouping:
         is_second = (2 * place >= counts[numbers]) & (second_half[numbers] >= 0)
         numbers = numpy.where(is_second, second_half[numbers], numbers)
         missing -= len(halved)
-    return Grouping(rows, numbers)
+    return rows, numbers
 
 
 def _sums(lengths: F64, firsts: I64) -> F64:
@@ -452,8 +489,12 @@ def _longest(lengths: F64, firsts: I64) -> F64:
 
 
 def _buckets_of(columns: Sequence[F64], rule: Rule) -> I64:
-    """Return the bucket of each sample."""
-    return bucket_of_rows(columns, [rule.edges, *rule.more_edges], rule.bucket_of_cell)
+    """Return the bucket of each sample. A cell has a range of each number, and the cells are numbered row by row, so
+    the range of the last number changes fastest. Without ``bucket_of_cell``, each cell is a bucket."""
+    cells: I64 = numpy.zeros(len(columns[0]), dtype=numpy.int64)
+    for values, edges in zip(columns, [rule.edges, *rule.more_edges]):
+        cells = cells * (len(edges) + 1) + numpy.searchsorted(edges, values, "right")
+    return numpy.array(rule.bucket_of_cell)[cells] if rule.bucket_of_cell else cells
 
 
 def _fits_bucket(columns: F64, rule: Rule) -> Mask:
@@ -479,14 +520,14 @@ def _by_bucket(columns: Sequence[F64], rule: Rule) -> Grouping:
         rows.append(used_rows)
         numbers.append(numbers_in_bucket + batches)
         batches += count
-    return Grouping(numpy.concatenate(rows), numpy.concatenate(numbers))
+    return numpy.concatenate(rows), numpy.concatenate(numbers)
 
 
-def _load_of_buckets(columns: Sequence[F64], firsts: I64, counts: I64, rule: Rule) -> Load:
+def _load_of_buckets(columns: Sequence[F64], firsts: I64, counts: I64, rule: Rule) -> tuple[F64, F64, F64]:
     """Count samples: a bucket has room for a number of samples."""
     sizes = numpy.array(rule.sizes, dtype=float)
     room = sizes[_buckets_of([column[firsts] for column in columns], rule)]
-    return Load(counts.astype(float), counts.astype(float), room)
+    return counts.astype(float), counts.astype(float), room
 
 
 def _cut(rows: I64, size: int, rule: Rule) -> tuple[I64, I64, int]:
@@ -521,26 +562,24 @@ def _by_budget(columns: Sequence[F64], rule: Rule) -> Grouping:
     ends = numpy.arange(len(values)) + fitting.astype(numpy.int64)
     amounts = [column[order] for column in columns[1:]]
     numbers[order] = in_runs(ends_within(ends, list(zip(amounts, rule.limits))))
-    return Grouping(numpy.arange(len(values), dtype=numpy.int64), numbers)
+    return numpy.arange(len(values), dtype=numpy.int64), numbers
 
 
-def _load_of_budgets(columns: Sequence[F64], firsts: I64, counts: I64, rule: Rule) -> Load:
-    lengths = columns[0]
-    return Load(
-        _sums(lengths, firsts), counts * _longest(lengths, firsts), numpy.full(len(firsts), float(rule.size))
-    )
+def _load_of_budgets(columns: Sequence[F64], firsts: I64, counts: I64, rule: Rule) -> tuple[F64, F64, F64]:
+    used, room = _sums(columns[0], firsts), numpy.full(len(firsts), float(rule.size))
+    return used, counts * _longest(columns[0], firsts), room
 
 
 def _packed(columns: Sequence[F64], rule: Rule) -> Grouping:
     """Group samples by the sums of their values."""
     pack, lengths = in_sequence if rule.in_sequence else in_packs, columns[0]
     numbers = pack(lengths, rule.size, rule.most, list(zip(columns[1:], rule.limits)))
-    return Grouping(numpy.arange(len(lengths), dtype=numpy.int64), numbers)
+    return numpy.arange(len(lengths), dtype=numpy.int64), numbers
 
 
-def _load_of_packs(columns: Sequence[F64], firsts: I64, counts: I64, rule: Rule) -> Load:
+def _load_of_packs(columns: Sequence[F64], firsts: I64, counts: I64, rule: Rule) -> tuple[F64, F64, F64]:
     used = _sums(columns[0], firsts)
-    return Load(used, used, numpy.full(len(firsts), float(rule.size)))
+    return used, used, numpy.full(len(firsts), float(rule.size))
 
 
 KINDS: Mapping[str, Kind] = {

@@ -17,6 +17,8 @@ from json import dumps
 from math import lcm
 from typing import Any
 
+from xxhash import xxh3_128_hexdigest
+
 from wdscli.arrays import I64, numpy
 from wdscli.errors import UsageError
 from wdscli.loader.order.batches import Rule
@@ -195,13 +197,11 @@ class MixedPlans(Plans):
     def facts(self, world: int) -> list[Any]:
         rules = [rule if isinstance(rule, int) else rule.identity() for rule in self.rules(world)]
         text = dumps(rules)
-        return ["mix", self._group(world), rules if len(text) <= FACTS_BYTES else _digest(text)]
-
-
-def _digest(text: str) -> str:
-    from xxhash import xxh3_128_hexdigest
-
-    return xxh3_128_hexdigest(text.encode())
+        return [
+            "mix",
+            self._group(world),
+            rules if len(text) <= FACTS_BYTES else xxh3_128_hexdigest(text.encode()),
+        ]
 
 
 def _lengths(batches: Sequence[Plans | int]) -> list[Fraction]:

@@ -20,6 +20,8 @@ from itertools import count, takewhile
 from json import dumps
 from typing import Any, NamedTuple
 
+from xxhash import xxh3_64_hexdigest
+
 from wdscli.arrays import F64, I64, numpy
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.loader.order.batches import Misfit, Planned, Rule, planned, reason_of_misfit
@@ -249,8 +251,6 @@ class Plan:
 
 
 def _digest(values: F64) -> str:
-    from xxhash import xxh3_64_hexdigest
-
     return xxh3_64_hexdigest(values.astype("<f8").tobytes())
 
 
