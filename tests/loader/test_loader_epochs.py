@@ -15,7 +15,7 @@ import torch_processes  # noqa: F401 - those of "forkserver" have torch already
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
-from wdscli.loader.place.epoch_board import NOTES, Beginning, EpochBoard
+from wdscli.loader.place.iteration import NOTES, Beginning, EpochBoard
 from wdscli.loader.place.state import Place
 from wdscli.shards import ShardWriter
 

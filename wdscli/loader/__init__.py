@@ -22,7 +22,7 @@ Each noun of this table has one meaning in the whole loader. The module in paren
     place       the point before a batch of an epoch; a state is a place as plain values (``place.state``)
     iteration   the progress through the items of one epoch; the iteration state of a dataset has the place of the
                 latest iteration and the start of the next one (``place.iteration``)
-    board       the epoch numbers that a process shares with its workers (``place.epoch_board``)
+    board       the epoch numbers that a process shares with its workers (``place.iteration``)
     rows        some samples of one shard, compared with its index and returned as dictionaries (``read.rows``)
     fetcher     reads samples by shard and number, for one thread; a pool lends fetchers to threads (``read.fetch``)
     read        the samples of a batch after reading; a block has batches that are read together (``read.reading``)

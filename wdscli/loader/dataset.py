@@ -2,8 +2,11 @@
 epoch.
 
 Every stage method of :class:`PositionDataset` returns a new dataset, and nothing is read before iteration. Batch k of
-an epoch depends only on the source, the seed and the epoch, so a state is a few numbers. This module does not know how
-bytes are read."""
+an epoch depends only on the source, the seed and the epoch, so a state is a few numbers. Then the dataset is exact: its
+batches are the same for any numbers of ranks and workers, and a state fits any such numbers. Streams, generators and
+some ways of dividing samples are not exact. :class:`ProcessDataset` is the base of all datasets that a process
+iterates, whatever engine yields their items; it has the number of the epoch. This module does not know how bytes are
+read."""
 
 from __future__ import annotations
 
@@ -13,15 +16,14 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import chain, islice
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
 from wdscli.loader.hosts import is_dealt_out, warn_of_batches_of_batches, warn_of_peers
-from wdscli.loader.order.source import EpochReader, Keys, OrderOfProcess, PositionSource, Spare, ValueFact
+from wdscli.loader.order.source import Keys, OrderOfProcess, PositionSource, Spare, ValueFact
 from wdscli.loader.place.cuts import Cut, EqualSizes
-from wdscli.loader.place.exactness import why_not_exact
 from wdscli.loader.place.iteration import Iteration, IterationState
 from wdscli.loader.place.planned import Plans
 from wdscli.loader.place.ranks import (
@@ -33,13 +35,13 @@ from wdscli.loader.place.ranks import (
     Split,
     Splitter,
     Tail,
+    TorchIterable,
     find_rank,
     find_worker,
     in_worker,
     launched_rank,
 )
 from wdscli.loader.place.state import ANY, Place, check_fits, of_loader, regrouped
-from wdscli.loader.process_dataset import ProcessDataset
 from wdscli.loader.read.failures import (
     Handler,
     OnError,
@@ -52,13 +54,58 @@ from wdscli.loader.read.failures import (
 from wdscli.loader.read.fetch import METER
 from wdscli.loader.read.reading import PREFETCH, Agenda, Read, Times, by_batch, read_blocks
 from wdscli.loader.stages.flow import Item, Unit, UnitMaker, warning_of_gaps
+from wdscli.loader.stages.fluent import Fluent
 from wdscli.loader.stages.generators import through, want_own_order
 from wdscli.loader.streams import PlainStream
 
+Whole = TypeVar("Whole", bound="ProcessDataset")
 Self = TypeVar("Self", bound="PositionDataset")
 Tally: TypeAlias = tuple[list[tuple[str, str, int]], dict[str, Any]]
 """The rows of skipped samples (:meth:`SkipCounts.rows`), and the seconds that the process spent on each kind of
 work."""
+
+
+class ProcessDataset(TorchIterable[Item], Fluent[Item]):
+    """A dataset that each process iterates separately, epoch after epoch."""
+
+    _state: IterationState
+    _epochs: ClassVar[Any]
+    """The ``__iter__`` of the engine. A user's subclass may replace ``__iter__``, but not this attribute."""
+
+    def _with(self: Whole, **changes: Any) -> Whole:
+        return super()._with(**{"_state": self._state.copy(), **changes})
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._state.start.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch.
+        DataLoader workers, also persistent workers, begin the same epoch."""
+        epoch = want_whole("epoch", epoch, 0)
+        start = self._state.start
+        self._state.move(start if start.epoch == epoch else Place(epoch))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether batches are the same for any numbers of ranks and workers, and a state fits any such numbers."""
+        return self.why_not_exact is None
+
+    @property
+    def why_not_exact(self) -> str | None:
+        """The reason why the dataset is not exact, or None."""
+        return "its stages run as plain generators in each worker, and have no exact position"
+
+    def iterator1(self) -> Iterator[Any]:
+        """Yield one epoch. A subclass with its own ``__iter__`` or ``iterator`` calls this method, as in webdataset.
+        The next call begins the next epoch, even if the caller stops before the end of this epoch."""
+        epoch = self.epoch
+        try:
+            yield from self._with(_state=self._state)._with_span(None)._epochs()
+        finally:
+            if self.epoch == epoch and not in_worker():
+                self.set_epoch(epoch + 1)
 
 
 class PositionDataset(ProcessDataset[Item]):
@@ -109,15 +156,23 @@ class PositionDataset(ProcessDataset[Item]):
         return {**self.__dict__, "_sender": launched_rank()}
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin epoch ``epoch`` with the next iteration, or resume at the place of a loaded state of this epoch.
-        DataLoader workers, also persistent workers, begin the same epoch."""
         super().set_epoch(epoch)
         self._dealt = self._dealt or is_dealt_out()
 
     @property
     def why_not_exact(self) -> str | None:
         """The reason why the dataset is not exact, or None."""
-        return why_not_exact(self)
+        split, has_generator = self._split, bool(self.pipeline.generators)
+        reasons = {
+            f"the class {type(self).__name__} has its own __iter__": self._has_own_iter,
+            "a stage is a generator, which gets only the samples of one worker": has_generator,
+            "some shards are streamed, so whole shards are divided among ranks and workers": self.is_stream,
+            "each process draws samples in its own order: resampled=True without splitters": split.apart,
+            "nodesplitter=None gives all samples to every rank": not split.by_node,
+            "workersplitter=None gives all samples to every worker": not split.by_worker,
+            "with_epoch(n) counts the items of each worker; with_epoch(batches=n) does not": self._by_worker,
+        }
+        return next((reason for reason, applies in reasons.items() if applies), None)
 
     def _share(self) -> Share:
         """Return the share of the samples that this process reads."""
@@ -312,15 +367,10 @@ class PositionDataset(ProcessDataset[Item]):
         """Yield the items of a pipeline with generators. How many samples a generator has read is unknown, so the state
         counts the items that were yielded. To resume, the epoch begins again, and this many items are skipped."""
         start = iteration.start
-        items: Iterator[Any]
-        if self._is_single:
-            samples = warning_of_drops(self._singles(start, share), self._losses)
-            items = chain.from_iterable(items for _, items in samples)
-        else:
-            units = warning_of_drops(self._units(start, share), self._losses)
-            items = chain.from_iterable(unit.items for unit in units)
+        parts: Iterator[Any] = self._singles(start, share) if self._is_single else self._units(start, share)
+        produced = chain.from_iterable(items for _, items, *_ in warning_of_drops(parts, self._losses))
         last = None if self._span is None else self._span.of_worker(share)
-        items = islice(through(self.pipeline.generators, items, start.epoch), last)
+        items = islice(through(self.pipeline.generators, produced, start.epoch), last)
         yield from iteration.until(iteration.of_items(items), last)
 
     def _units(self, start: Place, share: Share) -> Iterator[Unit]:
@@ -400,7 +450,7 @@ class PositionDataset(ProcessDataset[Item]):
             if self.is_stream:
                 found: Generator[Any, None, None] = self._streamed(batches, start)
             else:
-                reader = stack.enter_context(closing(self._reader(source, start.epoch)))
+                reader = stack.enter_context(closing(source.reader(batches.source_epoch)))
                 agenda = Agenda(batches, batches.numbers(start.batch))
                 found = read_blocks(reader, agenda, self._times, self._prefetch)
             yield maker, batches, stack.enter_context(closing(found))
@@ -425,10 +475,6 @@ class PositionDataset(ProcessDataset[Item]):
         """The plans of batches with different sizes, or None if all batches have the same size."""
         return None if self.pipeline.batch is None else self.pipeline.batch.plans
 
-    def _reader(self, source: PositionSource, epoch: int) -> EpochReader:
-        """Return a reader of the source's epoch that has the batches of ``epoch``."""
-        return source.reader(self._sizes.source_epoch(self._source_cuts, epoch))
-
     def _identity(self, source: PositionSource, share: Share) -> dict[str, Any]:
         """Return the facts that must be the same in a saved state and in this dataset."""
         return {**source.identity(), **self._sizes.identity(self._source_cuts, share)}
@@ -439,7 +485,7 @@ class PositionDataset(ProcessDataset[Item]):
         15 ms for 65,536 samples. Raises UsageError if there is no such batch, and for streams and generators."""
         source, batches = self._counted(epoch)
         number = batches.number_of(epoch, batch)
-        with closing(self._reader(source, epoch)) as reader:
+        with closing(source.reader(batches.source_epoch)) as reader:
             return list(reader.about(batches.positions(number), Keys()))
 
     def find(self, key: str, epoch: int) -> tuple[int, int]:
@@ -448,7 +494,7 @@ class PositionDataset(ProcessDataset[Item]):
         UsageError for streams and generators."""
         source, batches = self._counted(epoch)
         searched = batches.searched
-        with closing(self._reader(source, epoch)) as reader:
+        with closing(source.reader(batches.source_epoch)) as reader:
             while (position := reader.find(key, searched)) is not None:
                 if (place := batches.find(position)) is not None:
                     return place
@@ -516,12 +562,10 @@ class PositionDataset(ProcessDataset[Item]):
         notices that workers iterate it, a call without this number is an error. At the beginning of an epoch, after
         :meth:`set_epoch`, the number is not needed. Raises UsageError."""
         self._want_places()
-        place = self._state.place
         if batches is not None:
-            place = self._place_after(batches)
-        else:
-            self._want_known("state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n)")
-        return self._state_of(place)
+            return self._state_of(self._place_after(batches))
+        self._want_known("state_dict() of a WebLoader or StatefulDataLoader, or state_dict(batches=n)")
+        return self._state_of(self._state.place)
 
     def _want_known(self, instead: str) -> None:
         """Raise UsageError if only the workers of a DataLoader know the place; ``instead`` is what knows it."""
@@ -537,9 +581,7 @@ class PositionDataset(ProcessDataset[Item]):
         batches = self._batches(source, place.epoch)
         state = place.to_state(self._identity(source, share), batches.whole)
         mark = batches.mark(place.batch)
-        if mark is not None:
-            state["mark"] = mark
-        return state
+        return state if mark is None else {**state, "mark": mark}
 
     def _want_places(self) -> None:
         """Raise UsageError if a stage or the source has no exact places."""
@@ -553,7 +595,8 @@ class PositionDataset(ProcessDataset[Item]):
                 "state_dict(batches=) cannot save the position in a stream",
                 hint="StatefulDataLoader saves the state of its workers",
             )
-        start, share = self._state.begun, self._share()._replace(workers=self._state.workers)
+        start, workers = self._state.begun
+        share = self._share()._replace(workers=workers)
         batches_of = self._batches(share=share, epoch=start.epoch)
         end = start.batch + batches * batches_of.stride
         if start.item or self.pipeline.generators or self.pipeline.spreads:

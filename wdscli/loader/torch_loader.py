@@ -28,15 +28,13 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 from wdscli.errors import UsageError
-from wdscli.loader.dataset import PositionDataset, Tally
+from wdscli.loader.dataset import PositionDataset, ProcessDataset, Tally
 from wdscli.loader.order.order import seeded
 from wdscli.loader.order.source import Slice
 from wdscli.loader.place.cuts import Epochs
-from wdscli.loader.place.exactness import LOADER_BATCHES, LOADER_STAGES
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import find_worker, in_worker
 from wdscli.loader.place.state import ANY, Place
-from wdscli.loader.process_dataset import ProcessDataset
 from wdscli.loader.read.failures import SkipCounts, warning_of_drops
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, PerSample
@@ -236,8 +234,9 @@ class WebLoader(Fluent[Item]):
         if self.dataset.why_not_exact is not None:
             return self.dataset.why_not_exact
         if not self._exact:
-            return LOADER_BATCHES
-        return LOADER_STAGES if self._replays else None
+            return "the DataLoader makes batches from the items of each worker"
+        needs = "a state needs the same number of ranks, and replays the epoch"
+        return f"stages of the WebLoader make its items: {needs}" if self._replays else None
 
     def seek(self, epoch: int, batch: int) -> None:
         """Begin the next iteration at a batch, like :meth:`PositionDataset.seek`. Raises UsageError also for a loader

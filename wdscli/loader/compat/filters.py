@@ -35,12 +35,11 @@ from typing import (
 from wdscli.errors import UsageError
 from wdscli.loader.checks import Urls
 from wdscli.loader.compat import lacking
-from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.dataset import PositionDataset, ProcessDataset
 from wdscli.loader.order.order import DRAWN, Shuffle, key
 from wdscli.loader.place.cuts import Epochs
 from wdscli.loader.place.iteration import IterationState
 from wdscli.loader.place.ranks import Share, find_rank, find_worker, in_worker
-from wdscli.loader.process_dataset import ProcessDataset
 from wdscli.loader.read.failures import SkipCounts, reraise_exception, warning_of_losses
 from wdscli.loader.stages.flow import Item, Pipeline, RawSample
 from wdscli.loader.stages.fluent import Fluent

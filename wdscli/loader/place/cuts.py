@@ -122,10 +122,6 @@ class EqualSizes(NamedTuple):
         """Return the difference between the numbers of two neighbouring batches of a rank."""
         return 1
 
-    def source_epoch(self, cuts: Sequence[Cut], epoch: int) -> int:
-        """Return the epoch of the source, with its cuts, that has the batches of ``epoch``."""
-        return epoch
-
     def warn_of_length(self, batches: EpochBatches) -> None:
         """Warn if epochs may differ in the number of their batches."""
 
@@ -144,7 +140,7 @@ class EqualSizes(NamedTuple):
         self, source: PositionSource, cuts: Sequence[Cut], epoch: int, share: Share, tail: Tail
     ) -> Batches:
         """Return the batches of an epoch of ``source``, which has the cuts."""
-        return Batches(source.length(epoch), self.size, share, tail)
+        return Batches(source.length(epoch), self.size, share, tail, epoch)
 
     def identity(self, cuts: Sequence[Cut], share: Share) -> dict[str, Any]:
         """Return the facts besides the source that must be the same in a saved state and here."""

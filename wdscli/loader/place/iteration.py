@@ -1,4 +1,5 @@
-"""This module records where each iteration of a dataset begins, and how many items it has yielded.
+"""This module records where each iteration of a dataset begins, how many items it has yielded, and which epoch its
+DataLoader workers have.
 
 A dataset has an :class:`IterationState`, and an :class:`Iteration` counts the items of one iteration. An iteration
 begins at ``start``. Only the end of an epoch, ``set_epoch`` and ``load_state_dict`` move ``start``. So if an iteration
@@ -7,20 +8,193 @@ yielded. Workers of a DataLoader iterate copies of the dataset, and the original
 becomes unknown when workers begin an iteration, or when a copy is sent to another process. The place is known again
 after this process iterates the dataset; until then, a request for the place is an error.
 
-The epochs of workers are in :mod:`~wdscli.loader.place.epoch_board`. This module does not know what is iterated."""
+Torch's DataLoader does not tell workers the epoch. So workers that are started for each epoch would repeat the first
+epoch, and persistent workers would miss ``set_epoch``. A new dataset makes an :class:`EpochBoard`: an unnamed file that
+its workers inherit or receive. The board has the start of the next iteration, which the main process publishes, and the
+latest epoch of the workers of each process. The first worker of an iteration takes the next epoch, and notes it for the
+other workers of this iteration. These find the note by the facts in :class:`Beginning`. Each access reads or writes the
+whole file under a lock. This module does not know what is iterated."""
 
 from __future__ import annotations
 
+import os
+import pickle
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from fcntl import LOCK_EX, LOCK_UN, lockf
+from itertools import chain, islice
 from operator import length_hint
-from typing import Any
+from typing import Any, NamedTuple
 
-from wdscli.loader.place.epoch_board import Beginning, EpochBoard
 from wdscli.loader.place.ranks import in_worker, worker_info
 from wdscli.loader.place.state import Place, check_topology
+
+NOTES = 64
+"""The number of iterations that a board keeps, and of processes that started workers."""
+
+
+class Beginning(NamedTuple):
+    """What a worker knows of an iteration that it begins. All workers of an iteration have the first three numbers in
+    common: ``parent`` is the process that started the worker, ``seed`` is torch's seed without the worker's number, and
+    ``time`` is the number of iterations that the worker has begun. ``birth`` is the number that multiprocessing gave to
+    the worker's process, without the worker's number. It is the same for all ``workers`` if no other process was
+    started between them."""
+
+    parent: int
+    seed: int
+    time: int
+    birth: int
+    workers: int
+    worker: int
+
+    @classmethod
+    def of_worker(cls, worker: Any, time: int) -> Beginning:
+        """Return the beginning of iteration ``time`` in this worker. ``worker`` is torch's worker information."""
+        from multiprocessing import current_process, parent_process
+
+        parent = parent_process()
+        pid = None if parent is None else parent.pid
+        number = current_process().name.rpartition("-")[2].rpartition(":")[2]
+        process_number = int(number) if number.isdecimal() else 0  # a program may change such a name
+        seed, birth = worker.seed - worker.id, process_number - worker.id
+        return cls(pid or 0, seed, time, birth, worker.num_workers, worker.id)
+
+    def may_join(self, other: Beginning) -> bool:
+        """Return whether both may be workers of the same iteration."""
+        return (self.parent, self.seed, self.time) == (other.parent, other.seed, other.time)
+
+
+class _OfProcess(NamedTuple):
+    """The published start of a process, and the latest iteration that its workers have begun since: its epoch, or None,
+    and its number of workers."""
+
+    start: Place
+    epoch: int | None = None
+    workers: int = 1
+
+
+@dataclass
+class _Contents:
+    """The contents of a board. ``notes`` has the iterations by what the first worker of each knew: the epoch, and the
+    workers that have begun it. A process that was forked from ``maker``, which made the board, begins at the start of
+    ``maker`` until it publishes a start of its own."""
+
+    maker: int
+    processes: dict[int, _OfProcess]
+    notes: dict[Beginning, tuple[int, set[int]]] = field(default_factory=dict)
+
+    def of_process(self, process: int) -> _OfProcess:
+        """Return the published start and the workers' latest iteration of a process."""
+        return self.processes.get(process) or _OfProcess(self.processes[self.maker].start)
+
+    def set_process(self, process: int, now: _OfProcess) -> None:
+        """Change the facts of a process. The board keeps the processes that were changed last, and ``maker``."""
+        self.processes.pop(process, None)
+        self.processes[process] = now
+        if len(self.processes) > NOTES:
+            del self.processes[next(number for number in self.processes if number != self.maker)]
+
+    def add(self, begun: Beginning, epoch: int) -> None:
+        """Note the epoch of an iteration."""
+        self.notes.pop(begun, None)
+        self.notes[begun] = epoch, {begun.worker}
+        if len(self.notes) > NOTES:
+            del self.notes[next(iter(self.notes))]
+        self.set_process(begun.parent, _OfProcess(self.of_process(begun.parent).start, epoch, begun.workers))
+
+    def joined(self, begun: Beginning) -> int | None:
+        """Return the epoch of the iteration that another worker has begun, or None if this worker is the first."""
+        alike = [first for first in reversed(self.notes) if first.may_join(begun)]
+        near = (first for first in alike if abs(first.birth - begun.birth) < begun.workers)
+        # If other threads started processes between the workers, their births differ by more than that. The
+        # iterations that this worker has already begun are others with the same seed.
+        new = (first for first in alike if begun.worker not in self.notes[first][1])
+        first = next(chain(near, new), None)
+        if first is None:
+            return None
+        epoch, workers = self.notes[first]
+        workers.add(begun.worker)
+        return epoch
+
+
+class EpochBoard:
+    """The board of a dataset, in an unnamed file. A board can be pickled only while a process is being started, for
+    that process."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    @classmethod
+    def made(cls, start: Place) -> EpochBoard:
+        """Return a new board, with the start of this process's next iteration. Raises OSError."""
+        board = cls(_unnamed_file())
+        board._write(_Contents(os.getpid(), {os.getpid(): _OfProcess(start)}))
+        return board
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd
+
+        return _received, (DupFd(self._file),)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At the interpreter's end the functions of os may be deleted, so close is a default argument.
+        close(self._file)
+
+    def _write(self, contents: _Contents) -> None:
+        os.pwrite(self._file, pickle.dumps(contents), 0)
+
+    @contextmanager
+    def _read(self) -> Iterator[_Contents]:
+        """Hold the lock of the board, and read it."""
+        # A lock of a file is released when the process ends, and a forked process does not inherit it.
+        lockf(self._file, LOCK_EX)
+        try:
+            yield pickle.loads(os.pread(self._file, os.fstat(self._file).st_size, 0))
+        finally:
+            lockf(self._file, LOCK_UN)
+
+    def publish(self, start: Place) -> None:
+        """Publish the start of the next iteration of this process and its workers."""
+        with self._read() as contents:
+            contents.set_process(os.getpid(), _OfProcess(start))
+            self._write(contents)
+
+    def latest(self) -> tuple[int, int] | None:
+        """Return the epoch and the number of workers of the latest iteration by workers of this process, or None if
+        they have begun no iteration since :meth:`publish`."""
+        with self._read() as contents:
+            mine = contents.of_process(os.getpid())
+        return None if mine.epoch is None else (mine.epoch, mine.workers)
+
+    def start_of(self, begun: Beginning, known: Place | None = None) -> Place:
+        """Return the start of the iteration that this worker begins: ``known`` if the worker knows it. Otherwise it is
+        the published start, and after it the beginning of the epoch that follows the latest one. All workers of an
+        iteration get the same start."""
+        with self._read() as contents:
+            published = contents.of_process(begun.parent)
+            epoch = known.epoch if known else contents.joined(begun)
+            if known or epoch is None:
+                following = published.start.epoch if published.epoch is None else published.epoch + 1
+                epoch = following if epoch is None else epoch
+                contents.add(begun, epoch)
+            self._write(contents)
+        return known or (published.start if epoch == published.start.epoch else Place(epoch))
+
+
+def _unnamed_file() -> int:
+    with suppress(AttributeError, OSError):  # not every system has such files
+        return os.memfd_create("wdscli")
+    from tempfile import TemporaryFile
+
+    with TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _received(file: Any) -> EpochBoard:
+    return EpochBoard(file.detach())
 
 
 class Iteration:
@@ -155,21 +329,16 @@ class IterationState:
         self._publish()
 
     @property
-    def begun(self) -> Place:
-        """The start of the workers' latest iteration, or ``start`` if there was none."""
-        latest = self._latest_of_workers
-        return self._start if latest is None or latest[0] == self._start.epoch else Place(latest[0])
+    def begun(self) -> tuple[Place, int]:
+        """The start of the workers' latest iteration and the number of its workers. If there was none, the start of the
+        next iteration, and 1."""
+        epoch, workers = self._latest_of_workers or (self._start.epoch, 1)
+        return (self._start if epoch == self._start.epoch else Place(epoch)), workers
 
     @property
     def _latest_of_workers(self) -> tuple[int, int] | None:
         """The epoch and the number of workers of the latest iteration by workers of this process."""
         return None if self._board is None else self._board.latest()
-
-    @property
-    def workers(self) -> int:
-        """The number of workers of the latest iteration."""
-        latest = self._latest_of_workers
-        return 1 if latest is None else latest[1]
 
     def next_start(self) -> Place:
         """Return the start of an iteration that begins now. All workers of an iteration get the same start."""

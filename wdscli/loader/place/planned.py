@@ -16,6 +16,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import count, takewhile
 from json import dumps
 from typing import Any, NamedTuple
@@ -308,13 +309,9 @@ class PlannedBatches(EpochBatches):
         if stop is not None:
             wanted = len(range(start, stop, step)) * world
             total = wanted if total is None else min(total, wanted)
-        return PlannedBatches(
-            self.plan,
-            self.share,
-            self.tail,
-            ListPart(self._in_list(start * world), total, part.step * step),
-            self._varies,
-        )
+        batches = copy(self)
+        batches._part = ListPart(self._in_list(start * world), total, part.step * step)
+        return batches
 
     def ended(self, number: int) -> bool:
         last = {"drop": self.share.world - 1, "uneven": self.share.rank}.get(self.tail, 0)
@@ -429,10 +426,6 @@ class Plans:
         """Return the difference between the numbers of two neighbouring batches of a rank."""
         return share.world
 
-    def source_epoch(self, cuts: Sequence[Cut], epoch: int) -> int:
-        """Return the epoch of the source, with its cuts, that has the batches of ``epoch``."""
-        return _list_of(cuts, epoch, Share())[0]
-
     def cut(self, source: PositionSource, cuts: Sequence[Cut], share: Share, tail: Tail) -> PositionSource:
         """Return ``source`` with the cuts that count samples. :meth:`batches` applies the others. Raises UsageError for
         an impossible order of cuts."""
@@ -461,6 +454,7 @@ class Plans:
         plan = self._plan(source, number, share.world)
         varies = plan.windows > 1 or not source.has_same_samples
         batches = PlannedBatches(plan, share, tail, part, varies)
+        batches.source_epoch = number
         for cut in cuts:
             if isinstance(cut, EpochSlice) and cut.of == "batches":
                 batches = batches.sliced(cut.chosen)

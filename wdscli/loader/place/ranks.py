@@ -192,6 +192,8 @@ class EpochBatches(ABC):
     tail: Tail
     length: int
     """The number of positions in the epoch."""
+    source_epoch: int
+    """The epoch of the source, with its cuts, that has these batches."""
     stride = 1
     """The difference between the numbers of two neighbouring batches of a rank."""
 
@@ -268,8 +270,9 @@ class Batches(EpochBatches):
     """Batches of equal size. ``length`` is the number of positions in the epoch, and ``batch`` the number of samples in
     a batch of one rank."""
 
-    def __init__(self, length: int, batch: int, share: Share, tail: Tail = "even") -> None:
+    def __init__(self, length: int, batch: int, share: Share, tail: Tail = "even", epoch: int = 0) -> None:
         self.length, self.batch, self.share, self.tail = length, batch, share, tail
+        self.source_epoch = epoch
 
     @property
     def typical(self) -> int:
