@@ -1,4 +1,4 @@
-"""accelerate and transformers share samples among ranks: each class that ``wdscli.loader.hosts`` knows.
+"""accelerate and transformers share samples among ranks: each class that ``wdscli.loader.place.ranks`` knows.
 
 Each test runs one class of the installed library with a dataset that would also share its samples, as one of two ranks.
 """
@@ -14,7 +14,7 @@ import pytest
 from torch_processes import Program
 
 import wdscli.loader as wds
-from wdscli.loader import hosts
+from wdscli.loader.place import ranks
 from wdscli.shards import ShardWriter
 
 COUNT = 40
@@ -39,13 +39,13 @@ def one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has a rank, and has not warned."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(hosts, "_said", [])
+    monkeypatch.setattr(ranks, "_warned", set())
 
 
 @pytest.mark.parametrize("library", ["accelerate", "transformers"])
 def test_the_versions_that_were_tried(library: str) -> None:
     pytest.importorskip(library)
-    assert f"{library} {'.'.join(version(library).split('.')[:2])}" in (hosts.__doc__ or "")
+    assert f"{library} {'.'.join(version(library).split('.')[:2])}" in (ranks.__doc__ or "")
 
 
 @pytest.mark.parametrize("module", ["accelerate.data_loader", "transformers.trainer_pt_utils"])

@@ -13,8 +13,9 @@ from loader_cases import Cls, Numbers, make_set
 
 import wdscli.loader as wds
 from wdscli.errors import UsageError
-from wdscli.loader import hosts, mix
+from wdscli.loader import mix
 from wdscli.loader.dataset import PositionDataset
+from wdscli.loader.place import ranks
 
 
 class Mesh:
@@ -82,7 +83,7 @@ def test_peers_that_would_read_different_batches_are_named_once(
     def world(*groups: Any) -> None:
         module = SimpleNamespace(_world=SimpleNamespace(pg_map=groups))
         monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
-        monkeypatch.setattr(hosts, "_warned_of_peers", [])
+        monkeypatch.setattr(ranks, "_warned", set())
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

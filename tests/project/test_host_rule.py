@@ -21,7 +21,7 @@ ALLOWED = {
     # What our commands do to their own process.
     "__main__.py": {"_exit", "setitimer", "signal"},
     # The one place that may look at its callers.
-    "loader/hosts.py": {"_getframe"},
+    "loader/place/ranks.py": {"_getframe"},
     # Workers of WebLoader, which are ours.
     "loader/torch_loader.py": {"_exit", "signal"},
 }
@@ -40,7 +40,7 @@ FORBIDDEN = {
     "default_collate_fn_map": "torch's table of collation",
     "ForkingPickler": "the pickling of everybody's objects",
 }
-READ_ONLY = {"loader/hosts.py": {"f_back"}, "loader/torch_loader.py": {"default_collate_fn_map"}}
+READ_ONLY = {"loader/place/ranks.py": {"f_back"}, "loader/torch_loader.py": {"default_collate_fn_map"}}
 
 
 def _rooms() -> list[Path]:

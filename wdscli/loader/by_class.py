@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from json import dumps
+from operator import attrgetter
 from typing import Any, NamedTuple
 from warnings import warn
 
@@ -108,10 +109,6 @@ def _texts_of_shard(catalog: Catalog, value: Value, shard: int) -> tuple[list[by
     return [text or b"" for text in counted], codes, stored is not None
 
 
-def _places_held(permutation: Permutation) -> int:
-    return permutation.held
-
-
 class ByClass:
     """A view of a set in its own order, which draws samples by their classes. ``numbers`` has the class of each sample.
     ``pattern`` chooses the class of each position. An epoch has ``length`` positions. The ``facts`` must be the same in
@@ -123,7 +120,7 @@ class ByClass:
         self._firsts = self._counts.cumsum() - self._counts
         self._schedule, self._length, self._facts, self._seed = pattern, length, facts, seed
         self._taken: I64 = numpy.array(pattern.counts(length), dtype=numpy.int64)
-        self._permutations: Recent[int, Permutation] = Recent(PERMUTED, _places_held)
+        self._permutations: Recent[int, Permutation] = Recent(PERMUTED, attrgetter("held"))
 
     def count(self, length: int) -> int:
         """Return the number of samples in an epoch."""
@@ -162,7 +159,7 @@ class ByClass:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._permutations = Recent(PERMUTED, _places_held)
+        self._permutations = Recent(PERMUTED, attrgetter("held"))
 
 
 def _quotas(classes: SampleClasses, weights: Any) -> tuple[int, ...]:

@@ -21,7 +21,6 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from wdscli.arrays import I64, numpy
 from wdscli.errors import InputError, UsageError
 from wdscli.loader.checks import want_size, want_whole, want_word
-from wdscli.loader.hosts import is_dealt_out, warn_of_batches_of_batches, warn_of_peers
 from wdscli.loader.order.source import Keys, OrderOfProcess, PositionSource, Spare, ValueFact
 from wdscli.loader.place.cuts import Cut, EqualSizes
 from wdscli.loader.place.iteration import Iteration, IterationState
@@ -39,7 +38,10 @@ from wdscli.loader.place.ranks import (
     find_rank,
     find_worker,
     in_worker,
+    is_dealt_out,
     launched_rank,
+    warn_of_batches_of_batches,
+    warn_of_peers,
 )
 from wdscli.loader.place.state import ANY, Place, check_fits, of_loader, regrouped
 from wdscli.loader.read.failures import (
@@ -71,6 +73,8 @@ class ProcessDataset(TorchIterable[Item], Fluent[Item]):
     _state: IterationState
     _epochs: ClassVar[Any]
     """The ``__iter__`` of the engine. A user's subclass may replace ``__iter__``, but not this attribute."""
+    _dealt = False
+    """Whether accelerate or transformers divides the samples of this process among the ranks."""
 
     def _with(self: Whole, **changes: Any) -> Whole:
         return super()._with(**{"_state": self._state.copy(), **changes})
@@ -86,6 +90,7 @@ class ProcessDataset(TorchIterable[Item], Fluent[Item]):
         epoch = want_whole("epoch", epoch, 0)
         start = self._state.start
         self._state.move(start if start.epoch == epoch else Place(epoch))
+        self._dealt = self._dealt or is_dealt_out()
 
     @property
     def is_exact(self) -> bool:
@@ -114,8 +119,6 @@ class PositionDataset(ProcessDataset[Item]):
     _policy: Policy
     _sender: tuple[int, int] | None = None
     """Rank and world size of the process that pickled this copy, if they were known."""
-    _dealt = False
-    """Whether accelerate or transformers divides the samples of this process among the ranks."""
     _split: Split = EXACT
     """How ranks and workers divide the samples among themselves."""
     _empty_check = False
@@ -154,10 +157,6 @@ class PositionDataset(ProcessDataset[Item]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sender": launched_rank()}
-
-    def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)
-        self._dealt = self._dealt or is_dealt_out()
 
     @property
     def why_not_exact(self) -> str | None:

@@ -175,11 +175,7 @@ class MixedSet(NamedTuple):
         return set_facts
 
 
-@lru_cache(maxsize=32)
-def _scheduled(quotas: Sequence[int], lengths: Sequence[int], stop: Stop, seed: int | None) -> Schedule:
-    return Schedule(quotas, lengths, stop=stop, seed=seed)
-
-
+_scheduled = lru_cache(maxsize=32)(Schedule)
 _changing = lru_cache(maxsize=32)(Changing)
 
 
@@ -248,9 +244,8 @@ class MixSource(PositionSource):
                 )
         if rules.points:
             return _changing(tuple(rules.points), self._step, rules.seed)
-        return _scheduled(
-            tuple(rules.quotas), tuple(set_batches.total for set_batches in batches), rules.stop, rules.seed
-        )
+        lengths = tuple(set_batches.total for set_batches in batches)
+        return _scheduled(tuple(rules.quotas), lengths, stop=rules.stop, seed=rules.seed)
 
     def length(self, epoch: int) -> int:
         return min(ENDLESS, self.schedule().length * self.run)
@@ -291,11 +286,15 @@ class _MixReader(EpochReader):
         # With stop="all" no run has samples of two epochs of a set: the set's tail decides how its last run ends.
         self._apart = source.rules.stop == "all"
         self._ends = [set_batches.end if self._apart else ENDLESS for set_batches in source.batches()]
-        taken = self._schedule.taken
-        self._readers = [
-            (inner if self._apart else _continued(inner, taken, number, self._run)).reader(epoch)
-            for number, (inner, _, _) in enumerate(source.sets)
-        ]
+        set_sources = [mixed_set.source for mixed_set in source.sets]
+        if not self._apart:
+            # The passes of each set have no end, and an epoch of the mix takes the next runs of them.
+            taken: Sequence[int | None] = self._schedule.taken or [None] * len(set_sources)
+            set_sources = [
+                Passes(set_source, None, runs and runs * self._run, [])
+                for set_source, runs in zip(set_sources, taken)
+            ]
+        self._readers = [set_source.reader(epoch) for set_source in set_sources]
         self.waits = any(reader.waits for reader in self._readers)
         self.jumps = any(reader.jumps for reader in self._readers)
         self.sample_bytes = max((reader.sample_bytes for reader in self._readers), default=0.0)
@@ -330,11 +329,8 @@ class _MixReader(EpochReader):
 
     def _tagged(self, number: int, sample: Any) -> Any:
         """Return a sample with the number of its set. DROPPED and Failed are returned unchanged."""
-        return (
-            sample
-            if sample is DROPPED or type(sample) is FailedSample
-            else self._rules.tagged(number, sample)
-        )
+        is_sample = sample is not DROPPED and type(sample) is not FailedSample
+        return self._rules.tagged(number, sample) if is_sample else sample
 
     def instead(self, position: int, step: int, length: int) -> Any:
         """Return a substitute from the same epoch of the same set."""
@@ -365,11 +361,6 @@ class _MixReader(EpochReader):
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
-
-
-def _continued(source: PositionSource, taken: Sequence[int] | None, number: int, run: int) -> Passes:
-    """Return the passes of set ``number`` without end. An epoch of the mix takes the next ``taken`` runs of it."""
-    return Passes(source, None, None if taken is None else taken[number] * run, [])
 
 
 class MixStream(Stream):

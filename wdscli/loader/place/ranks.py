@@ -1,4 +1,4 @@
-"""This module finds the rank and worker of this process, and its share of the samples.
+"""This module finds the rank and worker of this process, its share of the samples, and who else decides about it.
 
 A :class:`Share` has the rank and the worker. The rank comes from arguments, from ``torch.distributed`` if it is in use,
 or from the launcher's environment variables. The worker comes from ``torch.utils.data`` if it is loaded. This module
@@ -11,12 +11,25 @@ is batch * world. Rank r reads each position whose place in the global batch, mo
 modulo ``workers`` makes batch k of a rank, because a DataLoader takes a batch from each worker in turn. So the global
 batches are the same for any numbers of ranks and workers. A splitter only turns this division on; without a splitter,
 every rank or worker has all samples. For other items, such as shards or the samples of a generator, a splitter takes
-every n-th item, as in webdataset. This module does not know what is read."""
+every n-th item, as in webdataset.
+
+accelerate and transformers wrap a loader: each rank takes its part of the dataset's items, or the first rank reads for
+all ranks. If the dataset also divided its samples among the ranks, most samples would be lost, and neither library
+informs the dataset. So :func:`is_dealt_out` searches the calling frames for the classes that divide samples. No other
+module of the loader looks at its callers, and this module does so only if one of the two libraries is loaded. The
+module knows the class names of accelerate 1.15 and transformers 5.24, and tests/interop runs each of these classes.
+Other versions may have other names. The module warns once and names the class that it found. With ``WebDataset(...,
+rank=0, world_size=1)`` no search is needed.
+
+Ranks along some dimensions of a DeviceMesh of torch need the same batches, such as the ranks of tensor parallelism.
+:func:`warn_of_peers` looks for the process groups that torch 2.13 makes for such dimensions. A mesh that has only one
+dimension has no group of its own, so it is not noticed. This module does not know what is read."""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -26,7 +39,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.checks import want_whole
-from wdscli.loader.hosts import PEER_DIMENSIONS, is_dealt_out
 from wdscli.loader.order.order import ENDLESS
 
 LAUNCHERS = (
@@ -36,6 +48,17 @@ LAUNCHERS = (
     # Not SLURM_NTASKS, because it is also set in the batch script, which is not one of the ranks.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
+LIBRARIES = ("accelerate", "transformers")
+DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher", "IterableDatasetShard")
+"""The names of the classes that divide samples, in both libraries, in accelerate, or in transformers."""
+METHODS = ("__iter__", "__len__", "_iter_with_no_split", "_iter_with_split", "set_epoch")
+"""The methods of these classes that call a dataset, directly or through a DataLoader."""
+
+PEER_DIMENSIONS = ("tp", "cp", "pp", "sp", "tensor", "context", "pipeline", "sequence", "model")
+"""The usual names of dimensions of a DeviceMesh whose ranks need the same batches."""
+
+_warned: set[str] = set()
+"""The subjects of warnings that this process has given."""
 
 
 class Share(NamedTuple):
@@ -79,6 +102,57 @@ def launched_rank() -> tuple[int, int] | None:
                     hint="unset both variables, or give rank= and world_size=",
                 ) from None
     return None
+
+
+def is_dealt_out() -> bool:
+    """Return whether a calling function divides the samples of this process among the ranks. In a forked worker, the
+    search includes the functions that were running when the worker was started."""
+    if sys.modules.keys().isdisjoint(LIBRARIES):
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in METHODS:
+            kind = type(frame.f_locals.get("self"))
+            if any(base.__name__ in DEALERS for base in kind.__mro__):
+                _warn_once(
+                    "dealer",
+                    f"{kind.__module__}.{kind.__qualname__} divides the samples among ranks, so each rank reads all "
+                    "samples;\nWebDataset(rank=0, world_size=1) silences this warning",
+                )
+                return True
+        frame = frame.f_back
+    return False
+
+
+def warn_of_batches_of_batches() -> None:
+    """Warn if the calling DataLoader joins batches of this dataset to larger batches."""
+    frame: Any = sys._getframe(2)
+    caller = frame.f_locals
+    if type(caller.get("self")).__name__ == "_IterableDatasetFetcher" and caller.get("auto_collation"):
+        warnings.warn(
+            "DataLoader(batch_size=) makes batches of the batches of batched();\n"
+            "use DataLoader(data, batch_size=None)",
+            stacklevel=3,
+        )
+
+
+def warn_of_peers() -> None:
+    """Warn once if ranks of this process need the same batches, but have different ranks."""
+    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    for group in tuple(getattr(world, "pg_map", ())):
+        dimension = str(getattr(group, "group_desc", "")).removeprefix("mesh_")
+        if dimension in PEER_DIMENSIONS and group.size() > 1:
+            _warn_once(
+                "peers",
+                f"the {group.size()} ranks of the mesh dimension {dimension} read different batches;\n"
+                'WebDataset(mesh=device_mesh["dp"]) gives them the same batches',
+            )
+
+
+def _warn_once(subject: str, message: str) -> None:
+    if subject not in _warned:
+        _warned.add(subject)
+        warnings.warn(message, stacklevel=3)
 
 
 def rank_in_mesh(mesh: Any) -> tuple[int, int]:
