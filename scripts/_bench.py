@@ -101,6 +101,7 @@ VIEWED = [
 """Commands that are measured over a view and over the same set as shards."""
 WEB_LOADER = f"WebLoader, {WORKERS} workers, batched({BATCH})"
 IN_WORKERS = f"DataLoader, {WORKERS} workers, batched({BATCH})"
+CONVERTED = f"{WORKERS} workers, wds.default_convert"
 ROWS = [
     _row("list members (library)", "tarfile", "list_ours", "list_tarfile", 50, 35, 12, foreign=0.7),
     _row(
@@ -125,6 +126,7 @@ ROWS = [
     ),
     _row(WEB_LOADER, "webdataset", "web_loader_ours", "workers_webdataset", 9, 5, 3, foreign=0.8),
     _row(IN_WORKERS, "webdataset", "workers_ours", "workers_webdataset", 5, 2.5, 1, foreign=0.8),
+    _row(CONVERTED, "webdataset", "converted_ours", "workers_webdataset", 9, 6, 1, foreign=0.8),
     _row("write samples to /dev/null", "TarWriter", "write_ours", "write_webdataset", 40, 30, 25),
     _row(
         "wds ls --by member",

@@ -142,10 +142,10 @@ def by_key(batch: Any) -> int:
     return len(batch["__key__"])
 
 
-def in_workers(dataset: Any, size: Callable[[Any], int] = by_key) -> Timed:
+def in_workers(dataset: Any, size: Callable[[Any], int] = by_key, **how: Any) -> Timed:
     from torch.utils.data import DataLoader
 
-    return behind_first(DataLoader(dataset, batch_size=None, num_workers=WORKERS), size)
+    return behind_first(DataLoader(dataset, batch_size=None, num_workers=WORKERS, **how), size)
 
 
 def view_ours(data: Data) -> Timed:
@@ -174,6 +174,12 @@ def view_base_flat(data: Data) -> Timed:
 
 def workers_ours(data: Data) -> Timed:
     return in_workers(ours(data.shards[:WORKERS]).batched(BATCH))
+
+
+def converted_ours(data: Data) -> Timed:
+    from wdscli.loader import default_convert
+
+    return in_workers(ours(data.shards[:WORKERS]).batched(BATCH), collate_fn=default_convert)
 
 
 def web_loader_ours(data: Data) -> Timed:
@@ -231,6 +237,7 @@ SIDES: dict[str, Callable[[Data], Timed]] = {
         view_window_flat,
         view_window_ours,
         workers_ours,
+        converted_ours,
         web_loader_ours,
         workers_webdataset,
         shuffle_ours,
@@ -241,6 +248,7 @@ SIDES: dict[str, Callable[[Data], Timed]] = {
 }
 NEED = {
     "workers_ours": "torch",
+    "converted_ours": "torch",
     "web_loader_ours": "torch",
     "workers_webdataset": "torch",
     "iterate_webdataset": "webdataset",

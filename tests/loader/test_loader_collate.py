@@ -7,16 +7,21 @@ import json
 import pickle
 import subprocess
 import sys
+from collections import OrderedDict, UserDict, UserList, deque
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from loader_cases import make_set
 
 import wdscli.loader as wds
 from wdscli.errors import DataError
-from wdscli.loader.stages.per_batch import default_collation
+from wdscli.loader.stages.per_batch import default_collation, default_convert
 
 IMAGES = [numpy.full((2, 3), number, numpy.uint8) for number in range(3)]
 BATCHES: dict[str, list[Any]] = {
@@ -142,3 +147,128 @@ def test_code_that_asks_for_lists_runs_on_what_workers_send(tmp_path: Path) -> N
         assert isinstance(pictures, list)
         assert [len(one) for one in pictures] == [10] * 4
         assert isinstance(classes, list)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Text(str):
+    pass
+
+
+class Rows(list):  # type: ignore[type-arg]
+    pass
+
+
+class Fields(dict):  # type: ignore[type-arg]
+    pass
+
+
+TEXTS: list[Any] = [b"a", "b", 3, 1.5, None, True]
+UNCONVERTED: list[Any] = [
+    *TEXTS,
+    TEXTS,
+    [],
+    (),
+    {},
+    (TEXTS, IMAGES[0]),
+    {"txt": TEXTS, "npy": IMAGES[0], "nested": [[IMAGES[0]], TEXTS], 3: (1, "a")},
+    Pair(IMAGES[0], TEXTS),
+    Rows([IMAGES[0], "a"]),
+    Fields(a=IMAGES[0], b=[1]),
+    Text("a"),
+    [Text("a"), "b"],
+    OrderedDict(b=IMAGES[0], a=1),
+    UserDict(a=IMAGES[0]),
+    UserList([IMAGES[0], b"a"]),
+    MappingProxyType({"a": IMAGES[0]}),
+    deque([IMAGES[0], 1]),
+    range(3),
+    bytearray(b"ab"),
+    memoryview(b"ab"),
+    {1, 2},
+    [numpy.float32(2), "a", numpy.bool_(True), numpy.int64(3)],
+    [numpy.str_("a"), "a"],
+    numpy.array(["a", "b"]),
+    numpy.array([b"a"]),
+    numpy.array([{}], object),
+    numpy.array(3),
+    2j,
+    [1, 2j],
+    wds.Packed([b"a", b"bc"]),
+]
+"""Values for torch's ``default_convert``: plain ones, subclasses, and containers that Python or a dataset may give."""
+
+
+def described(value: Any) -> Any:
+    """What a converted value is, with all types."""
+    kind = type(value)
+    if kind.__name__ == "Tensor":
+        return kind, value.dtype, value.shape, repr(value.tolist())
+    if isinstance(value, (dict, UserDict, MappingProxyType)):
+        return kind, [(name, described(inner)) for name, inner in value.items()]
+    if isinstance(value, (list, tuple, UserList, deque)):
+        return kind, [described(inner) for inner in value]
+    return kind, repr(value)
+
+
+NESTS = st.recursive(
+    st.one_of(
+        st.sampled_from(UNCONVERTED),
+        st.text(),
+        st.binary(),
+        st.integers(),
+        st.floats(),
+        arrays.arrays(
+            st.sampled_from([numpy.dtype(code) for code in ("u1", "<i8", "f4", "?")]),
+            arrays.array_shapes(max_dims=2, max_side=3),
+        ),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.lists(inner).map(Rows),
+        st.dictionaries(st.text(), inner),
+        st.dictionaries(st.text(), inner).map(Fields),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(NESTS)
+def test_values_are_converted_as_torch_converts_them(value: Any) -> None:
+    oracle = pytest.importorskip("torch.utils.data").default_convert
+    assert described(default_convert(value)) == described(oracle(value))
+
+
+@pytest.mark.parametrize("number", range(len(UNCONVERTED)))
+def test_each_kind_of_value_is_converted_as_torch_converts_it(number: int) -> None:
+    torch = pytest.importorskip("torch")
+    value = UNCONVERTED[number]
+    for nest in (value, [value], (value, "a"), {"a": value}, [torch.zeros(2), value], Pair(value, [value])):
+        assert described(default_convert(nest)) == described(torch.utils.data.default_convert(nest))
+
+
+def test_values_that_torch_cannot_convert_are_its_errors() -> None:
+    oracle = pytest.importorskip("torch.utils.data").default_convert
+    value = {"a": [numpy.array(["2026-11-29"], "M8[D]"), "b"]}
+    with pytest.raises(TypeError) as expected:
+        oracle(value)
+    with pytest.raises(TypeError, match=str(expected.value)[:20]):
+        default_convert(value)
+
+
+def test_a_plain_dataloader_with_the_conversion_gives_what_torchs_own_gives(tmp_path: Path) -> None:
+    """Texts are not looked at: a list of them is the batch's own."""
+    data = pytest.importorskip("torch.utils.data")
+    make_set(tmp_path, 8)
+    batches = wds.WebDataset(str(tmp_path)).decode().batched(3)
+    column = next(iter(batches))["__key__"]
+    assert default_convert({"__key__": column})["__key__"] is column
+    plain = data.DataLoader(batches, batch_size=None, num_workers=1)
+    quick = data.DataLoader(batches, batch_size=None, num_workers=1, collate_fn=wds.default_convert)
+    assert list(map(described, quick)) == list(map(described, plain))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy
 import pytest
@@ -656,30 +656,6 @@ def test_blocks_that_are_read_ahead_are_counted_as_they_are_taken() -> None:
     assert taken["samples"] <= reading.BLOCKS_AHEAD * 250
     assert taken["bytes"] == 1000 * taken["samples"]
     items.close()  # type: ignore[attr-defined]
-
-
-def test_webloader_converts_as_torch_does_and_does_not_look_at_each_text() -> None:
-    default_convert = pytest.importorskip("torch.utils.data").default_convert
-    from wdscli.loader.torch_loader import _converted
-
-    class Pair(NamedTuple):
-        first: Any
-        second: Any
-
-    array, texts = numpy.arange(3), [b"a", "b", 3, 1.5, None, True]
-    for item in (
-        array,
-        texts,
-        (texts, array),
-        {"txt": texts, "npy": array, "nested": [[array], texts]},
-        Pair(array, texts),
-        [{"a": (array, "x")}, ("a", 1)],
-        [numpy.float32(2), "a"],
-        "text",
-        [],
-    ):
-        assert repr(_converted(item)) == repr(default_convert(item))
-    assert _converted({"txt": texts})["txt"] is texts
 
 
 def test_arrays_of_a_worker_are_tensors(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_row_whose_peer_is_missing_is_skipped_by_name(
     monkeypatch.setattr(bench, "find_spec", lambda name: None if name == "torch" else object())
     rows = bench.chosen("")
     assert "DataLoader, 2 workers, batched(64): torch is not installed" in capsys.readouterr().out
-    assert len(rows) == len(bench.ROWS) - 2  # WebLoader needs torch too
+    assert len(rows) == len(bench.ROWS) - 3  # WebLoader and the conversion of batches need torch too
 
 
 @pytest.mark.exhaustive

@@ -26,6 +26,7 @@ from wdscli.loader.samplers import ShardSampler as ShardSampler
 from wdscli.loader.stages.flow import RawSample as RawSample
 from wdscli.loader.stages.flow import Sample as Sample
 from wdscli.loader.stages.per_batch import default_collation as default_collation
+from wdscli.loader.stages.per_batch import default_convert as default_convert
 from wdscli.loader.stages.per_batch import packed as packed
 from wdscli.loader.stages.per_sample import Decoder as Decoder
 from wdscli.loader.stages.per_sample import gzfilter as gzfilter

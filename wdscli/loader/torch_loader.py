@@ -39,7 +39,7 @@ from wdscli.loader.read.failures import SkipCounts, warning_of_drops
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, PerSample
 from wdscli.loader.stages.generators import Islice, Regroup, through, want_own_order
-from wdscli.loader.stages.per_batch import stacked_tensors
+from wdscli.loader.stages.per_batch import default_convert, stacked_tensors
 from wdscli.loader.stages.shared_memory import crossing, lend_here
 from wdscli.storage.streams import is_running, widen_pipe
 
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="WebLoader")
 Function = Callable[[Any], Any]
 
-UNCONVERTED = frozenset((bytes, str, int, float, bool, type(None)))
-"""Types of values that never contain arrays."""
 LOOK_SECONDS = 2.0
 """A worker checks at this interval whether the trainer still runs."""
 GRACE_SECONDS = 6.0
@@ -338,7 +336,7 @@ class WebLoader(Fluent[Item]):
             # With its own generator, the DataLoader takes no numbers from torch's global generator when a run resumes.
             options = {"generator": torch.Generator(), **self._options}
             self._loader = torch.utils.data.DataLoader(
-                _BatchesByNumber(data._of_rank(), self._collate or _converted),
+                _BatchesByNumber(data._of_rank(), self._collate or default_convert),
                 batch_size=None,
                 sampler=self._numbers,
                 collate_fn=_same,
@@ -368,7 +366,7 @@ class WebLoader(Fluent[Item]):
         torch = _torch()
         batch = self._batch or {"batch_size": None}
         collate = self._collate or (
-            _batch_of if self._batch or "batch_sampler" in self._options else _converted
+            _batch_of if self._batch or "batch_sampler" in self._options else default_convert
         )
         options = {**batch, "collate_fn": partial(_sent, collate), **self._options}
         return _given_by(torch.utils.data.DataLoader(dataset, **options))
@@ -490,20 +488,6 @@ def _batch_of(items: list[Any]) -> Any:
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
     return collate(items, collate_fn_map={**default_collate_fn_map, torch.Tensor: stacked_tensors})
-
-
-def _converted(item: Any) -> Any:
-    """Convert numpy arrays in ``item`` to tensors, like torch's DataLoader without ``batch_size``. Torch's own
-    function looks at each text of a batch, which takes longer than reading and pickling them."""
-    from torch.utils.data import default_convert
-
-    if type(item) is dict:
-        return {name: _converted(column) for name, column in item.items()}
-    if type(item) is tuple:
-        return [_converted(column) for column in item]
-    if type(item) is list and UNCONVERTED.issuperset(map(type, item)):
-        return item
-    return default_convert(item)
 
 
 def _same(item: Any) -> Any:

@@ -31,6 +31,8 @@ from typing import Any, NamedTuple, overload
 from wdscli.arrays import U8, numpy
 from wdscli.storage.streams import is_running
 
+WITHOUT_ARRAYS = frozenset((bytes, str, int, float, bool, type(None)))
+"""Types of values that never contain arrays or tensors."""
 SHARED_FROM_BYTES = 1 << 17
 """The smallest size that is sent in a segment. Smaller values are sent faster through the pipe."""
 HEADER_BYTES = mmap.PAGESIZE
@@ -253,8 +255,9 @@ def crossing(batch: Any) -> Any:
     kind = type(batch)
     if kind is dict:
         return {name: crossing(value) for name, value in batch.items()}
-    if kind is list and len(batch) > 1 and all(type(value) is bytes for value in batch):
-        return _Marked(batch) if sum(map(len, batch)) >= SHARED_FROM_BYTES else batch
+    if kind is list and WITHOUT_ARRAYS.issuperset(kinds := set(map(type, batch))):
+        is_large = len(batch) > 1 and kinds == {bytes} and sum(map(len, batch)) >= SHARED_FROM_BYTES
+        return _Marked(batch) if is_large else batch
     if kind is list or kind is tuple:
         return kind(map(crossing, batch))
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
