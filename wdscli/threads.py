@@ -2,8 +2,9 @@
 
 :class:`DaemonPool` is an executor of daemon threads with the interface of concurrent.futures. Python's own pools wait
 for their threads when a process ends and when their block is left. So a thread whose server does not answer would block
-Ctrl-C for minutes. :class:`ForkLock` is a lock that is open in a forked process even if another thread of the
-parent held it. :class:`Recent` is a cache of bounded size. :func:`holding` sets a context variable in a block.
+Ctrl-C for minutes. :class:`WriteBehind` writes buffers in a second thread. :class:`ForkLock` is a lock that is open in
+a forked process even if another thread of the parent held it. :class:`Recent` is a cache of bounded size.
+:func:`holding` sets a context variable in a block.
 """
 
 from __future__ import annotations
@@ -130,6 +131,58 @@ class DaemonPool(Executor):
 
     def __del__(self) -> None:
         self._works.close()
+
+
+class WriteBehind:
+    """Passes bytes to ``write`` in their order. A second thread writes the buffers that the caller lends, one at a
+    time, while the caller fills another buffer. The thread starts with the first of them.
+
+    There are at most two buffers: one that is written, and the :meth:`spare` one. An error of ``write`` is raised once,
+    by the next call of any method but :meth:`stop`. Call :meth:`close` or :meth:`stop` last; both end the thread.
+    """
+
+    def __init__(self, write: Callable[[Any], object]) -> None:
+        self._write = write
+        self._spare = self._lent = memoryview(b"")
+        self._writing: Future[object] | None = None
+        self._pool: DaemonPool | None = None
+
+    def spare(self, size: int) -> memoryview:
+        """Return a buffer of ``size`` bytes that may be filled. Its old contents may be lost."""
+        if len(self._spare) < size:
+            self._spare = memoryview(bytearray(size))
+        return self._spare[:size]
+
+    def lend(self, data: memoryview) -> None:
+        """Write ``data``, the filled part of the spare buffer, maybe after this call."""
+        self.wait()
+        if self._pool is None:
+            self._pool = DaemonPool(1, "wdscli-write")
+        self._spare, self._lent = self._lent, self._spare
+        self._writing = self._pool.submit(self._write, data)
+
+    def write(self, data: Any, /) -> None:
+        """Write ``data`` before this call returns."""
+        self.wait()
+        self._write(data)
+
+    def wait(self) -> None:
+        """Wait until all bytes are written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait until all bytes are written, then end the thread."""
+        try:
+            self.wait()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the thread after its last write, and ignore its error."""
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 class ForkLock:

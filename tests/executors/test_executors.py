@@ -194,7 +194,11 @@ class TestProcesses:
             5,
             1,
         ]
-        assert copying_worth("a.tar", "s3://b/{name}.tar") == MIN_PARALLEL_BYTES
+        assert (
+            copying_worth("a.tar", "{name}.tar")
+            > copying_worth("a.tar", "s3://b/{name}.tar")
+            == MIN_PARALLEL_BYTES
+        )
         assert copying_worth("a.tar", "s3://b/{name}.tar.zst") < MIN_PARALLEL_BYTES // 10
         assert [useful_shard_jobs(None, [f"s3://none/{n}" for n in range(m)], 100) for m in (1, 3, 9)] == [
             1,

@@ -162,7 +162,7 @@ class Chunk:
 
 
 class Copier:
-    """The state of one task: a buffer, its contents, and the shard that is written.
+    """The state of one task: the contents of a buffer, and the shard that is written.
 
     ``samples`` are the samples in the buffer; their numbers count from the beginning of the chunk. Sample i has the
     ``width`` rows from ``i * width``. A row without bytes is a missing part. ``runs`` are all other rows of samples in
@@ -178,7 +178,6 @@ class Copier:
         self.rows = in_turn(lists)
         self.slots: dict[tuple[tuple[int, Shape], ...], list[tuple[bytes, int, int]]] = {}
         self.scanner = Scanner(task.address, form=task.settings.form)
-        self.buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
         # Bytes are read from inputs or from spilled parts, but messages always name the inputs.
         self.reading = Reading(task.spilled, self.rows, inputs)
         self.tick = tick_of_task()
@@ -218,15 +217,13 @@ class Copier:
         self.samples = samples
         self.runs = chunk.with_bytes(first, end)
         self._announce(samples.start)
-        self._read(chunk.ends[samples.start])
-        view, before = self.buffer[: chunk.row_ends[end] - chunk.row_ends[first]], self.shard.position
+        view, before = self._read(chunk.row_ends[end] - chunk.row_ends[first]), self.shard.position
         changes = self.task.selection.changes_members
         is_usual = not changes and bool(
             (chunk.marks[samples.start : samples.stop] | FOREIGN == FOREIGN).all()
         )
         if not (is_usual and self._write_packed(view)):
             self._write_exactly(view)
-        self.shard.flush()
         self.tick(self.shard.position - before)
 
     def _announce(self, first: int) -> None:
@@ -248,13 +245,15 @@ class Copier:
             return self.chunk.ranges.take(slice(first, end))
         return self.chunk.ranges.take(self.chunk.with_bytes(first * self.width, end * self.width))
 
-    def _read(self, begin: int) -> None:
-        """Read the runs into the buffer, which begins with byte ``begin`` of the chunk."""
+    def _read(self, size: int) -> memoryview:
+        """Read the runs, which have ``size`` bytes, into a spare buffer of the shard."""
         ranges = self._ranges(self.samples.start, self.samples.stop)
+        view, begin = self.shard.spare(COPY_BUFFER_BYTES)[:size], self.chunk.ends[self.samples.start]
         try:
-            read(self.inputs, ranges._replace(places=ranges.places - begin), self.buffer)
+            read(self.inputs, ranges._replace(places=ranges.places - begin), view)
         except EndsEarly as error:
             raise self._changed(int(self.runs[error.row])) from None
+        return view
 
     def _write_packed(self, view: memoryview) -> bool:
         """Write usual samples, which need no change except canonical headers, in one call. Return False if a quick

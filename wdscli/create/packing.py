@@ -205,8 +205,6 @@ class _Packer:
         self._shard = shard
         self._task = task
         self._mtime_field = task.settings.form.mtime_field
-        self._buffer = bytearray(PIECE_BYTES + 1)  # the core reads one more byte than planned
-        self._view = memoryview(self._buffer)[:PIECE_BYTES]
         self._stack = stack
         self._folders: dict[int, int] = {}
         """Descriptors of root folders, by the number of their place; -2 for one that cannot be opened."""
@@ -272,17 +270,18 @@ class _Packer:
             return False
         places, sizes = columns.places[rows], columns.sizes[rows]
         offsets = ends[rows] - begin + BLOCK
+        buffer = self._shard.spare(PIECE_BYTES + 1)  # the core reads one more byte than planned
         joined = columns.rows, columns.ends[firsts[0] : firsts[-1] + 1], sizes, offsets
-        if core.CORE.load(self._buffer, folders[rows], *joined) < count:
+        if core.CORE.load(buffer, folders[rows], *joined) < count:
             return False
         for slot in numpy.flatnonzero(places >= 0).tolist():
             offset, end_offset = int(offsets[slot]), int(offsets[slot] + sizes[slot])
-            if not self._fill(self._view[offset:end_offset], values[int(places[slot])]):
+            if not self._fill(buffer[offset:end_offset], values[int(places[slot])]):
                 return False
-            self._view[end_offset : end_offset + -end_offset % BLOCK] = padding(end_offset)
-        if core.CORE.headers(self._buffer, *joined, self._mtime_field) < count:
+            buffer[end_offset : end_offset + -end_offset % BLOCK] = padding(end_offset)
+        if core.CORE.headers(buffer, *joined, self._mtime_field) < count:
             return False
-        view = self._view[: end - begin]
+        view = buffer[: end - begin]
         usual = packed(view, ends[firsts[:-1]] - begin, self._task.settings.form)
         if usual is None or usual.foreign:
             return False
@@ -359,7 +358,9 @@ class _Packer:
     def _payload(self, place: Place, size: int) -> Iterable[bytes | memoryview]:
         """Yield the pieces of one payload."""
         fetched = next(self._fetched) if isinstance(place, str) else None
-        return read_pieces(place, size, self._view) if fetched is None else [fetched]
+        if fetched is not None:
+            return [fetched]
+        return read_pieces(place, size, self._shard.spare(PIECE_BYTES))
 
 
 def _fetched(files: Files, members: Sequence[int], sizes: list[int]) -> Iterator[bytes | None]:

@@ -37,6 +37,7 @@ from wdscli.errors import (
 from wdscli.executors.local import (
     AT_ONCE,
     HELD_BYTES,
+    MIN_COPIED_BYTES,
     MIN_PACKED_BYTES,
     MIN_PARALLEL_BYTES,
     SLOTS,
@@ -95,7 +96,9 @@ def useful_shard_jobs(
 
 def copying_worth(*addresses: str) -> int:
     """Return how many bytes are worth a process that copies shards with such addresses."""
-    return MIN_PACKED_BYTES if any(map(kind_of_name, addresses)) else MIN_PARALLEL_BYTES
+    if any(map(kind_of_name, addresses)):
+        return MIN_PACKED_BYTES
+    return MIN_COPIED_BYTES if all(map(is_local, addresses)) else MIN_PARALLEL_BYTES
 
 
 def useful_together(executor: Executor, addresses: Sequence[str], size_bytes: int) -> int:

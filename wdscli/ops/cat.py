@@ -257,7 +257,7 @@ def _copy(picker: SampleReader, keys: _Keys, request: Request, shard: ShardFile)
         for page, chosen in _chosen(picker, keys, begin):
             copier.copy(page, chosen)
     except DataError:
-        shard.flush_unseekable()
+        shard.flush()
         raise
 
 
@@ -428,7 +428,9 @@ class _Copier:
     def __init__(self, selection: Selection, shard: ShardFile) -> None:
         self._shard = shard
         self._selection = selection
-        self._buffer = memoryview(bytearray(COPY_BUFFER_BYTES))
+
+    def _spare(self) -> memoryview:
+        return self._shard.spare(COPY_BUFFER_BYTES)
 
     def copy_usual(self, keys: _Keys, source: Source) -> ReadSamples:
         """Copy the usual samples at the beginning of a seekable input in one pass. Return what was copied."""
@@ -436,14 +438,13 @@ class _Copier:
         if not source.seekable or source.size is None:
             return UNREAD
         source.expect([(0, source.size)])
-        for offset, usual in walk_packed(source, self._buffer, self._shard.form):
+        for offset, buffer, usual in walk_packed(source, self._spare, self._shard.form):
             names = usual.arrays.keys, usual.arrays.key_lengths
             if joined_may_be_unsafe(*names, usual.arrays.fields) or not keys.seen.add_joined(*names):
                 break
             if isinstance(source, ViewSource):
                 source.check_arrays(samples, usual.arrays)
-            self._shard.write_arrays(usual.settle(self._buffer), usual.arrays)
-            self._shard.flush()
+            self._shard.write_arrays(usual.settle(buffer), usual.arrays)
             search.add_arrays(usual.arrays)
             end, samples = offset + usual.end, samples + len(usual.arrays.counts)
         return ReadSamples(end, samples, search)
@@ -457,7 +458,7 @@ class _Copier:
             core.CORE is not None
             and page.source.seekable
             and not self._selection.changes_members
-            and page.batch.end(samples - 1) - page.batch.start(0) <= samples * len(self._buffer)
+            and page.batch.end(samples - 1) - page.batch.start(0) <= samples * COPY_BUFFER_BYTES
         )
         stretches = self._stretches(page.batch, chosen) if can_pack else [(0, len(chosen), False)]
         for first, end, is_usual in stretches:
@@ -483,7 +484,7 @@ class _Copier:
         apart = (rows[1:] != rows[:-1] + 1) | (begins[1:] != ends[:-1]) | is_unusual[1:] | is_unusual[:-1]
         for first, stop in pairwise(edges(apart, len(rows)).tolist()):
             while first < stop:
-                fitting = int(ends[first:stop].searchsorted(begins[first] + len(self._buffer), "right"))
+                fitting = int(ends[first:stop].searchsorted(begins[first] + COPY_BUFFER_BYTES, "right"))
                 end = first + max(1, fitting)
                 yield first, end, not is_unusual[first]
                 first = end
@@ -493,9 +494,9 @@ class _Copier:
         core does not find the samples that the batch lists."""
         batch, begin = page.batch, page.batch.start(first)
         length = batch.end(end - 1) - begin
-        if length > len(self._buffer):
+        if length > COPY_BUFFER_BYTES:
             return False
-        view = self._buffer[:length]
+        view = self._spare()[:length]
         if page.source.fill(begin, view) < length:
             raise cut_short(page.source.name, begin)
         members = slice(batch.firsts[first], batch.firsts[end])
@@ -511,7 +512,6 @@ class _Copier:
         if fields != batch.fields[members] or arrays.sizes.tolist() != batch.sizes[members]:
             return False
         self._shard.write_arrays(samples.settle(view), arrays)
-        self._shard.flush()
         return True
 
     def _write(self, page: Page, row: int, key: bytes) -> None:

@@ -9,7 +9,7 @@ This module does not know why samples are read, or what is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from wdscli.arrays import I64, Mask, SampleArrays, numpy
@@ -83,18 +83,21 @@ def packed(view: memoryview, begins: I64 | None, form: Form) -> PackedSamples | 
     return PackedSamples(arrays, heads, foreign_headers, end, foreign, form)
 
 
-def walk_packed(source: FileSource, buffer: memoryview, form: Form) -> Iterator[tuple[int, PackedSamples]]:
-    """Yield the usual samples at the beginning of a seekable source, a buffer at a time, and the byte where they begin.
-    They are at the start of ``buffer``, and end before the first unusual sample and before the last sample. Raises the
-    errors of reading."""
+def walk_packed(
+    source: FileSource, spare: Callable[[], memoryview], form: Form
+) -> Iterator[tuple[int, memoryview, PackedSamples]]:
+    """Yield the usual samples at the beginning of a seekable source, a buffer at a time: the byte where they begin, the
+    buffer, and the samples at its start. They end before the first unusual sample and before the last sample. After
+    each buffer, ``spare`` returns the next one: the same, or another of equal size. Raises the errors of reading."""
     offset = held = 0
+    buffer = spare()
     while True:
         held += source.fill(offset + held, buffer[held:])
         usual = packed(buffer[:held], None, form)
         if usual is None:
             return
-        yield offset, usual
-        left_over = buffer[usual.end : held]
+        yield offset, buffer, usual
+        left_over, buffer = buffer[usual.end : held], spare()
         offset, held = offset + usual.end, len(left_over)
         buffer[:held] = left_over
 
@@ -109,7 +112,8 @@ def walk_small(source: FileSource, form: Form) -> Iterator[tuple[int, PackedSamp
         or not is_dense(source)
     ):
         return
-    for offset, usual in walk_packed(source, memoryview(bytearray(BUFFER_BYTES)), form):
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    for offset, _, usual in walk_packed(source, lambda: buffer, form):
         if usual.end > LARGE_STRIDE_BYTES * len(usual.arrays.sizes):
             return
         yield offset, usual

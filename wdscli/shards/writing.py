@@ -62,7 +62,10 @@ from wdscli.storage.opening import GONE, abort_uploads, current_versions, do_tog
 from wdscli.tar import CANONICAL, Form, TarWriter, padding
 from wdscli.tar.crc import StoreDigest, with_md5
 from wdscli.text import to_text
+from wdscli.threads import WriteBehind
 
+WRITE_BEHIND_BYTES = 1 << 19
+"""Smaller buffers are not worth a thread."""
 Payload = bytes | bytearray | memoryview
 Witness = Callable[[str, ShardInfo, str], None]
 """A function that is called for each complete shard, before it gets its name. Its arguments are the address, the facts,
@@ -95,18 +98,10 @@ class ShardSettings(NamedTuple):
         return ShardFile(address, self)
 
 
-class _Through:
-    """A sink that hashes the bytes it writes."""
-
-    def __init__(self, sink: Sink, digest: Digest | None, crcs: StoreDigest | None) -> None:
-        self._sink = sink
-        self.digest = digest
-        self._digests = [each for each in (digest, crcs) if each is not None]
-
-    def write(self, data: Payload, /) -> None:
-        for digest in self._digests:
-            digest.update(data)
-        self._sink.write(data)
+def _hash_and_write(digests: Sequence[Digest | StoreDigest], sink: Sink, data: Payload) -> None:
+    for digest in digests:
+        digest.update(data)
+    sink.write(data)
 
 
 class ShardFile:
@@ -140,7 +135,7 @@ class ShardFile:
         """Whether it can have an index and a receipt."""
         kind = kind if sink else kind_of_name(address)
         self._with_index = settings.with_index and self._has_place and kind in (None, *WITH_BLOCKS)
-        digest = new_digest(settings.checksum)
+        self._digest = new_digest(settings.checksum)
         self._sink = sink or open_sink(
             address,
             force=settings.force,
@@ -151,13 +146,15 @@ class ShardFile:
         if self._sink.waits:
             keep_heap()  # the sink copies parts, and frees them when they are sent
         self._crcs = StoreDigest() if self._with_index and kind is None else None
-        self._through = _Through(self._sink, digest, self._crcs)
+        digests = [each for each in (self._digest, self._crcs) if each is not None]
+        put = partial(_hash_and_write, digests, self._sink)
         try:
-            self._packer = None if kind is None else packer_for(kind, self._through.write)
+            self._packer = None if kind is None else packer_for(kind, put)
         except BaseException:
             self._sink.discard()
             raise
-        self._tar = TarWriter(self._packer or self._through, settings.form)
+        self._behind = WriteBehind(self._packer.write if self._packer else put)
+        self._tar = TarWriter(self._behind, settings.form)
         self.index = IndexBuilder()
         self.numbers = SampleNumbers(settings.values if self._with_index else ())
         self.ignored: dict[str, int] = {}
@@ -182,10 +179,20 @@ class ShardFile:
         self._tar.add_all(key + b".", fields, self.index.places)
         self.index.end_sample(key, start)
 
-    def write_arrays(self, data: Payload, samples: SampleArrays) -> None:
-        """Write complete canonical samples. Their places count from the first byte of ``data``."""
+    def spare(self, size: int) -> memoryview:
+        """Return a buffer of ``size`` bytes, to be filled for :meth:`write_arrays`."""
+        return self._behind.spare(size)
+
+    def write_arrays(self, data: memoryview, samples: SampleArrays) -> None:
+        """Write complete canonical samples, which are in the buffer of :meth:`spare`. Their places count from the first
+        byte of ``data``. A second thread writes large buffers to a file, because this cannot wait for other
+        machines."""
         shift = self._tar.position
-        self._tar.raw(data)
+        if len(data) < WRITE_BEHIND_BYTES or self._sink.fd is None:
+            self._tar.raw(data)
+        else:
+            self._tar.skip(len(data))
+            self._behind.lend(data)
         self.index.add_arrays(samples, shift)
 
     def write_pieces(self, key: bytes, fields: Iterable[tuple[bytes, int, Iterable[Payload]]]) -> None:
@@ -228,12 +235,9 @@ class ShardFile:
             self.numbers.add_batch(batch, self.address, payload_of)
 
     def flush(self) -> None:
-        """Write all buffered bytes, so that the caller may reuse its buffers."""
+        """Write all buffered bytes. An output that cannot be discarded then ends with complete samples."""
         self._tar.flush()
-
-    def flush_unseekable(self) -> None:
-        """Flush to an unseekable output before aborting."""
-        self._tar.flush()
+        self._behind.wait()
         self._sink.flush()
 
     def commit(self) -> ShardInfo:
@@ -244,6 +248,7 @@ class ShardFile:
         """End the archive. A call of the returned commit publishes it; without the call, nothing remains."""
         with self._in_folder():
             self._tar.close()
+            self._behind.close()
             if self._packer is not None:
                 self._packer.finish()
             self._settings.check_folder(self.address)
@@ -341,7 +346,7 @@ class ShardFile:
         return self.index.facts().of_shard(
             base_name(self.address),
             size if self._packer is None else self._sink.written,
-            checksum=written(self._settings.checksum, self._through.digest),
+            checksum=written(self._settings.checksum, self._digest),
             index=self._with_index,
             tar_bytes=size,
         )
@@ -349,6 +354,7 @@ class ShardFile:
     def discard(self) -> None:
         """Remove an unfinished shard. Do nothing after :meth:`commit` and :meth:`end`."""
         if not self.is_ended:
+            self._behind.stop()
             self._sink.discard()
 
     def __enter__(self) -> ShardFile:

@@ -137,6 +137,11 @@ class TarWriter:
         if end >= GATHER_BYTES:
             self.flush()
 
+    def skip(self, size: int) -> None:
+        """Flush, and count ``size`` bytes of tar that the caller writes to the sink next."""
+        self.flush()
+        self._flushed += size
+
     def flush(self) -> None:
         """Write the buffer to the sink."""
         used, self._used = self._used, 0

@@ -517,7 +517,6 @@ def gathered_bytes(task: GatherTask) -> memoryview:
         Copier(task, inputs, shard).run()
         inputs.confirm()
         shard.flush()
-        memory.flush()
     return memoryview(memory.data)
 
 
