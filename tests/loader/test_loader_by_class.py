@@ -314,16 +314,16 @@ def test_shards_of_a_store_are_classified_at_the_same_time(
     import fsspec
 
     from wdscli.loader.by_class import classes_of
-    from wdscli.selection.where import _Scope
+    from wdscli.selection.where import _Evaluator
 
     fsspec.filesystem("memory").put(folder, "/by-class", recursive=True)
-    decoded = _Scope.decoded
+    decoded = _Evaluator.decoded
 
     def decoded_late(scope: Any, *args: Any) -> Any:
         time.sleep(0.0005)  # another thread runs
         return decoded(scope, *args)
 
-    monkeypatch.setattr(_Scope, "decoded", decoded_late)
+    monkeypatch.setattr(_Evaluator, "decoded", decoded_late)
     data: Any = wds.WebDataset("memory://by-class/")
     classes = classes_of(data.source.catalog, "json.number")
     assert [NAMES[int(classes.names[number])] for number in classes.numbers.tolist()] == CLASSES_OF_SAMPLES

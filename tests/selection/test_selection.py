@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from wdscli.errors import DataError, InputError, UsageError
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.selection import Selection, SelectionState, Walk
+from wdscli.selection.language import FUNCTIONS, TEXT_METHODS
 from wdscli.selection.reading import MemberReader
-from wdscli.selection.where import FUNCTIONS, TEXT_METHODS
 from wdscli.storage import Source, open_source
 from wdscli.tar import TarWriter
 

@@ -11,8 +11,7 @@ from shard_cases import numbered, tar_of, wds
 from wdscli.errors import DataError
 from wdscli.samples import IgnoredMembers
 from wdscli.selection import Selection, Walk
-from wdscli.selection.reading import MemberReader
-from wdscli.selection.walk import Salvage
+from wdscli.selection.reading import MemberReader, Salvage
 from wdscli.shards.proof import scan_index
 from wdscli.shards.reading import index_batches
 from wdscli.storage import open_source

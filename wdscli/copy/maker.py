@@ -308,5 +308,5 @@ def _is_kept(name: str, rule: FieldRule | None) -> bool:
     """Return whether a field rule leaves all fields in an expression unchanged."""
     if rule is None:
         return True
-    renamed = {*(rename.new for rename in rule.renames), *(new.field for new in rule.new_fields)}
+    renamed = {*rule.renames, *(new.field for new in rule.new_fields)}
     return all(rule.plan((field,)) == ((0, field),) and field not in renamed for field in fields_of(name))

@@ -28,8 +28,7 @@ from wdscli.samples.separated import JOIN_HINT, SeparatedSamples
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import MissingName
-from wdscli.selection.reading import MemberReader
-from wdscli.selection.walk import Salvage, Walk
+from wdscli.selection.reading import MemberReader, Salvage, Walk
 from wdscli.shards.inputs import (
     Missing,
     ShardSet,
@@ -278,8 +277,8 @@ class Listing(SetReader):
         """Yield the selected samples in order, with the payloads of some fields. ``fields`` are names after
         ``--rename``."""
         rule = self.selection.field_rule
-        renames = () if rule is None else rule.renames
-        olds = {old for rename in renames if rename.new in payloads_of for old in rename.olds}
+        renames = {} if rule is None else rule.renames
+        olds = {old for new in payloads_of for old in renames.get(new, ())}
         for source in self._sources():
             yield from self._pages(source, payloads_of | olds)
 

@@ -45,7 +45,7 @@ from wdscli.samples.packed import packed, walk_packed
 from wdscli.samples.reading import keep_heap
 from wdscli.samples.separated import SeparatedSamples
 from wdscli.selection import Selection
-from wdscli.selection.walk import check_names
+from wdscli.selection.reading import check_names
 from wdscli.shards.index import Index, index_address
 from wdscli.shards.inputs import ShardSet, check_mixing, classes_of, fingerprint_of
 from wdscli.shards.layout import ViewSource

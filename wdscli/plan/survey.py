@@ -47,8 +47,7 @@ from wdscli.samples.packed import PackedSamples, walk_small
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
-from wdscli.selection.reading import MemberReader
-from wdscli.selection.walk import Salvage, Walk
+from wdscli.selection.reading import MemberReader, Salvage, Walk
 from wdscli.shards.index import Check, Index, index_address
 from wdscli.shards.proof import StoredIndex, checking, find_index, open_by_index
 from wdscli.shards.reading import index_batches

@@ -11,6 +11,6 @@ This module does not know what the samples are for, and prints nothing: warnings
 
 from wdscli.samples.grouping import PayloadOf
 from wdscli.selection.choice import Selection, SelectionState
-from wdscli.selection.walk import Walk
+from wdscli.selection.reading import Walk
 
 __all__ = ["PayloadOf", "Selection", "SelectionState", "Walk"]

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from wdscli.arrays import SampleArrays
 from wdscli.errors import DataError, UsageError
@@ -32,8 +33,7 @@ from wdscli.units import whole_number
 if TYPE_CHECKING:
     from wdscli.selection.draw import Draw
     from wdscli.selection.listed import KeySelection, ListedValues, ReadSet
-    from wdscli.selection.new_fields import NewField
-    from wdscli.selection.where import Value
+    from wdscli.selection.where import NewField, Value
 
 OnError = Literal["stop", "skip"]
 _FOLLOWED_AT_MOST = 64
@@ -124,21 +124,18 @@ class Selection(NamedTuple):
         >>> Selection.parse(keys=["n01/*"], slice="::2", limit=10).is_trivial
         False
         """
-        keep, leave = _words(fields, "--fields"), _words(drop, "--drop")
         draw = None
         if sample is not None:
             from wdscli.selection.draw import Draw
 
             draw = Draw.parse(str(sample), seed or 0)
         lists = (keys_from or None, not_keys_from or None)
-        key_lists = lists if on is None else (None, None)
+        key_rule, value_rule = _list_rules(texts_of(keys), lists, on, near, read_set)
         chosen = cls(
-            key_rule=_key_rule(texts_of(keys), *key_lists, read_set) if keys or any(key_lists) else None,
-            value_rule=None if on is None else _value_rule(on, near, lists, read_set),
+            key_rule=key_rule,
+            value_rule=value_rule,
             where=_where(where),
-            field_rule=None
-            if keep is None and leave is None and not rename and not column
-            else FieldRule.parse(keep, leave or (), texts_of(rename), texts_of(column)),
+            field_rule=FieldRule.parse(fields, drop, texts_of(rename), texts_of(column)),
             span=None if slice is None else parse_span(slice),
             limit=limit,
             draw=draw,
@@ -387,16 +384,22 @@ class Selection(NamedTuple):
 _TRIVIAL = Selection()
 
 
-def _key_rule(*options: Any) -> KeySelection:
-    from wdscli.selection.listed import KeySelection
+def _list_rules(
+    keys: list[str],
+    lists: tuple[str | Sequence[str] | None, str | Sequence[str] | None],
+    on: str | None,
+    near: int | None,
+    read_set: ReadSet | None,
+) -> tuple[KeySelection | None, ListedValues | None]:
+    """Return the rules for keys and for values. The ``lists`` have values with ``on``, and keys without it."""
+    if not keys and on is None and not any(lists):
+        return None, None
+    from wdscli.selection.listed import KeySelection, ListedValues
 
-    return KeySelection.parse(*options)
-
-
-def _value_rule(*options: Any) -> ListedValues:
-    from wdscli.selection.listed import ListedValues
-
-    return ListedValues.parse(*options)
+    if on is None:
+        return KeySelection.parse(keys, *lists, read_set), None
+    key_rule = KeySelection.parse(keys, None) if keys else None
+    return key_rule, ListedValues.parse(on, near, lists, read_set)
 
 
 def texts_of(text_or_texts: str | Iterable[str] | None) -> list[str]:
@@ -450,13 +453,8 @@ MemberPlan = tuple[tuple[int, bytes], ...]
 _PLANS_REMEMBERED = 1 << 12
 
 
-class Rename(NamedTuple):
-    """``new`` is the new name of the first of ``olds`` that a sample has."""
-
-    new: bytes
-    olds: tuple[bytes, ...]
-
-
+Renames: TypeAlias = dict[bytes, tuple[bytes, ...]]
+"""For each new name, the old names. The first of them that a sample has is renamed."""
 FIELD_RULE = {
     "keep": ([str, ...], None),
     "drop": [str, ...],
@@ -473,14 +471,14 @@ class FieldRule:
         self,
         keep: tuple[str, ...] | None,
         drop: tuple[str, ...],
-        renames: tuple[Rename, ...],
+        renames: Renames,
         new_fields: tuple[NewField, ...] = (),
     ) -> None:
         self.keep = keep
         self.new_fields = new_fields
         self.drop = drop
         self.renames = renames
-        self._sources = {old for rename in renames for old in rename.olds}
+        self._sources = set(chain.from_iterable(renames.values()))
         self.plan = lru_cache(_PLANS_REMEMBERED)(self._make_plan)
         """See :meth:`Selection.member_plan`."""
 
@@ -490,21 +488,24 @@ class FieldRule:
     @classmethod
     def parse(
         cls,
-        keep: tuple[str, ...] | None,
-        drop: tuple[str, ...],
+        fields: str | Sequence[str] | None,
+        drop: str | Sequence[str] | None,
         renames: Sequence[str],
         columns: Sequence[str] = (),
-    ) -> FieldRule:
-        """Make a rule from the options' words. Raises UsageError."""
-        parsed = tuple(map(parse_rename, renames))
-        for names in ([rename.new for rename in parsed], [old for rename in parsed for old in rename.olds]):
+    ) -> FieldRule | None:
+        """Make a rule from options; None keeps all fields. Raises UsageError."""
+        keep, leave = _words(fields, "--fields"), _words(drop, "--drop")
+        if keep is None and leave is None and not renames and not columns:
+            return None
+        pairs = list(map(parse_rename, renames))
+        for names in ([new for new, _ in pairs], [old for _, olds in pairs for old in olds]):
             twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
             if twice is not None:
                 raise UsageError(
                     f'--rename has "{to_text(twice)}" twice on one side',
                     hint="alternatives go into one option: --rename 'image=jpg;png'",
                 )
-        return cls(keep, drop, parsed, _new_fields(columns))
+        return cls(keep, leave or (), dict(pairs), _new_fields(columns))
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any] | None) -> FieldRule | None:
@@ -515,7 +516,7 @@ class FieldRule:
         for new, _ in plain["rename"]:
             if not new or "/" in new or "\0" in new:
                 raise ValueError(f"a field is renamed to {new!r}, which is no name of a field")
-        renames = tuple(Rename(to_bytes(new), tuple(map(to_bytes, olds))) for new, olds in plain["rename"])
+        renames = {to_bytes(new): tuple(map(to_bytes, olds)) for new, olds in plain["rename"]}
         keep = None if plain["keep"] is None else tuple(plain["keep"])
         return cls(keep, tuple(plain["drop"]), renames, _new_fields(plain.get("column", ())))
 
@@ -524,9 +525,7 @@ class FieldRule:
         return {
             "keep": None if self.keep is None else list(self.keep),
             "drop": list(self.drop),
-            "rename": [
-                [to_text(rename.new), [to_text(old) for old in rename.olds]] for rename in self.renames
-            ],
+            "rename": [[to_text(new), [*map(to_text, olds)]] for new, olds in self.renames.items()],
             **({"column": [new.text for new in self.new_fields]} if self.new_fields else {}),
         }
 
@@ -536,9 +535,9 @@ class FieldRule:
         words = [(word, " for --fields") for word in self.keep or ()]
         words += [(word, " for --drop") for word in self.drop]
         named = [Named(word, purpose, (word, *self._olds_of(word))) for word, purpose in words]
-        for rename in self.renames:
-            olds = tuple(map(to_text, rename.olds))
-            named.append(Named(";".join(olds), " for --rename", olds))
+        for olds in self.renames.values():
+            names = tuple(map(to_text, olds))
+            named.append(Named(";".join(names), " for --rename", names))
         return named + self.new_names
 
     @property
@@ -548,12 +547,8 @@ class FieldRule:
 
     def _olds_of(self, word: str) -> list[str]:
         """Return the old names of fields with a new name that matches a word."""
-        return [
-            to_text(old)
-            for rename in self.renames
-            if is_like(to_text(rename.new), word)
-            for old in rename.olds
-        ]
+        renames = self.renames.items()
+        return [to_text(old) for new, olds in renames if is_like(to_text(new), word) for old in olds]
 
     def _make_plan(self, fields: tuple[bytes, ...]) -> MemberPlan:
         new_names = self._renamed(fields)
@@ -571,10 +566,10 @@ class FieldRule:
 
     def _renamed(self, fields: tuple[bytes, ...]) -> list[bytes]:
         names = list(fields)
-        for rename in self.renames:
-            old = next((old for old in rename.olds if old in fields), None)
+        for new, olds in self.renames.items():
+            old = next((old for old in olds if old in fields), None)
             if old is not None:
-                names[fields.index(old)] = rename.new
+                names[fields.index(old)] = new
         return names
 
     def _stays(self, fields: tuple[bytes, ...], place: int, new: bytes) -> bool:
@@ -591,15 +586,16 @@ class FieldRule:
 def _new_fields(texts: Sequence[str]) -> tuple[NewField, ...]:
     if not texts:
         return ()
-    from wdscli.selection.new_fields import NewField
+    from wdscli.selection.where import NewField
 
     return tuple(map(NewField.parse, texts))
 
 
-def parse_rename(text: str) -> Rename:
-    """
+def parse_rename(text: str) -> tuple[bytes, tuple[bytes, ...]]:
+    """Return the new name and the old names of a renaming. Raises UsageError.
+
     >>> parse_rename("image=jpg;png")
-    Rename(new=b'image', olds=(b'jpg', b'png'))
+    (b'image', (b'jpg', b'png'))
     """
     new, equals, olds = text.partition("=")
     names = [name.strip().removeprefix(".") for name in (new, *olds.split(";"))]
@@ -612,4 +608,4 @@ def parse_rename(text: str) -> Rename:
         raise UsageError(
             f'--rename: "{names[0]}" is not a field name: it must not contain a slash or NUL'
         ) from None
-    return Rename(raw[0], tuple(raw[1:]))
+    return raw[0], tuple(raw[1:])

@@ -33,12 +33,10 @@ def key_lines(address: str, column: str = COLUMN) -> Iterator[bytes]:
     """Yield the keys of a file in order; in a table, they are in ``column``. In a list, blank lines, carriage returns
     at the ends of lines and a byte order mark are ignored. Raises InputError for a broken table, and UsageError if a
     package is missing."""
-    if is_local(address) and _begins_as_parquet(address):
-        yield from _parquet_keys(local_path(address), address, column)
-        return
-    data = read_all(address)
-    if data.startswith(_PARQUET):
-        yield from _parquet_keys(io.BytesIO(data), address, column)
+    parquet, data = _read(address)
+    if parquet is not None:
+        for (cells,) in _parquet_columns(parquet, address, lambda names: [column], column):
+            yield from _texts(cells)
         return
     table = _TABLE.search(base_name(address).lower())
     keys = None if table is None else _table_keys(data, table[1], address, column)
@@ -51,15 +49,15 @@ def key_lines(address: str, column: str = COLUMN) -> Iterator[bytes]:
     yield from (key for key in lines if key.strip())
 
 
-def _begins_as_parquet(address: str) -> bool:
-    """Return whether a file is Parquet. Parquet is not read as a whole, because other columns may be payloads."""
-    with open_source(address, decompress=False) as source:
-        return source.seekable and source.peek(len(_PARQUET)) == _PARQUET
-
-
-def _parquet_keys(file: Any, address: str, column: str) -> Iterator[bytes]:
-    for columns in _parquet_columns(file, address, lambda names: [column], column):
-        yield from _texts(columns[0])
+def _read(address: str) -> tuple[Any, bytes]:
+    """Return a Parquet file to open, or None and the bytes of another file. A local Parquet file is not read as a
+    whole, because other columns may be payloads."""
+    if is_local(address):
+        with open_source(address, decompress=False) as source:
+            if source.seekable and source.peek(len(_PARQUET)) == _PARQUET:
+                return local_path(address), b""
+    data = read_all(address)
+    return io.BytesIO(data) if data.startswith(_PARQUET) else None, data
 
 
 def _parquet_columns(
@@ -200,11 +198,9 @@ def _numbered(address: str, name: str) -> Iterator[tuple[bytes, float]]:
             raise _lacks(address, names, name)
         return [COLUMN, name if name in names else value_columns[0]]
 
-    is_parquet = is_local(address) and _begins_as_parquet(address)
-    data = b"" if is_parquet else read_all(address)
-    if is_parquet or data.startswith(_PARQUET):
-        file = local_path(address) if is_parquet else io.BytesIO(data)
-        for keys, cells in _parquet_columns(file, address, choose):
+    parquet, data = _read(address)
+    if parquet is not None:
+        for keys, cells in _parquet_columns(parquet, address, choose):
             yield from _numbers(keys, cells)
         return
     match = _TABLE.search(base_name(address).lower())

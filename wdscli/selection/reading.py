@@ -1,32 +1,50 @@
-"""This module reads payloads of members of one open shard, for every command and for the loader's filter.
+"""This module walks through the samples of one open shard, selects among them, and reads payloads of their members, for
+every command and for the loader's filter.
 
-A :class:`MemberReader` reads the members of the current batch of a :class:`~wdscli.selection.walk.Walk`: one payload, a
-payload in pieces, or many payloads together. Before a payload is used, the header before it is compared with the index
+A :class:`Walk` gets the samples from an index, from a scan of the headers, or, with ``salvage``, from a search for the
+intact samples of a damaged shard. All three give the same batches for an intact shard. The payloads that the selection
+needs are kept while a stream passes, read from their places, or, with an index of a remote shard, requested together
+before each batch. With ``checks_names``, no selected sample has an unsafe name: it is an error, or with ``salvage`` it
+is dropped and counted.
+
+A :class:`MemberReader` reads the members of the current batch of a walk: one payload, a payload in pieces, or many
+payloads together. Before a payload is used, the header before it is compared with the index
 that has its place. A scan has just read the headers, so it takes payloads from its window, or reads them from their
 places. A stream cannot seek back, so the needed payloads are kept until their sample is complete: some MiB in memory,
 and the rest in scratch files. Small payloads of an index are read and compared many at once by the compiled core.
 
-This module does not know what the payloads are for.
+This module does not know why an index is used, and does not know what samples and payloads are for.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdscli.arrays import Backing, Piece
 from wdscli.codecs.handlers import HEAD_BYTES, PartialPayload, Payload, whole_names
-from wdscli.samples import SampleBatch, new_batch, split_name
-from wdscli.samples.grouping import SampleAt
+from wdscli.errors import DataError
+from wdscli.samples import (
+    IgnoredMembers,
+    SampleBatch,
+    iter_batches,
+    may_be_unsafe,
+    new_batch,
+    split_name,
+    why_unsafe,
+)
+from wdscli.samples.grouping import Dropped, Salvager, SampleAt
 from wdscli.samples.reading import ExpectedMember
+from wdscli.selection.choice import Selection, SelectionState
 from wdscli.storage import Source
 from wdscli.storage.ends import PIECE_BYTES, RangesInMemory, pieces_of
 from wdscli.storage.local import is_cold
-from wdscli.tar import Window, core, padded
+from wdscli.tar import CANONICAL, Form, Window, core, padded
 from wdscli.tar.scan import cut
 from wdscli.text import to_text
 
@@ -271,3 +289,127 @@ def _core_table(name: str, batch: SampleBatch, fields: list[bytes]) -> tuple[Any
         array("q", batch.sizes),
         array("I", map(codes.__getitem__, batch.fields)),
     )
+
+
+class Salvage(NamedTuple):
+    """How a walk treats damage. ``report`` is called with each error, and ``dropped`` counts samples that are not
+    intact, by reason. ``expected_samples`` is the number of samples that the shard should have, or -1."""
+
+    report: Callable[[DataError], None]
+    dropped: Dropped
+    expected_samples: int = -1
+
+
+@dataclass(slots=True)
+class Walk:
+    """One pass over the samples of the shard that ``payloads`` reads. ``state`` goes from shard to shard. With
+    ``lenient``, links and repeated fields are no errors. ``begin`` is the offset of the first sample of the walk, and
+    the number of samples before it."""
+
+    selection: Selection
+    state: SelectionState
+    payloads: MemberReader
+    form: Form = CANONICAL
+    ignored: IgnoredMembers | None = None
+    salvage: Salvage | None = None
+    checks_names: bool = False
+    lenient: bool = False
+    begin: tuple[int, int] = (0, 0)
+
+    def chosen(
+        self, indexed: Iterable[SampleBatch] | None = None, requested: frozenset[bytes] | None = None
+    ) -> Iterator[tuple[SampleBatch, list[int]]]:
+        """Yield the batches with selected samples, each with the selected rows. ``payloads`` then reads payloads of
+        this batch. Reading stops when no further sample can be selected.
+
+        ``indexed`` are the samples if they are known from an index. ``requested`` are the fields to request before each
+        of its batches. None means the fields that the selection reads, without fields that stored values replace.
+        Raises DataError and InputError.
+        """
+        if self.state.done:
+            return
+        shard, payloads = self.payloads.source.name, self.payloads
+        for batch in self._batches() if indexed is None else self._requesting(indexed, requested):
+            payloads.batch = batch
+            rows = self.selection.apply(batch, shard, self.state, payloads)
+            if rows:
+                if self.checks_names:
+                    check_names(batch, shard)
+                yield batch, rows
+            if self.state.done:
+                return
+            payloads.forget()
+
+    def _batches(self) -> Iterator[SampleBatch]:
+        """Yield the samples of a scan or a salvage."""
+        source, see = self.payloads.source, self.payloads.see if self.payloads.sees else None
+        if self.salvage is None:
+            return iter_batches(
+                source, form=self.form, lenient=self.lenient, ignored=self.ignored, see=see, begin=self.begin
+            )
+        report, dropped, expected_samples = self.salvage
+        salvager = Salvager(source, report, dropped, form=self.form, ignored=self.ignored, see=see)
+        batches = salvager.batches(expected_samples)
+        return keep_safe(batches, dropped) if self.checks_names else batches
+
+    def _requesting(
+        self, batches: Iterable[SampleBatch], requested: frozenset[bytes] | None
+    ) -> Iterator[SampleBatch]:
+        """Yield the batches of an index. Before each batch, request the payloads of all samples that the key rule
+        selects, together."""
+        payloads, rule, fields = self.payloads, self.selection.key_rule, requested
+        for batch in batches:
+            payloads.batch = batch
+            if fields is None:
+                fields = self.selection.using(frozenset(batch.values)).payload_fields
+            if fields:
+                keys = batch.keys
+                payloads.request(
+                    fields, (row for row, key in enumerate(keys) if rule is None or rule.selects(key))
+                )
+            yield batch
+
+
+def check_names(batch: SampleBatch, shard: str) -> None:
+    """Raise DataError ``unsafe-name`` for a sample with an unsafe name."""
+    if is_suspect(batch.keys, batch.fields):
+        for row in range(len(batch.keys)):
+            unsafe_member = _unsafe_member(batch, row)
+            if unsafe_member is not None:
+                member, reason = unsafe_member
+                raise DataError(
+                    f"unsafe name: {reason}",
+                    code="unsafe-name",
+                    shard=shard,
+                    offset=batch.starts[member],
+                    member=to_text(batch.keys[row] + b"." + batch.fields[member])[:200],
+                    hint="leave out such samples with --on-error skip; list them with wds verify",
+                )
+
+
+def is_suspect(keys: Sequence[bytes], fields: Iterable[bytes]) -> bool:
+    """Return whether a name may be unsafe. This is a quick check of all names together. A batch has few different
+    fields."""
+    return may_be_unsafe(keys) or may_be_unsafe(list(set(fields)))
+
+
+def _unsafe_member(batch: SampleBatch, row: int) -> tuple[int, str] | None:
+    """Return the first member with an unsafe name, and the reason."""
+    for member in range(batch.firsts[row], batch.firsts[row + 1]):
+        reason = why_unsafe(batch.keys[row] + b"." + batch.fields[member])
+        if reason is not None:
+            return member, reason
+    return None
+
+
+def keep_safe(batches: Iterator[SampleBatch], dropped: Dropped) -> Iterator[SampleBatch]:
+    """Yield the samples with safe names, and count other samples in ``dropped``."""
+    for batch in batches:
+        if not is_suspect(batch.keys, batch.fields):
+            yield batch
+            continue
+        for row in range(len(batch.keys)):
+            if _unsafe_member(batch, row) is not None:
+                dropped["unsafe-name"] = dropped.get("unsafe-name", 0) + 1
+            else:
+                yield batch.part(row, row + 1)

@@ -1,4 +1,5 @@
-"""This module evaluates the expressions and places of all options and of the loader: :class:`Value`.
+"""This module evaluates the expressions and places of all options and of the loader: :class:`Value`. A
+:class:`NewField` is a field whose payload is such a value.
 
 An expression has the names ``key``, ``shard``, ``index`` (the sample's place in its shard), ``size`` (bytes by field)
 and ``fields``. Any other name is a field (:mod:`wdscli.selection.places`), which is decoded only when it is evaluated.
@@ -6,8 +7,8 @@ Four functions take the name of a field and read the header of its payload: ``wi
 ``seconds(wav)``, ``shape(npy)``. ``dhash(jpg)`` and ``simhash(txt)`` are hashes of what a picture and a text look like
 (:mod:`wdscli.selection.near`). Two read any field as text: ``len(py)`` counts its characters and ``lines(py)`` its
 lines. All names are those of the shard, before ``--rename``. An expression is parsed and checked once, so that a
-mistake is an error before anything is read. simpleeval then evaluates it for each sample, with a scope that computes
-values on demand; a place needs no simpleeval. The size of values, and the time of ``search`` and of ``for``, are
+mistake is an error before anything is read. simpleeval then evaluates it for each sample, with values that are computed
+on demand; a place needs no simpleeval. The size of values, and the time of ``search`` and of ``for``, are
 limited.
 
 An attribute of a mapping is one of its keys (``json.width``, ``size.jpg``; ``size["seg.png"]`` for a name with dots).
@@ -28,38 +29,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from json import dumps
 from time import thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
 from simpleeval import InvalidExpression, SimpleEval
 from xxhash import xxh3_64_intdigest
 
 from wdscli.errors import DataError, UsageError, WdsError
+from wdscli.samples import check_name
 from wdscli.samples.grouping import SampleAt
+from wdscli.selection import language
 from wdscli.selection.expressions import MATCH_SECONDS
-from wdscli.selection.language import (
-    CALLED_MARK,
-    FIELD_FUNCTIONS,
-    FUNCTIONS,
-    LACKING_MARK,
-    OPERATORS,
-    SEEDS,
-    STORED_MARK,
-    TEXT_METHODS,
-    Element,
-    Field,
-    FieldText,
-    StoredParts,
-    class_texts,
-    is_of_payloads,
-    names_in,
-    normal,
-    parse,
-    payloads_in,
-    place_name,
-    reads_head,
-    sized_field,
-    tree_of,
-)
 from wdscli.selection.named import MissingName, Named, SeenNames, hint_of, listed
 from wdscli.selection.places import (
     OTHER_NAMES,
@@ -73,8 +52,6 @@ from wdscli.selection.places import (
     unpacked,
 )
 from wdscli.text import to_bytes, to_text
-
-__all__ = ["FUNCTIONS", "TEXT_METHODS", "ClassNumber", "Value"]
 
 _SKIP_HINT = "--on-error skip skips such samples"
 
@@ -121,26 +98,25 @@ class Value:
         self.is_field = self.place is not None and not self.place.path and not self.place.is_packed
         """Whether the text is only the name of a field, so that its payload is text."""
         try:
-            tree = parse(text) if self.place is None else tree_of(self.place)
+            tree = language.parse(text) if self.place is None else language.tree_of(self.place)
         except UsageError as error:
             raise self._of_option(error) from None
         self.is_tuple = isinstance(tree, ast.Tuple)
-        self.normal = normal(tree)
+        self.normal = language.normal(tree)
         """The normal form of the text: ``json["a"]`` is ``json.a``."""
-        self.named = names_in(tree)
+        self.named = language.names_in(tree)
         if self.place is not None:
             self.named = (self.named[0]._replace(text=text.strip(), path=self.place.path or None),)
         self.places = [name.place for name in self.named if name.place is not None]
-        self.is_of_payloads = bool(self.named) and is_of_payloads(tree)
+        self.is_of_payloads = bool(self.named) and language.is_of_payloads(tree)
         """Whether the value depends only on payloads and their sizes, so that an index can store it."""
-        self._tree = tree if not stored else StoredParts(stored, bool(classes)).visit(tree)
-        self.payload_fields = frozenset(payloads_in(self._tree))
-        self.size_of = sized_field(tree)
+        self._tree = tree if not stored else language.StoredParts(stored, bool(classes)).visit(tree)
+        self.payload_fields = frozenset(language.payloads_in(self._tree))
+        self.size_of = language.sized_field(tree)
         """The field in ``size.FIELD``."""
         self._field = to_text(self.place.field) if self.place else ""
         self._is_at_place = self.place is not None and bool(self.payload_fields)
-        self._scope = _Scope(classes)
-        self._evaluator = _Evaluator(self._scope)
+        self._evaluator = _Evaluator(classes)
         self._using: dict[frozenset[str], Value] = {}
         self._used = self
 
@@ -183,7 +159,7 @@ class Value:
     @property
     def missing_names(self) -> list[MissingName]:
         """Texts compared with ``cls`` that are not class names, if class names are known."""
-        unknown = [text for text in class_texts(self._tree) if text not in self.classes]
+        unknown = [text for text in language.class_texts(self._tree) if text not in self.classes]
         if not unknown or not self.classes:
             return []
         return [
@@ -243,9 +219,8 @@ class Value:
         self._used, documents = self, {} if documents is None else documents
         if self._is_at_place:
             return self._at_place(sample, exact, documents)
-        self._scope.enter(sample, documents)
         try:
-            return self._evaluator.eval(self.text, self._tree)
+            return self._evaluator.value(self.text, self._tree, sample, documents)
         except WdsError as error:
             raise self._of_option(error) from None
         except Absent:
@@ -262,11 +237,11 @@ class Value:
     def _at_place(self, sample: SampleAt, exact: bool, documents: dict[str, Any]) -> Any:
         """Return the value of a place, or Absent."""
         assert self.place is not None
-        scope, name = self._scope, self._field
-        scope.sample, scope.documents = sample, documents
+        evaluator, name = self._evaluator, self._field
+        evaluator.sample, evaluator.documents = sample, documents
         try:
             if name not in documents:
-                documents[name] = scope.decoded(self.place.field, name, decoder_of(name, exact))
+                documents[name] = evaluator.decoded(self.place.field, name, decoder_of(name, exact))
             value = documents[name]
             for step in self.place.path:
                 value = step_into(value, step)
@@ -287,15 +262,59 @@ class Value:
 
     def look(self, seen_names: SeenNames) -> None:
         """Look for the expression's places in the documents of the last sample that were decoded."""
-        scope = self._used._scope
+        evaluator = self._used._evaluator
         for place in self.places:
             field = to_text(place.field)
             if place in seen_names.places:
                 continue
-            if field in scope.documents:
-                seen_names.see_document(place, scope.documents[field])
-            elif scope.values.get(STORED_MARK + place_name(place)) is not None:
+            if field in evaluator.documents:
+                seen_names.see_document(place, evaluator.documents[field])
+            elif evaluator.values.get(language.STORED_MARK + language.place_name(place)) is not None:
                 seen_names.places.add(place)
+
+
+class NewField(NamedTuple):
+    """A new field of ``--column FIELD=EXPR``. Its payload is a value of the sample, whose fields are those of the
+    shard, before ``--drop`` and ``--rename``. ``text`` is the option as typed."""
+
+    text: str
+    field: bytes
+    value: Value
+
+    @classmethod
+    def parse(cls, text: str) -> NewField:
+        """Parse ``FIELD=EXPR``. Raises UsageError.
+
+        >>> NewField.parse("txt=json.caption").field
+        b'txt'
+        """
+        name, equals, expression = text.partition("=")
+        field = name.strip().removeprefix(".")
+        if not (field and equals and expression.strip()):
+            raise UsageError(
+                f'not a new field: "{text}"', hint="--column FIELD=EXPR: --column txt=json.caption"
+            )
+        check_name(b"key", to_bytes(field))
+        return cls(text, to_bytes(field), Value.of_payloads(expression.strip(), "--column"))
+
+    def payload(self, sample: SampleAt) -> bytes | None:
+        """Return the payload, or None if the sample lacks the value. It is what ``create --column`` writes for a cell
+        of a table. Raises DataError."""
+        value = self.value
+        if value.is_field and value.place:
+            is_there = value.place.field in sample.fields
+            cell = sample.payload(value.place.field) if is_there else None
+        else:
+            cell = value.value(sample)
+        if cell is None:
+            return None
+        from wdscli.codecs.cells import cell_payload
+
+        try:
+            return cell_payload(cell, value.text, to_text(self.field))
+        except DataError as error:
+            message = error.message.replace("column", "--column", 1)
+            raise sample.error(message, error.code, hint=error.hint) from None
 
 
 def _is_lacking(error: Exception) -> bool:
@@ -321,25 +340,39 @@ def _as_number(value: Any) -> tuple[float | None, bool]:
     return float(value), type(value) is float and is_exact and abs(value) != float("inf")
 
 
-class _Scope:
-    """The names of one sample as a mapping for simpleeval; values are computed on demand."""
+class _Evaluator(SimpleEval):  # type: ignore[misc]
+    """simpleeval over the names of one sample, whose values are computed on demand. It has lists, and attributes as
+    keys, and does not check every value for functions."""
 
     sample: SampleAt
 
     def __init__(self, classes: Sequence[str]) -> None:
+        of_fields = {name: partial(self.measure, name) for name in language.FIELD_FUNCTIONS}
+        functions = {**language.FUNCTIONS, **of_fields, "rand": self.rand}
+        super().__init__(operators=language.OPERATORS, functions=functions)
+        self.nodes[ast.List] = self.nodes[ast.Tuple] = lambda node: [self._eval(part) for part in node.elts]
+        self.nodes[ast.Set] = self.nodes[ast.List]
+        self.nodes[language.Field] = lambda node: self.field(node.id)
+        self.nodes[language.FieldText] = lambda node: self.text(node.id)
+        self.nodes[language.Element] = lambda node: self._elements[node.id]
+        self.nodes[ast.GeneratorExp] = self._generator
         self._classes = classes
         self.documents: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
+        self._elements: dict[str, Any] = {}
 
-    def enter(self, sample: SampleAt, documents: dict[str, Any]) -> None:
-        self.sample = sample
-        self.documents = documents
-        self.values = {}
+    def value(self, text: str, tree: ast.expr, sample: SampleAt, documents: dict[str, Any]) -> Any:
+        """Return the value of an expression for a sample. ``documents`` has the decoded payloads of its fields. Raises
+        Absent, and the errors of functions and operators."""
+        self.sample, self.documents, self.values = sample, documents, {}
         self._looks, self._until = 0, 0.0
+        return self.eval(text, tree)
 
-    def __getitem__(self, name: str) -> Any:
+    def _eval_name(self, node: ast.Name) -> Any:
+        name = node.id
         if name not in self.values:
-            self.values[name] = self._stored(name) if name.startswith(STORED_MARK) else _VALUES[name](self)
+            is_stored = name.startswith(language.STORED_MARK)
+            self.values[name] = self._stored(name) if is_stored else _VALUES[name](self)
         return self.values[name]
 
     def field(self, name: str) -> Any:
@@ -389,7 +422,7 @@ class _Scope:
         text = f"{field} cannot be decoded: {why}"
         return self.sample.error(text, "undecodable", to_bytes(field), hint=_SKIP_HINT)
 
-    def check_time(self) -> None:
+    def _check_time(self) -> None:
         """Raise UsageError if the elements of a list take too long."""
         self._looks += 1
         if self._looks % _STEPS_PER_LOOK == 0:
@@ -402,7 +435,7 @@ class _Scope:
 
     def _stored(self, name: str) -> float:
         batch, row = self.sample.batch, self.sample.row
-        number: float | None = batch.values[name[len(STORED_MARK) :]].at(batch.index + row)
+        number: float | None = batch.values[name[len(language.STORED_MARK) :]].at(batch.index + row)
         if number is None:
             raise Absent
         return number
@@ -410,14 +443,17 @@ class _Scope:
     def measure(self, function: str, field: str) -> Any:
         """The number of lines of a text, the hash of a picture or text, or the value in the header of a payload."""
         from wdscli.codecs import headers
+        from wdscli.selection import near
 
-        if function in ("dhash", "simhash"):
-            return self._likeness(function, field)
+        if function == "simhash":
+            return near.simhash(self.text(field))
         if function == "lines":
             text = self.text(field)
             return text.count("\n") + (text != "" and not text.endswith("\n"))
-        data = self.parts(field) if reads_head(function, field) else self.payload(field)
+        data = self.parts(field) if language.reads_head(function, field) else self.payload(field)
         try:
+            if function == "dhash":
+                return near.dhash(data)
             if function == "shape":
                 return headers.array_shape(data)
             is_sound = function == "seconds"
@@ -425,62 +461,23 @@ class _Scope:
         except ValueError as error:
             raise self.undecodable(field, ValueError(f"{function}() fails: {error}")) from None
 
-    def _likeness(self, function: str, field: str) -> int | None:
-        """The hash of what a picture or text looks like; None for a text without letters."""
-        from wdscli.selection import near
-
-        if function == "simhash":
-            return near.simhash(self.text(field))
-        try:
-            return near.dhash(self.payload(field))
-        except ValueError as error:
-            raise self.undecodable(field, ValueError(f"dhash() fails: {error}")) from None
-
     def rand(self, seed: int = 0) -> float:
         """A number from 0 to below 1 that depends on the sample's key and the seed only."""
-        return (xxh3_64_intdigest(self.sample.key, seed & SEEDS) >> 11) / (1 << 53)
+        return (xxh3_64_intdigest(self.sample.key, seed & language.SEEDS) >> 11) / (1 << 53)
 
-
-_VALUES: dict[str, Callable[[_Scope], Any]] = {
-    "key": lambda scope: to_text(scope.sample.key),
-    "shard": lambda scope: scope.sample.shard,
-    "index": lambda scope: scope.sample.batch.index + scope.sample.row,
-    "size": lambda scope: scope.sample.batch.sizes_by_field(scope.sample.row),
-    "fields": lambda scope: list(map(to_text, scope.sample.fields)),
-}
-
-
-class _Evaluator(SimpleEval):  # type: ignore[misc]
-    """simpleeval with lists, with attributes as keys, and without its check of every value for functions."""
-
-    def __init__(self, scope: _Scope) -> None:
-        of_fields = {name: partial(scope.measure, name) for name in FIELD_FUNCTIONS}
-        functions = {**FUNCTIONS, **of_fields, "rand": scope.rand}
-        super().__init__(operators=OPERATORS, functions=functions, names=scope)
-        self.nodes[ast.Attribute] = self._attribute
-        self.nodes[ast.Subscript] = self._subscript
-        self.nodes[ast.List] = self.nodes[ast.Tuple] = lambda node: [self._eval(part) for part in node.elts]
-        self.nodes[ast.Set] = self.nodes[ast.List]
-        self.nodes[Field] = lambda node: scope.field(node.id)
-        self.nodes[FieldText] = lambda node: scope.text(node.id)
-        self.nodes[Element] = lambda node: self._elements[node.id]
-        self.nodes[ast.GeneratorExp] = self._generator
-        self._scope = scope
-        self._elements: dict[str, Any] = {}
-
-    def _attribute(self, node: ast.Attribute) -> Any:
+    def _eval_attribute(self, node: ast.Attribute) -> Any:
         value = self._eval(node.value)
         if type(value) is dict and node.attr in value:
             return value[node.attr]
-        if type(value) is str and node.attr in TEXT_METHODS:
+        if type(value) is str and node.attr in language.TEXT_METHODS:
             return getattr(value, node.attr)
-        if getattr(node, CALLED_MARK, False) and value is not None:
-            raise TypeError(f"{normal(node.value)} is not text, so it has no .{node.attr}()")
+        if getattr(node, language.CALLED_MARK, False) and value is not None:
+            raise TypeError(f"{language.normal(node.value)} is not text, so it has no .{node.attr}()")
         if type(value) in (list, EachValue):
             return step_into(value, node.attr)
         raise Absent
 
-    def _subscript(self, node: ast.Subscript) -> Any:
+    def _eval_subscript(self, node: ast.Subscript) -> Any:
         return step_into(self._eval(node.value), self._eval(node.slice))
 
     def _generator(self, node: ast.GeneratorExp, depth: int = 0) -> Iterator[Any]:
@@ -488,9 +485,9 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
         generator = node.generators[depth]
         elements = self._eval(generator.iter)
         if not isinstance(elements, list | dict):
-            raise Absent if elements is None else TypeError(f"{normal(generator.iter)} is no list")
+            raise Absent if elements is None else TypeError(f"{language.normal(generator.iter)} is no list")
         for element in elements:
-            self._scope.check_time()
+            self._check_time()
             self._elements[generator.target.id] = element  # type: ignore[attr-defined]
             if not all((passes := self._or_absent(test)) and passes is not Absent for test in generator.ifs):
                 continue
@@ -498,7 +495,7 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
                 yield from self._generator(node, depth + 1)
                 continue
             value = self._or_absent(node.elt)
-            if value is not Absent or getattr(node, LACKING_MARK):
+            if value is not Absent or getattr(node, language.LACKING_MARK):
                 yield value is not Absent and value
 
     def _or_absent(self, node: ast.expr) -> Any:
@@ -515,4 +512,13 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
 
     def _check_disallowed_items(self, value: object) -> None:
         """Check nothing: simpleeval would walk every JSON document at every step. All values are plain data, since they
-        come from the scope, FUNCTIONS and TEXT_METHODS."""
+        come from the sample, FUNCTIONS and TEXT_METHODS."""
+
+
+_VALUES: dict[str, Callable[[_Evaluator], Any]] = {
+    "key": lambda at: to_text(at.sample.key),
+    "shard": lambda at: at.sample.shard,
+    "index": lambda at: at.sample.batch.index + at.sample.row,
+    "size": lambda at: at.sample.batch.sizes_by_field(at.sample.row),
+    "fields": lambda at: list(map(to_text, at.sample.fields)),
+}

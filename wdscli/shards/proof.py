@@ -41,9 +41,8 @@ from wdscli.errors import DataError, InputError
 from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.reading import holds_no_sample, is_there
 from wdscli.selection import Selection
-from wdscli.selection.reading import MemberReader
+from wdscli.selection.reading import MemberReader, Walk
 from wdscli.selection.values import SampleNumbers
-from wdscli.selection.walk import Walk
 from wdscli.shards.index import Check, Index, IndexBuilder, index_address, parse_index
 from wdscli.shards.layout import ViewSource
 from wdscli.shown import shown

@@ -18,9 +18,8 @@ from wdscli.model import Member, Sample, ShardInfo
 from wdscli.samples import IgnoredMembers, SampleBatch, iter_batches, iter_samples
 from wdscli.samples.separated import SeparatedSamples, separated
 from wdscli.selection import Selection
-from wdscli.selection.reading import MemberReader
+from wdscli.selection.reading import MemberReader, Walk
 from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
-from wdscli.selection.walk import Walk
 from wdscli.shards.index import Index
 from wdscli.shards.proof import find_index, scan_index, scanned_index, unproven_text
 from wdscli.storage import Source, open_source

@@ -32,8 +32,7 @@ from wdscli.samples.grouping import Dropped
 from wdscli.samples.reading import iter_samples
 from wdscli.samples.separated import SeparatedSamples, joined_samples, separated
 from wdscli.selection import Selection
-from wdscli.selection.reading import MemberReader
-from wdscli.selection.walk import Salvage, Walk
+from wdscli.selection.reading import MemberReader, Salvage, Walk
 from wdscli.shown import shown
 from wdscli.text import to_text
 from wdscli.threads import ForkLock
