@@ -118,8 +118,8 @@ CALLERS = {
     "is_other_version": "shards.proof",
     "parse_index": "ops.index shards.proof",
     "preadv": "create.payloads storage.local",
-    "proven_by": "shards.proof verify.beside",
-    "read_index": "loader.read.catalog shards.moving shards.proof verify.beside",
+    "proven_by": "shards.proof verify.shard",
+    "read_index": "loader.read.catalog shards.moving shards.proof verify.shard",
     "scan_index": "ops.index shards.proof shards.reading",
 }
 """The modules that call a piece with which a question was once answered in several places. All others call the function

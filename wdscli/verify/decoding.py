@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ class DecodeCheck:
     def __init__(self, ledger: Ledger, max_decoded: int) -> None:
         self._ledger = ledger
         self._limit = max_decoded
-        self._known: dict[bytes, Decode | None] = {}
+        self._decoder = lru_cache(MAX_DECODERS)(self._find)
 
     def check(self, window: Window) -> None:
         """Report every payload of a window that cannot be decoded."""
@@ -83,18 +83,12 @@ class DecodeCheck:
         )
         return None
 
-    def _decoder(self, field: bytes) -> Decode | None:
+    def _find(self, name: bytes) -> Decode | None:
         """Return the loader's decoder for a field, or None if there is no decoder or its package is missing."""
-        if field not in self._known:
-            if len(self._known) >= MAX_DECODERS:
-                self._known.clear()
-            self._known[field] = self._find(to_text(field))
-        return self._known[field]
-
-    def _find(self, field: str) -> Decode | None:
         from wdscli.codecs.images import open_image
         from wdscli.codecs.values import basichandlers
 
+        field = to_text(name)
         # The field name "gz" does not show the type of the contents.
         last, is_packed = ("", True) if field.lower() == "gz" else held_extension(field)
         kind = find(last)

@@ -4,14 +4,15 @@
 and its fields. Then it finds the samples that repeat a key. :func:`repeats_across` finds repeated digests over all
 shards. It needs 8 bytes per sample, and 8 more while it sorts. Both sort the digests, because dictionaries would need
 more memory. The digest is XXH3-64 with a secret seed for each run, so that a crafted shard cannot hide a repeated key.
-Before a repeated key is reported, or its sample is joined or dropped, both keys are read again and compared. Above the
-limit of findings, repeated keys are only counted.
+Before a repeated key is reported, or its sample is joined or dropped, both keys are read again and compared
+(:func:`report_repeats` in one shard, :func:`locate` across shards). Above the limit of findings, repeated keys are only
+counted.
 
 :class:`Absence` searches one shard for the keys of a list. Keys are read from headers, never from an index. The report
 has the SHA-256 of the list, and of the keys of each shard. So a user can repeat the search with other tools
 (``scripts/examples/check_proof.py``).
 
-This module does not know how a shard is read.
+This module does not know how a shard is checked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -26,11 +28,13 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U8, U64, Mask, numpy
-from wdscli.errors import InputError, InputNotFoundError, UsageError
-from wdscli.samples import SampleBatch
+from wdscli.errors import DataError, InputError, InputNotFoundError, StorageError, UsageError
+from wdscli.samples import Grouper, SampleBatch, split_name
 from wdscli.samples.keys import hashes_of_joined
 from wdscli.selection.keyfiles import key_lines
 from wdscli.storage import base_name, is_stream, open_source
+from wdscli.tar import ByteSource, scan
+from wdscli.tar.reader import scan_salvaging
 from wdscli.text import to_text
 from wdscli.verify.findings import Ledger
 
@@ -45,6 +49,14 @@ digest = xxh3_64_intdigest
 INTERLEAVED, DUPLICATE, COLLISION = 1, 2, 3
 """How a sample repeats an earlier key: its fields are all new; it has a field of the earlier sample; or its key differs
 only in case."""
+
+
+_REPEATS = (
+    (INTERLEAVED, "interleaved-key", "the key comes back with other fields; it is first at byte {}"),
+    (DUPLICATE, "duplicate-key", "the key comes a second time; it is first at byte {}"),
+    (COLLISION, "case-collision", "the key at byte {} differs only in case"),
+)
+_KEY_CHUNK_BYTES = 1 << 12
 
 
 class Repeats(NamedTuple):
@@ -163,6 +175,33 @@ def _groups(digests: U64) -> Iterator[list[int]]:
         yield order[begin : end + 1].tolist()
 
 
+def report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledger: Ledger) -> None:
+    """Report repeated keys of a shard, and keys that differ only in case. The keys themselves are compared, because
+    two different keys may share a digest."""
+    for kind, code, message in _REPEATS:
+        rows = repeats.rows(kind)
+        reported = rows[: ledger.room(code)].tolist()
+        for row in reported:
+            first = int(repeats.firsts[row])
+            key, first_key = _key(keys, source, row), _key(keys, source, first)
+            if key == first_key or (kind == COLLISION and key.lower() == first_key.lower()):
+                text = message.format(keys.starts[first])
+                ledger.add(code, text, offset=keys.starts[row], member=key)
+        ledger.more(code, len(rows) - len(reported))
+
+
+def _key(keys: KeyColumns, source: ByteSource, row: int) -> bytes:
+    """Return the key of a sample, from memory or by reading it again."""
+    kept = keys.name(row)
+    if kept is not None:
+        return kept
+    for window in scan(source, first=keys.starts[row], chunk=_KEY_CHUNK_BYTES):
+        for name in window.columns.names:
+            parts = split_name(name)
+            return parts[0] if parts else name
+    return b""
+
+
 Across = tuple[int, list[tuple[int, int]], int]
 """The number of a shard, keys that an earlier shard has too, and the number of more such keys. A key is given by its
 digest and the first shard with it."""
@@ -201,6 +240,46 @@ def repeats_across(packed: list[bytes], limit: int) -> Iterator[Across]:
         if len(again):
             reported = list(zip(part[again[:limit]].tolist(), first_in[where[:limit]].tolist()))
             yield shard, reported, len(again) - len(reported)
+
+
+class LocateTask(NamedTuple):
+    """The task of finding the samples of a shard by the digests of their keys. ``kept`` are the keys of a stream."""
+
+    address: str
+    digests: tuple[int, ...]
+    kept: KeyColumns | None
+    seed: int
+
+
+def locate(task: LocateTask) -> dict[int, tuple[bytes, int]]:
+    """Return key and offset of the samples with the wanted digests, each key only at its first place. Samples that can
+    no longer be read are left out."""
+    missing = set(task.digests)
+    place_by_digest: dict[int, tuple[bytes, int]] = {}
+    for key, offset in _located(task):
+        number = digest(key, task.seed)
+        if number in missing:
+            missing.discard(number)
+            place_by_digest[number] = key, offset
+            if not missing:
+                break
+    return place_by_digest
+
+
+def _located(task: LocateTask) -> Iterator[tuple[bytes, int]]:
+    """Yield all keys of a shard with their offsets, until it cannot be read."""
+    if task.kept is not None:
+        yield from ((task.kept.name(row) or b"", start) for row, start in enumerate(task.kept.starts))
+        return
+    grouper = Grouper(task.address, lenient=True)
+    with suppress(DataError, StorageError), open_source(task.address) as source:
+        for window in scan_salvaging(source, Ledger(task.address, 0).add_error):
+            yield from _places(grouper.add(window))
+        yield from _places(grouper.finish())
+
+
+def _places(batch: SampleBatch) -> Iterator[tuple[bytes, int]]:
+    return ((key, batch.start(row)) for row, key in enumerate(batch.keys))
 
 
 PRESENT = "present-key"

@@ -4,6 +4,11 @@
 in several shards, and reads these shards a second time to name the keys. Last, it searches for samples with other
 fields than most samples. Memory grows by eight bytes per sample, and by the reported findings, whose number is limited.
 
+If a manifest is given on the command line, shards are compared only with this manifest. Otherwise every
+``*manifest.json`` in the shards' folders that lists one of the shards is used, on any store that can be listed. Two
+things are findings: a manifest lists a shard that does not exist, or it lacks a shard with its prefix. If only some
+shards of a set are checked, this is no finding.
+
 This module does not know how findings are printed.
 """
 
@@ -15,29 +20,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdscli.errors import UsageError
+from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, run_tasks, useful_shard_jobs
 from wdscli.progress import QUIET, Progress
-from wdscli.shards.inputs import ShardSet, open_set, without_index
+from wdscli.shards.inputs import MANIFEST_SUFFIX, ShardSet, names_in, open_set, read_manifest, without_index
+from wdscli.shards.manifest import ContradictoryManifestError, Manifest
 from wdscli.shards.view_shards import OpenView, opened
 from wdscli.shown import shown
-from wdscli.storage import exists, is_stream, open_source
+from wdscli.storage import base_name, exists, folder_of, is_stream, open_source, read_all
 from wdscli.storage.addresses import view_of
 from wdscli.storage.opening import is_one_request
-from wdscli.text import to_text
-from wdscli.verify.beside import ManifestEntry, find_listings
+from wdscli.text import to_bytes, to_text
 from wdscli.verify.findings import DEMANDS, KINDS, NOT_SEARCHED, Finding, Ledger, parse_codes, severity_of
-from wdscli.verify.keys import PRESENT, KeyColumns, KeyList, listed_keys, repeats_across, suspicious
+from wdscli.verify.keys import (
+    PRESENT,
+    KeyColumns,
+    KeyList,
+    LocateTask,
+    listed_keys,
+    locate,
+    repeats_across,
+    suspicious,
+)
 from wdscli.verify.profiles import parse_profiles
 from wdscli.verify.shard import (
     HEADERS_ONLY,
     Checks,
-    LocateTask,
+    ManifestEntry,
     ShardResult,
     VerifyTask,
     check_base,
     check_shard,
-    locate,
 )
 
 if TYPE_CHECKING:
@@ -148,7 +161,7 @@ def verify(
 def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progress) -> VerifyReport:
     """Check an open set: first the set's files, then each shard, then the keys of all shards."""
     whole = Ledger(limit=checks.limit)
-    listings, about_listings = find_listings(shards, checks.limit)
+    listings, about_listings = _find_listings(shards, checks.limit)
     for ledger in (*about_listings, *_unfinished(shards, checks.limit)):
         whole.add_all(ledger)
     bases = _bases_of(shards) if checks.checksums else {}
@@ -177,6 +190,89 @@ def _checked(shards: ShardSet, checks: Checks, jobs: int | None, progress: Progr
         _add_repeats(whole, digests, shards.addresses, executor, checks.seed, kept)
     _add_mixed(whole, shards.addresses, results)
     return _report(whole, shards.addresses, results, checks)
+
+
+def _find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, ManifestEntry], list[Ledger]]:
+    """Return the manifest entry of each listed shard, and findings about the set."""
+    listings: dict[str, ManifestEntry] = {}
+    ledgers: list[Ledger] = []
+    if shards.manifest is not None:
+        manifest_address = shards.manifest_address or ""
+        required = tuple(map(to_bytes, shards.manifest.common_fields))
+        for address, shard in zip(shards.addresses, shards.manifest.shards):
+            listings[address] = ManifestEntry(manifest_address, shard, required)
+        return listings, ledgers
+    folders: dict[str, list[str]] = {}
+    for address in shards.addresses:
+        if not is_stream(address):
+            folders.setdefault(folder_of(address), []).append(address)
+    for folder, addresses in folders.items():
+        names = set(names_in(folder, shards.listings))
+        manifests = _manifests_of(
+            folder, names, {base_name(address) for address in addresses}, ledgers, limit
+        )
+        if shards.listings is not None:
+            shards.listings.manifests.update(manifests)
+        for manifest_address, manifest in manifests.items():
+            required = tuple(map(to_bytes, manifest.common_fields))
+            by_name = {shard.name: shard for shard in manifest.shards}
+            for address in addresses:
+                if (listed := by_name.get(base_name(address))) is not None:
+                    listings[address] = ManifestEntry(manifest_address, listed, required)
+        ledgers += _strays(addresses, listings, limit)
+    return listings, ledgers
+
+
+def _manifests_of(
+    folder: str, folder_names: set[str], shard_names: set[str], ledgers: list[Ledger], limit: int
+) -> dict[str, Manifest]:
+    """Return the manifests of a folder that list one of the shards ``names``, by address. Report missing shards and
+    unreadable manifests."""
+    manifests = {}
+    for file_name in sorted(folder_names):
+        if not file_name.endswith(MANIFEST_SUFFIX):
+            continue
+        ledger = Ledger(folder + file_name, limit)
+        ledgers.append(ledger)
+        try:
+            manifest = _manifest(folder + file_name, ledger)
+        except DataError as error:
+            # Other tools use the name manifest.json too, so report only a file that may belong to these shards.
+            prefix = file_name.removesuffix(MANIFEST_SUFFIX)
+            is_listed = any(name.startswith(prefix) for name in shard_names)
+            if is_listed if prefix else b'"shardlist"' in read_all(folder + file_name):
+                ledger.add("manifest-mismatch", error.message)
+        except WdsError as error:
+            ledger.add("unreadable", error.message)
+        else:
+            if any(shard.name in shard_names for shard in manifest.shards):
+                manifests[folder + file_name] = manifest
+                for shard in manifest.shards:
+                    if "/" not in shard.name and shard.name not in folder_names:
+                        ledger.add("manifest-mismatch", f"it lists {shard.name}, which does not exist")
+    return manifests
+
+
+def _manifest(address: str, ledger: Ledger) -> Manifest:
+    """Return the manifest at an address. Report a manifest that contradicts itself."""
+    try:
+        return read_manifest(address)
+    except ContradictoryManifestError as error:
+        ledger.add_error(error)
+        return error.manifest
+
+
+def _strays(addresses: Sequence[str], listings: dict[str, ManifestEntry], limit: int) -> Iterator[Ledger]:
+    """Return a finding for each shard that has a manifest's prefix but is not listed in any manifest."""
+    manifests = sorted({listings[address].manifest for address in addresses if address in listings})
+    for address in addresses:
+        for manifest in manifests if address not in listings else ():
+            prefix = base_name(manifest).removesuffix(MANIFEST_SUFFIX)
+            if prefix and base_name(address).startswith(prefix):
+                ledger = Ledger(address, limit)
+                ledger.add("manifest-mismatch", f"{manifest} does not list the shard")
+                yield ledger
+                break
 
 
 def _unfinished(shards: ShardSet, limit: int) -> Iterator[Ledger]:

@@ -2,7 +2,8 @@
 
 :func:`check_shard` is the task of one shard. It scans the shard once, and continues after damage. The scan feeds
 :class:`HeaderPass`, the decoders and the profiles. Then the manifest and the indexes are compared with the result of
-the scan. Every error becomes a finding, so that one damaged shard does not hide findings in other shards.
+the scan: the index by the digest of its columns, and the checksum over the stored file, compressed or not. Every error
+becomes a finding, so that one damaged shard does not hide findings in other shards.
 
 :class:`HeaderPass` first tests whole columns: whether all members are regular, all names are safe, and all samples have
 the same fields. It tests single members only if such a test fails. So checking an intact shard takes only slightly
@@ -16,35 +17,33 @@ This module does not know about other shards.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdscli.arrays import I64, U64, SampleArrays, distinct, numpy
-from wdscli.errors import DataError, StorageError
+from wdscli.errors import DataError, StorageError, UsageError
 from wdscli.executors import tick_of_task
+from wdscli.model import UNKNOWN, Facts, ShardInfo, contradictions
 from wdscli.samples import (
     Grouper,
     SampleBatch,
     is_appledouble,
     is_dunder,
     may_be_unsafe,
-    split_name,
     why_unsafe,
 )
 from wdscli.samples.grouping import hidden, lost_name
 from wdscli.samples.keys import joined_may_be_unsafe
 from wdscli.samples.packed import PackedSamples, walk_small
-from wdscli.shards.index import Check, IndexBuilder
+from wdscli.shards.index import Check, Index, IndexBuilder, index_address
 from wdscli.shards.layout import ViewSource
-from wdscli.shards.proof import checking
-from wdscli.shards.reading import digested, index_batches
-from wdscli.storage import Source, exists, is_local, is_stream, open_source
+from wdscli.shards.proof import Evidence, checking, difference, proven_by, read_index
+from wdscli.shards.reading import Digest, digested, index_batches, new_digest
+from wdscli.storage import Source, base_name, exists, is_local, is_stream, open_source
 from wdscli.storage.addresses import view_of
 from wdscli.storage.blocks import BlockSource
 from wdscli.storage.compressed import identify
-from wdscli.storage.ends import DigestedSource
+from wdscli.storage.ends import DigestedSource, replaced
 from wdscli.storage.retry import cached_in
 from wdscli.tar import (
     CANONICAL,
@@ -52,44 +51,16 @@ from wdscli.tar import (
     KIND_MASK,
     KIND_NAMES,
     REGULAR,
-    ByteSource,
     Form,
     Window,
-    scan,
 )
 from wdscli.tar.header import BLOCK
 from wdscli.tar.reader import scan_salvaging
 from wdscli.tar.scan import Columns
-from wdscli.verify.beside import (
-    ManifestEntry,
-    check_checksum,
-    check_index,
-    check_listed,
-    check_size,
-    checksum_digest,
-    load_index,
-)
 from wdscli.verify.decoding import DecodeCheck
 from wdscli.verify.findings import MAX_FINDINGS, STRUCTURAL, Ledger
-from wdscli.verify.keys import (
-    COLLISION,
-    DUPLICATE,
-    INTERLEAVED,
-    Absence,
-    KeyColumns,
-    KeyList,
-    Repeats,
-    digest,
-)
+from wdscli.verify.keys import Absence, KeyColumns, KeyList, report_repeats
 from wdscli.verify.profiles import Fields, Judge, Problem, Type, judge_fields
-
-_KEY_CHUNK_BYTES = 1 << 12
-_REPEATS = (
-    (INTERLEAVED, "interleaved-key", "the key comes back with other fields; it is first at byte {}"),
-    (DUPLICATE, "duplicate-key", "the key comes a second time; it is first at byte {}"),
-    (COLLISION, "case-collision", "the key at byte {} differs only in case"),
-)
-
 
 MAX_SHAPES = 1 << 12
 """How many different lists of fields are remembered. Samples with further lists are checked, but their lists are not
@@ -347,6 +318,15 @@ HEADERS_ONLY = Checks()
 """A check that reads only headers."""
 
 
+class ManifestEntry(NamedTuple):
+    """The entry of one shard in the manifest at ``manifest``. ``required`` are the fields that every sample had when
+    the set was written."""
+
+    manifest: str
+    shard: ShardInfo
+    required: Fields
+
+
 class VerifyTask(NamedTuple):
     """The task for one shard. ``listing`` is the shard's entry in the manifest. ``hf_types`` are the JSON types from
     the set's first shard; it is None for the first shard itself."""
@@ -386,7 +366,7 @@ def check_shard(task: VerifyTask) -> ShardResult:
     ledger = Ledger(task.address, checks.limit)
     result = ShardResult(ledger)
     version: str | None = None
-    digest = checksum_digest(task.listing) if checks.checksums else None
+    digest = _checksum_digest(task.listing) if checks.checksums else None
     update = None if digest is None or is_local(task.address) else digest.update
     is_whole = checks.max_decoded is not None or checks.checksums or task.is_small
     checksum = None
@@ -415,7 +395,7 @@ def check_shard(task: VerifyTask) -> ShardResult:
         version, result.keys_digest = None, ""
         _report_unread(task, error, ledger)
     if checks.checksums:
-        check_checksum(task.address, task.listing, ledger, version, checksum)
+        _check_checksum(task.address, task.listing, ledger, version, checksum)
     ledger.blame_shard()
     return result
 
@@ -432,14 +412,14 @@ def _report_unread(task: VerifyTask, error: StorageError, ledger: Ledger) -> Non
 def check_base(task: VerifyTask) -> ShardResult:
     """Compare the bytes of a view's base with the checksum in the view."""
     result = ShardResult(Ledger(task.address, task.checks.limit))
-    check_checksum(task.address, task.listing, result.ledger, "")
+    _check_checksum(task.address, task.listing, result.ledger, "")
     return result
 
 
 def _check(task: VerifyTask, source: Source, result: ShardResult) -> None:
     """Read the shard. If this raises an error, ``result`` has the findings so far."""
     ledger, checks = result.ledger, task.checks
-    index = load_index(task.address, source, ledger) if task.has_index else None
+    index = _load_index(task.address, source, ledger) if task.has_index else None
     is_compared = index is not None or (task.listing and task.listing.shard.headers)
     headers = HeaderPass(
         ledger,
@@ -461,11 +441,13 @@ def _check(task: VerifyTask, source: Source, result: ShardResult) -> None:
         headers.judge.finish(samples=headers.samples, is_compressed=is_compressed)
     is_whole, builder = not ledger.has(STRUCTURAL), headers.builder
     if index is not None and builder is not None and is_whole:
-        check_index(index, builder, headers.ignored, task.address, ledger)
+        reason = difference(index, builder, headers.ignored)
+        if reason:
+            ledger.add("stale-index", f"{index_address(task.address)}: {reason}")
     if task.listing is not None:
-        check_size(task.address, task.listing, result.size_bytes, ledger)
+        _check_size(task.address, task.listing, result.size_bytes, ledger)
         if is_whole:
-            check_listed(task.listing, headers.samples, builder, ledger)
+            _check_listed(task.listing, headers.samples, builder, ledger)
 
 
 def _scan(task: VerifyTask, source: Source, form: Form, headers: HeaderPass) -> None:
@@ -532,7 +514,7 @@ def _fill(result: ShardResult, headers: HeaderPass, source: Source, *, is_kept: 
     repeats = headers.keys.repeats()
     result.digests = headers.keys.distinct(repeats)
     if repeats is not None:
-        _report_repeats(repeats, headers.keys, source, result.ledger)
+        report_repeats(repeats, headers.keys, source, result.ledger)
 
 
 def _is_compressed(address: str, source: Source) -> bool:
@@ -542,68 +524,92 @@ def _is_compressed(address: str, source: Source) -> bool:
         return identify(file.read_at(0, BLOCK)) is not None
 
 
-def _report_repeats(repeats: Repeats, keys: KeyColumns, source: ByteSource, ledger: Ledger) -> None:
-    """Report repeated keys of a shard, and keys that differ only in case. The keys themselves are compared, because
-    two different keys may share a digest."""
-    for kind, code, message in _REPEATS:
-        rows = repeats.rows(kind)
-        reported = rows[: ledger.room(code)].tolist()
-        for row in reported:
-            first = int(repeats.firsts[row])
-            key, first_key = _key(keys, source, row), _key(keys, source, first)
-            if key == first_key or (kind == COLLISION and key.lower() == first_key.lower()):
-                text = message.format(keys.starts[first])
-                ledger.add(code, text, offset=keys.starts[row], member=key)
-        ledger.more(code, len(rows) - len(reported))
+def _load_index(address: str, source: Source, ledger: Ledger) -> Index | None:
+    """Return the index of a shard, or None if there is no index. Report an index that is damaged, or that belongs to
+    another shard."""
+    if is_stream(address) or not source.seekable:
+        return None
+    stored = read_index(address, has_columns=False)
+    if stored.index is None:
+        if stored.damage:
+            ledger.add("stale-index", stored.damage)
+        return None
+    reason = proven_by(stored.index, Evidence.of_source(address, source))[1]
+    if reason:
+        ledger.add("stale-index", f"{index_address(address)} is for another shard: {reason}")
+    return None if reason else stored.index
 
 
-def _key(keys: KeyColumns, source: ByteSource, row: int) -> bytes:
-    """Return the key of a sample, from memory or by reading it again."""
-    kept = keys.name(row)
-    if kept is not None:
-        return kept
-    for window in scan(source, first=keys.starts[row], chunk=_KEY_CHUNK_BYTES):
-        for name in window.columns.names:
-            parts = split_name(name)
-            return parts[0] if parts else name
-    return b""
-
-
-class LocateTask(NamedTuple):
-    """The task of finding the samples of a shard by the digests of their keys. ``kept`` are the keys of a stream."""
-
-    address: str
-    digests: tuple[int, ...]
-    kept: KeyColumns | None
-    seed: int
-
-
-def locate(task: LocateTask) -> dict[int, tuple[bytes, int]]:
-    """Return key and offset of the samples with the wanted digests, each key only at its first place. Samples that can
-    no longer be read are left out."""
-    missing = set(task.digests)
-    place_by_digest: dict[int, tuple[bytes, int]] = {}
-    for key, offset in _located(task):
-        number = digest(key, task.seed)
-        if number in missing:
-            missing.discard(number)
-            place_by_digest[number] = key, offset
-            if not missing:
-                break
-    return place_by_digest
-
-
-def _located(task: LocateTask) -> Iterator[tuple[bytes, int]]:
-    """Yield all keys of a shard with their offsets, until it cannot be read."""
-    if task.kept is not None:
-        yield from ((task.kept.name(row) or b"", start) for row, start in enumerate(task.kept.starts))
+def _check_size(address: str, listing: ManifestEntry, size: int, ledger: Ledger) -> None:
+    """Compare the size of a shard, damaged or not, with the manifest. ``size`` is the size of the tar."""
+    told = listing.shard.size_bytes
+    if told < 0 or told == size:
         return
-    grouper = Grouper(task.address, lenient=True)
-    with suppress(DataError, StorageError), open_source(task.address) as source:
-        for window in scan_salvaging(source, Ledger(task.address, 0).add_error):
-            yield from _places(grouper.add(window))
-        yield from _places(grouper.finish())
+    if not is_stream(address):
+        # For a compressed shard, the size of the file is not the size of the tar.
+        with open_source(address, decompress=False) as source:
+            if source.size == told:
+                return
+    ledger.add("manifest-mismatch", f"{listing.manifest} says {told} bytes, the shard has {size}")
 
 
-def _places(batch: SampleBatch) -> Iterator[tuple[bytes, int]]:
-    return ((key, batch.start(row)) for row, key in enumerate(batch.keys))
+def _check_listed(listing: ManifestEntry, samples: int, builder: IndexBuilder | None, ledger: Ledger) -> None:
+    """Compare an undamaged shard with its entry in the manifest."""
+    shard = Facts(samples, UNKNOWN, "", {}) if builder is None else builder.facts()
+    for contradiction in contradictions(listing.shard, shard):
+        ledger.add("manifest-mismatch", f"{listing.manifest} {contradiction}")
+
+
+def _checksum_digest(listing: ManifestEntry | None) -> Digest | None:
+    """Return an empty digest with the algorithm of a shard's checksum in the manifest. Return None if there is no
+    checksum, or an unknown algorithm."""
+    if listing is None or listing.shard.checksum is None:
+        return None
+    try:
+        return new_digest(listing.shard.checksum.partition(":")[0])
+    except UsageError:
+        return None
+
+
+def _check_checksum(
+    address: str,
+    listing: ManifestEntry | None,
+    ledger: Ledger,
+    version: str | None,
+    digest: str | None = None,
+) -> None:
+    """Compare a shard's bytes with the checksum in the manifest. ``version`` is the version of the bytes with checked
+    headers. It is None if they could not be read; this was already reported. ``digest`` is the digest of the bytes, if
+    it is already known."""
+    checksum = None if listing is None else listing.shard.checksum
+    if is_stream(address) or checksum is None:
+        why = "a stream has no checksum" if is_stream(address) else "no manifest has a checksum of this shard"
+        ledger.add("unchecked", why)
+        return
+    algorithm, _, expected = checksum.partition(":")
+    new = _checksum_digest(listing)
+    if new is None:
+        ledger.add("unchecked", f'the manifest has a checksum of the unknown kind "{algorithm}"')
+        return
+    if digest is None:
+        try:
+            digest = _digest_of(address, new, version)
+        except StorageError as error:
+            if version is not None:
+                ledger.add("unreadable", error.message, hint=error.hint)
+            return
+    if digest != expected:
+        ledger.add(
+            "checksum-mismatch",
+            f"{base_name(address)} was changed: its {algorithm} is {digest}, the manifest has {expected}",
+        )
+
+
+def _digest_of(address: str, digest: Digest, version: str | None) -> str:
+    """Return the digest of a shard's bytes. Raises StorageError, also for another version of the shard."""
+    with open_source(address, decompress=False, whole=True) as source:
+        number = digested(digest, source, tick_of_task())
+        source.confirm()
+        if version and version != source.version:
+            raise replaced(address)
+    return number
