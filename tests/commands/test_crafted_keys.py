@@ -20,7 +20,6 @@ from wdscli.plan import duplicates, plan, survey, table
 from wdscli.plan.request import Request
 from wdscli.samples import keys as keyset
 from wdscli.verify import keys as verify_keys
-from wdscli.verify import shard as verify_shard
 
 FAMILIES = {
     "core": one_core_hash(6),
@@ -38,8 +37,7 @@ def keys(request: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(keyset, "MULTIPLIER", 0)
         for module in (survey, copier, duplicates, plan):
             monkeypatch.setattr(module, "hash_key", lambda key: 7)
-        for module in (verify_keys, verify_shard):
-            monkeypatch.setattr(module, "digest", lambda key, seed: 7)
+        monkeypatch.setattr(verify_keys, "digest", lambda key, seed: 7)
         for module in (table, copier, verify_keys):
             monkeypatch.setattr(
                 module, "hashes_of_joined", lambda keys, lengths, *seed: array("Q", [7] * len(lengths))

@@ -40,7 +40,6 @@ from wdscli.report.looking import (
     PayloadFacts,
     SmallestRanks,
     look_into,
-    new_payload_facts,
     order,
 )
 from wdscli.run.digests import option_of
@@ -315,13 +314,13 @@ def _look(
         for address in dict.fromkeys(addresses)
         if address in by_shard
     ]
-    whole, classes = new_payload_facts(), []
+    whole, classes = PayloadFacts(), []
     with make_executor(choose_jobs(jobs, addresses, payloads=True)) as executor:
         looked_at = [task.address for task in tasks]
-        for facts in run_shard_tasks(executor, look_into, tasks, progress, "reading samples", looked_at):
+        results = run_shard_tasks(executor, look_into, tasks, progress, "reading samples", looked_at)
+        for address, facts in zip(looked_at, results):
             whole.add(facts)
-            number = numbers[facts.address]
-            classes += [((number, place), key, values) for place, key, values in facts.classes]
+            classes += [((numbers[address], place), key, values) for place, key, values in facts.classes]
     return whole, classes
 
 

@@ -38,11 +38,8 @@ MAX_CHARACTERS = 500
 MAX_PAGE_CHARACTERS = 2000
 """The most characters of any text on the page. A member's name may have a million."""
 INSTALL = "'wdscli[report]'"
-_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"),
-          (10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B"),
-          (10_000_000_000, "1B<n<10B"), (100_000_000_000, "10B<n<100B"),
-          (1_000_000_000_000, "100B<n<1T"))  # fmt: skip
-"""The Hub's names for numbers of samples. Larger sets are n>1T."""
+_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+"""The Hub's names for 1,000 samples and each ten times as many."""
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -52,40 +49,14 @@ _SPLITS = {
 _CREATIVE_COMMONS = re.compile(
     r"https?://creativecommons\.org/(?:licenses/([a-z-]+)|publicdomain/(zero))/([0-9.]+)"
 )
+_TERMS = """
+citeAs column equivalentProperty extract field fileProperty fileObject fileSet format includes isLiveDataset jsonPath
+key md5 parentField path recordSet references regex repeated replace samplingRate separator source subField transform
+"""
 _CONTEXT: dict[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
-    **{
-        name: f"cr:{name}"
-        for name in (
-            "citeAs",
-            "column",
-            "equivalentProperty",
-            "extract",
-            "field",
-            "fileProperty",
-            "fileObject",
-            "fileSet",
-            "format",
-            "includes",
-            "isLiveDataset",
-            "jsonPath",
-            "key",
-            "md5",
-            "parentField",
-            "path",
-            "recordSet",
-            "references",
-            "regex",
-            "repeated",
-            "replace",
-            "samplingRate",
-            "separator",
-            "source",
-            "subField",
-            "transform",
-        )
-    },
+    **{name: f"cr:{name}" for name in _TERMS.split()},
     **{name: {"@id": f"cr:{name}", "@type": "@json"} for name in ("data", "examples")},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "conformsTo": "dct:conformsTo",
@@ -254,11 +225,10 @@ def _head(facts: PageFacts, shards: Sequence[PublishedShard], licences: Licences
     lines = [f"pretty_name: {json.dumps(facts.input.title)}"]
     if names := sorted({_hub_licence(licence) for licence, _ in licences if licence}):
         lines += ["license:", *(f"- {name}" for name in names)]
-    size = next((name for limit, name in _SIZES if samples < limit), "n>1T")
     types = {row.type for row in facts.fields} & {"image", "audio", "video", "text"}
     lines += [
         "size_categories:",
-        f"- {size}",
+        f"- {_size_category(samples)}",
         "tags:",
         "- webdataset",
         *(f"- {name}" for name in sorted(types)),
@@ -267,6 +237,17 @@ def _head(facts: PageFacts, shards: Sequence[PublishedShard], licences: Licences
     for split, patterns in _patterns(shards).items():
         lines += [f"  - split: {split}", "    path:", *(f"    - {json.dumps(text)}" for text in patterns)]
     return "\n".join(("---", *lines, "---"))
+
+
+def _size_category(samples: int) -> str:
+    """
+    >>> [_size_category(samples) for samples in (999, 1_000, 10**12 - 1, 10**12)]
+    ['n<1K', '1K<n<10K', '100B<n<1T', 'n>1T']
+    """
+    place = max(0, len(str(samples)) - 3)
+    if place >= len(_SIZES):
+        return f"n>{_SIZES[-1]}"
+    return f"{_SIZES[place - 1]}<n<{_SIZES[place]}" if place else f"n<{_SIZES[0]}"
 
 
 def _hub_licence(licence: str) -> str:

@@ -25,8 +25,9 @@ import io
 import json
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from xxhash import xxh3_64_intdigest
@@ -150,19 +151,19 @@ class LookTask(NamedTuple):
     card_bytes: int
 
 
-class PayloadFacts(NamedTuple):
+class PayloadFacts:
     """The results. ``classes`` has the place, the key and the classes of each sample. The rest are counts:
     ``characters`` and ``words`` of texts, ``pictures`` by width and height, ``names`` of JSON by field, name and
     type, ``unread`` payloads by field that cannot be decoded."""
 
-    address: str
-    classes: list[tuple[int, bytes, tuple[tuple[str, str], ...]]]
-    characters: dict[str, Counter[int]]
-    words: dict[str, Counter[int]]
-    pictures: dict[str, Counter[tuple[int, int]]]
-    names: Counter[tuple[str, str, str]]
-    unread: Counter[str]
-    cards: list[tuple[int, Card]]
+    def __init__(self) -> None:
+        self.classes: list[tuple[int, bytes, tuple[tuple[str, str], ...]]] = []
+        self.characters: dict[str, Counter[int]] = {}
+        self.words: dict[str, Counter[int]] = {}
+        self.pictures: dict[str, Counter[tuple[int, int]]] = {}
+        self.names: Counter[tuple[str, str, str]] = Counter()
+        self.unread: Counter[str] = Counter()
+        self.cards: list[tuple[int, Card]] = []
 
     def add(self, shard_facts: PayloadFacts) -> None:
         """Add the results of another shard, except the classes."""
@@ -181,81 +182,21 @@ def _add_counts(mine: dict[str, Counter[Counted]], theirs: Mapping[str, Counter[
         mine.setdefault(source, Counter()).update(counts)
 
 
-def new_payload_facts(address: str = "") -> PayloadFacts:
-    """Return an empty result."""
-    return PayloadFacts(address, [], {}, {}, {}, Counter(), Counter(), [])
-
-
 def look_into(task: LookTask) -> PayloadFacts:
     """Read the drawn samples of one shard. Raises InputError."""
     import warnings
 
-    facts = new_payload_facts(task.address)
     with open_source(task.address) as source, warnings.catch_warnings():
         # Pillow warns about large and odd pictures.
         warnings.simplefilter("ignore")
         # The index of a remote shard costs a request.
         index = find_index(task.address, source) if is_local(task.address) else None
-        texts = _text_fields(task, source)
+        looker = _Looker(source, task, index)
         if source.seekable:
-            source.expect([span for sample in task.samples for span in _spans(sample, task, index, texts)])
+            source.expect([span for sample in task.samples for span in looker.spans(sample)])
         for sample in task.samples:
-            _Sample(source, sample, task, facts, index, texts).look()
-    return facts
-
-
-def _text_fields(task: LookTask, source: Source) -> frozenset[str]:
-    """Return the fields without a known format that have texts. The first payload of a field that is not empty
-    decides. In a stream, all such fields may have texts, because all bytes of a stream are read."""
-    probed: dict[str, bool] = {}
-    for sample in task.samples:
-        for raw, expected in sample.members:
-            field = to_text(raw)
-            if field in probed or not expected.size or not _kind_of(field).may_be_text:
-                continue
-            probed[field] = True
-            if source.seekable and not held_extension(field)[1]:
-                with suppress(DataError):
-                    head = expected.payload(source, PROBE_BYTES)
-                    probed[field] = bool(guessed_text(head, is_whole=len(head) == expected.size))
-    return frozenset(field for field, is_text in probed.items() if is_text)
-
-
-def _spans(
-    sample: DrawnSample, task: LookTask, index: Index | None, texts: frozenset[str]
-) -> list[tuple[int, int]]:
-    """Return the byte ranges of a sample that must be read."""
-    spans = []
-    for raw, expected in sample.members:
-        field, end = to_text(raw), expected.offset + expected.size
-        if order(sample) > task.carded and not _is_value(field, expected.size, texts):
-            if (
-                order(sample) > task.pictured
-                or not _is_picture(field)
-                or _stored_size(sample, expected, index)
-            ):
-                continue
-            end = min(end, expected.offset + HEADER_BYTES)
-        spans.append((expected.first, end))
-    return spans
-
-
-def _stored_size(
-    sample: DrawnSample, expected: ExpectedMember, index: Index | None
-) -> tuple[int, int] | None:
-    """The stored size of a picture; None without one."""
-    # Damage that is left out moves the samples after it.
-    if index is None or sample.place >= index.samples or index.key(sample.place) != sample.key:
-        return None
-    name = to_text(expected.name.removeprefix(sample.key + b"."))
-    sides = (index.exact.get(f"{side}({name})") for side in ("width", "height"))
-    width, height = (None if side is None else side.at(sample.place) for side in sides)
-    return None if width is None or height is None else (int(width), int(height))
-
-
-def _is_value(field: str, size: int, texts: frozenset[str]) -> bool:
-    kind = _kind_of(field)
-    return size <= MAX_VALUE_BYTES and (bool(kind.role) or kind.form == "json" or field in texts)
+            looker.look(sample)
+    return looker.facts
 
 
 def _is_picture(field: str) -> bool:
@@ -267,40 +208,77 @@ def _kind_of(field: str) -> FieldKind:
     return find(held_extension(field)[0])
 
 
-class _Sample:
-    """One drawn sample that is read."""
+class _Looker:
+    """Reads the drawn samples of an open shard. ``index`` is the shard's index, if it is known."""
 
-    def __init__(
-        self,
-        source: Source,
-        drawn: DrawnSample,
-        task: LookTask,
-        facts: PayloadFacts,
-        index: Index | None,
-        texts: frozenset[str],
-    ) -> None:
-        self.source, self.drawn, self.task, self.facts, self.index = source, drawn, task, facts, index
-        self.text_fields = texts
-        self.classes: list[tuple[str, str]] = []
-        self.texts: list[tuple[str, str]] = []
+    def __init__(self, source: Source, task: LookTask, index: Index | None) -> None:
+        self.facts = PayloadFacts()
+        self._source, self._task, self._index = source, task, index
+        self._text_fields = self._find_text_fields()
+        self._classes: list[tuple[str, str]] = []
+        self._texts: list[tuple[str, str]] = []
 
-    def look(self) -> None:
-        """Read the wanted payloads, in the order of the shard, and add the results."""
-        drawn, task = self.drawn, self.task
+    def _find_text_fields(self) -> frozenset[str]:
+        """Return the fields without a known format that have texts. The first payload of a field that is not empty
+        decides. In a stream, all such fields may have texts, because all bytes of a stream are read."""
+        probed: dict[str, bool] = {}
+        for raw, expected in chain.from_iterable(sample.members for sample in self._task.samples):
+            field = to_text(raw)
+            if field in probed or not expected.size or not _kind_of(field).may_be_text:
+                continue
+            probed[field] = True
+            if self._source.seekable and not held_extension(field)[1]:
+                with suppress(DataError):
+                    head = expected.payload(self._source, PROBE_BYTES)
+                    probed[field] = bool(guessed_text(head, is_whole=len(head) == expected.size))
+        return frozenset(field for field, is_text in probed.items() if is_text)
+
+    def spans(self, sample: DrawnSample) -> Iterator[tuple[int, int]]:
+        """Yield the byte ranges of a sample that must be read."""
+        rank = order(sample)
+        for raw, expected in sample.members:
+            field, end = to_text(raw), expected.offset + expected.size
+            if rank <= self._task.carded or self._is_value(field, expected.size):
+                yield expected.first, end
+            elif (
+                rank <= self._task.pictured and _is_picture(field) and not self._stored_size(sample, expected)
+            ):
+                yield expected.first, min(end, expected.offset + HEADER_BYTES)
+
+    def _stored_size(self, sample: DrawnSample, expected: ExpectedMember) -> tuple[int, int] | None:
+        """The stored size of a picture; None without one."""
+        # Damage that is left out moves the samples after it.
+        index = self._index
+        if index is None or sample.place >= index.samples or index.key(sample.place) != sample.key:
+            return None
+        name = to_text(expected.name.removeprefix(sample.key + b"."))
+        sides = (index.exact.get(f"{side}({name})") for side in ("width", "height"))
+        width, height = (None if side is None else side.at(sample.place) for side in sides)
+        return None if width is None or height is None else (int(width), int(height))
+
+    def _is_value(self, field: str, size: int) -> bool:
+        kind = _kind_of(field)
+        is_read = bool(kind.role) or kind.form == "json" or field in self._text_fields
+        return is_read and size <= MAX_VALUE_BYTES
+
+    def look(self, drawn: DrawnSample) -> None:
+        """Read the wanted payloads of a sample, in the order of the shard, and add the results."""
+        task, rank = self._task, order(drawn)
+        self._classes, self._texts = [], []
         payloads: list[tuple[str, int, bytes | None]] = []
         for raw, expected in drawn.members:
             field, size = to_text(raw), expected.size
-            is_value = _is_value(field, size, self.text_fields)
-            is_whole = order(drawn) <= task.carded or is_value
+            is_value = self._is_value(field, size)
+            is_whole = rank <= task.carded or is_value
             data = self._payload(field, expected) if is_whole else None
             if data is not None and is_value:
                 self._value(field, data)
-            if order(drawn) <= task.pictured and _is_picture(field) and (data is not None or not is_whole):
-                self._picture(field, expected, data)
+            if rank <= task.pictured and _is_picture(field) and (data is not None or not is_whole):
+                self._picture(field, drawn, expected, data)
             payloads.append((field, size, data))
-        self.facts.classes.append((drawn.place, drawn.key, tuple(self.classes)))
-        if order(drawn) <= task.carded:
-            card = make_card(drawn, payloads, self.classes, self.texts, task.card_bytes, task.address)
+        self.facts.classes.append((drawn.place, drawn.key, tuple(self._classes)))
+        if rank <= task.carded:
+            card = make_card(drawn, payloads, self._classes, self._texts, task.card_bytes, task.address)
             self.facts.cards.append((drawn.rank, card))
 
     def _payload(self, field: str, expected: ExpectedMember) -> bytes | None:
@@ -308,7 +286,7 @@ class _Sample:
         if expected.size > MAX_DECODED_BYTES:
             return None
         try:
-            data = expected.payload(self.source)
+            data = expected.payload(self._source)
             if held_extension(field)[1]:
                 return inflate(data)
         except StorageError:
@@ -331,7 +309,7 @@ class _Sample:
                 self.facts.unread[field] += 1
             return
         if kind.role == "class" and len(text) <= MAX_CLASS_CHARACTERS:
-            self.classes.append((field, text))
+            self._classes.append((field, text))
         elif kind.role == "caption" or (kind.may_be_text and (not text or guessed_text(data))):
             self._text(field, text)
 
@@ -344,7 +322,7 @@ class _Sample:
         for name in CLASSES:
             inner = value.get(name)
             if isinstance(inner, (str, int)) and len(str(inner)) <= MAX_CLASS_CHARACTERS:
-                self.classes.append((f"{field}: {name}", str(inner)))
+                self._classes.append((f"{field}: {name}", str(inner)))
         for name in CAPTIONS:
             if isinstance(value.get(name), str):
                 self._text(f"{field}: {name}", value[name].strip())
@@ -356,19 +334,19 @@ class _Sample:
             names[place] += 1
 
     def _text(self, source: str, text: str) -> None:
-        self.texts.append((source, text))
+        self._texts.append((source, text))
         self.facts.characters.setdefault(source, Counter())[len(text)] += 1
         self.facts.words.setdefault(source, Counter())[len(text.split())] += 1
 
-    def _picture(self, field: str, expected: ExpectedMember, data: bytes | None) -> None:
-        size = _stored_size(self.drawn, expected, self.index)
+    def _picture(self, field: str, drawn: DrawnSample, expected: ExpectedMember, data: bytes | None) -> None:
+        size = self._stored_size(drawn, expected)
         if size is None and data is not None:
             size = picture_size(data)
         elif size is None:
-            lengths = [HEADER_BYTES] if self.source.seekable and expected.size > HEADER_BYTES else []
+            lengths = [HEADER_BYTES] if self._source.seekable and expected.size > HEADER_BYTES else []
             with suppress(DataError):
                 for length in [*lengths, MAX_HEADER_BYTES]:
-                    size = size or picture_size(expected.payload(self.source, length))
+                    size = size or picture_size(expected.payload(self._source, length))
         if size is None:
             self.facts.unread[field] += 1
         else:

@@ -21,7 +21,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
@@ -300,8 +299,7 @@ class Salvage(NamedTuple):
     expected_samples: int = -1
 
 
-@dataclass(slots=True)
-class Walk:
+class Walk(NamedTuple):
     """One pass over the samples of the shard that ``payloads`` reads. ``state`` goes from shard to shard. With
     ``lenient``, links and repeated fields are no errors. ``begin`` is the offset of the first sample of the walk, and
     the number of samples before it."""

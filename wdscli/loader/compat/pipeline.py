@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wdscli.errors import UsageError
@@ -173,30 +172,23 @@ def _check(datasets: Sequence[Any], probs: Sequence[float] | None) -> None:
         raise UsageError(f"{len(probs)} probabilities for {len(datasets)} datasets")
 
 
-def _random(
-    datasets: Sequence[Any],
-    probs: Sequence[float] | None = None,
-    longest: bool = False,
-    *,
-    seed: int | None = None,
-) -> Any:
-    _check(datasets, probs)
-    return _exact_mix(datasets, [1] * len(datasets) if probs is None else probs, longest, seed or 0)
-
-
-def _in_turn(datasets: Sequence[Any], longest: bool = False) -> Any:
-    return _exact_mix(datasets, [1] * len(datasets), longest, None)
-
-
-class RandomMix(DataPipeline[Item]):
-    """Mixes samples of datasets by probability, until one dataset ends, or with ``longest`` until all have ended.
-    :func:`wdscli.loader.mix` mixes datasets of shards: the shares are then exact, not random, and ``seed`` decides the
-    order. A subclass always mixes plain generators."""
+class _Mix(DataPipeline[Item]):
+    """A mix of datasets. :func:`wdscli.loader.mix` mixes datasets of shards: the shares are then exact, not random. A
+    user's subclass always mixes plain generators."""
 
     def __new__(cls, *args: Any, **how: Any) -> Any:
         """Return the exact mix, if the datasets allow it."""
-        exact = _random(*args, **how) if cls is RandomMix and (args or how) else None
+        exact = cls._exact(*args, **how) if _Mix in cls.__bases__ and (args or how) else None
         return super().__new__(cls) if exact is None else exact
+
+    @staticmethod
+    def _exact(*args: Any, **how: Any) -> Any:
+        raise NotImplementedError
+
+
+class RandomMix(_Mix[Item]):
+    """Mixes samples of datasets by probability, until one dataset ends, or with ``longest`` until all have ended. With
+    an exact mix, ``seed`` decides the order."""
 
     def __init__(
         self,
@@ -207,23 +199,32 @@ class RandomMix(DataPipeline[Item]):
         seed: int | None = None,
     ) -> None:
         _check(datasets, probs)
-        rng = None if seed is None else random.Random(seed)
         self.datasets, self.probs, self.longest = datasets, probs, longest
-        super().__init__(_Turns(datasets, partial(_drawn, probs=probs, longest=longest, rng=rng)))
+        rng = None if seed is None else random.Random(seed)
+        super().__init__(_Turns(datasets, longest, [1] * len(datasets) if probs is None else probs, rng))
+
+    @staticmethod
+    def _exact(
+        datasets: Sequence[Any],
+        probs: Sequence[float] | None = None,
+        longest: bool = False,
+        *,
+        seed: int | None = None,
+    ) -> Any:
+        _check(datasets, probs)
+        return _exact_mix(datasets, [1] * len(datasets) if probs is None else probs, longest, seed or 0)
 
 
-class RoundRobin(DataPipeline[Item]):
-    """Yields one sample of each dataset in turn, until one dataset ends, or with ``longest`` until all have ended.
-    :func:`wdscli.loader.mix` mixes datasets of shards. A subclass always mixes plain generators."""
-
-    def __new__(cls, *args: Any, **how: Any) -> Any:
-        """Return the exact mix, if the datasets allow it."""
-        exact = _in_turn(*args, **how) if cls is RoundRobin and (args or how) else None
-        return super().__new__(cls) if exact is None else exact
+class RoundRobin(_Mix[Item]):
+    """Yields one sample of each dataset in turn, until one dataset ends, or with ``longest`` until all have ended."""
 
     def __init__(self, datasets: Sequence[Iterable[Item]], longest: bool = False) -> None:
         self.datasets, self.longest = datasets, longest
-        super().__init__(_Turns(datasets, partial(_one_of_each, longest=longest)))
+        super().__init__(_Turns(datasets, longest))
+
+    @staticmethod
+    def _exact(datasets: Sequence[Any], longest: bool = False) -> Any:
+        return _exact_mix(datasets, [1] * len(datasets), longest, None)
 
 
 RandomMix.register(Mixed)
@@ -231,45 +232,35 @@ RoundRobin.register(Mixed)
 
 
 class _Turns:
-    """Several datasets as one iterable, the base of the two mixes."""
+    """Several datasets as one iterable. With ``weights``, each item is of a randomly chosen dataset; otherwise the
+    datasets take turns. The items end with the first dataset, or with ``longest`` with the last."""
 
-    def __init__(self, datasets: Iterable[Any], turns: Any) -> None:
-        self._datasets, self._turns = list(datasets), turns
+    def __init__(
+        self,
+        datasets: Iterable[Any],
+        longest: bool,
+        weights: Sequence[float] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._datasets, self._longest, self._weights, self._rng = list(datasets), longest, weights, rng
         self.__name__ = f"{len(self._datasets)} datasets"
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._turns([iter(dataset) for dataset in self._datasets]))
+        sources, end = [iter(dataset) for dataset in self._datasets], object()
+        left = list(range(len(sources)))
+        while left:
+            for number in self._round(left):
+                sample = next(sources[number], end)
+                if sample is not end:
+                    yield sample
+                elif self._longest:
+                    left.remove(number)
+                else:
+                    return
 
-
-def _one_of_each(sources: Sequence[Iterator[Any]], longest: bool) -> Iterator[Any]:
-    """Yield an item of each source in turn, until one source ends, or with ``longest`` until all have ended."""
-    left, end = list(sources), object()
-    while left:
-        for source in list(left):
-            sample = next(source, end)
-            if sample is not end:
-                yield sample
-            elif longest:
-                left.remove(source)
-            else:
-                return
-
-
-def _drawn(
-    sources: Sequence[Iterator[Any]],
-    probs: Sequence[float] | None = None,
-    longest: bool = False,
-    rng: random.Random | None = None,
-) -> Iterator[Any]:
-    """Yield items of randomly chosen sources, until one source ends, or with ``longest`` until all have ended."""
-    left, weights, end = list(sources), list([1] * len(sources) if probs is None else probs), object()
-    draw = (rng or random).choices
-    while left:
-        [number] = draw(range(len(left)), weights)
-        sample = next(left[number], end)
-        if sample is not end:
-            yield sample
-        elif longest:
-            del left[number], weights[number]
-        else:
-            return
+    def _round(self, left: list[int]) -> list[int]:
+        """Return the datasets of the next items; ``left`` are those that have not ended."""
+        if self._weights is None:
+            return list(left)
+        draw = (self._rng or random).choices
+        return draw(left, [self._weights[number] for number in left])
