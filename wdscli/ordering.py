@@ -7,7 +7,7 @@ the shard's place in the list of inputs and the sample's place in its shard. So 
 engine cannot change the order. The order is the same in all versions, and other programs can compute it. The random
 module and numpy's generators are never used, because their numbers may change between versions.
 
-Sets take turns for ``merge --weights`` (:class:`Shares`, :func:`interleaved`). Sample j (from 0) of a set with weight w
+Sets take turns for ``merge --weights`` (:func:`interleaved`). Sample j (from 0) of a set with weight w
 has the time (j + 1/2) / w. Samples are sorted by time, and samples of equal time by the number of their set. Among the
 first N samples, the number of samples from a set differs from its share of N by at most 1/2 + (sets - 2) * share / 2.
 The difference is less than one sample for two or three sets, and for any number of sets with equal weights. All
@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import ceil, floor, gcd, lcm
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from wdscli.arrays import I64, ROWS_PER_BLOCK, U32, U64, Mask, blocks_of, numpy
 from wdscli.errors import UsageError
@@ -83,38 +83,26 @@ def mix_array(numbers: U64) -> U64:
 
 
 Stop = Literal["first", "all"]
-LARGEST_SHARE = 1 << 31
-"""The largest number in :class:`Shares` for which the arithmetic is exact."""
+LARGEST_WEIGHT = 1 << 31
+"""The largest weight for which the arithmetic is exact."""
 _NUMBER = re.compile(r"\d{1,12}(\.\d{0,12})?|\.\d{1,12}|\d{1,12}/\d{1,12}", re.ASCII)
 
 
-class Shares(NamedTuple):
-    """The weights of the sets, as whole numbers without a common divisor."""
+def parse_weights(text: str) -> tuple[int, ...]:
+    """Return the weights in a text such as ``0.7,0.3``, ``7,3`` or ``1/3,2/3``, as whole numbers without a common
+    divisor. Raises UsageError.
 
-    numbers: tuple[int, ...]
-
-    @classmethod
-    def equal(cls, sets: int) -> Shares:
-        """Return equal weights, so that each set gives one sample in turn."""
-        return cls((1,) * sets)
-
-    @classmethod
-    def parse(cls, text: str) -> Shares:
-        """Return the weights in a text such as ``0.7,0.3``, ``7,3`` or ``1/3,2/3``. Raises UsageError.
-
-        >>> Shares.parse("0.7,0.3")
-        Shares(numbers=(7, 3))
-        """
-        weights = [_weight(word.strip(), text) for word in text.split(",")]
-        scale = lcm(*(weight.denominator for weight in weights))
-        whole = [int(weight * scale) for weight in weights]
-        divisor = gcd(*whole)
-        numbers = tuple(number // divisor for number in whole)
-        if max(numbers) > LARGEST_SHARE:
-            raise UsageError(
-                f'the weights in "{text}" have too many digits to be exact', hint="use fewer digits"
-            )
-        return cls(numbers)
+    >>> parse_weights("0.7,0.3")
+    (7, 3)
+    """
+    weights = [_weight(word.strip(), text) for word in text.split(",")]
+    scale = lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * scale) for weight in weights]
+    divisor = gcd(*whole)
+    numbers = tuple(number // divisor for number in whole)
+    if max(numbers) > LARGEST_WEIGHT:
+        raise UsageError(f'the weights in "{text}" have too many digits to be exact', hint="use fewer digits")
+    return numbers
 
 
 def _weight(word: str, text: str) -> Fraction:
@@ -129,15 +117,15 @@ def _weight(word: str, text: str) -> Fraction:
     return weight
 
 
-def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tuple[I64, int]:
+def interleaved(counts: Sequence[int], weights: Sequence[int], stop: Stop = "all") -> tuple[I64, int]:
     """Return the order in which the sets take turns, and the number of samples left out. ``counts`` has the number of
     samples of each set. The order has the places of samples in the sequence of all samples, set after set.
 
     With ``stop="first"``, the order ends when it is the turn of a set that has no samples left. With ``"all"``, the
     other sets continue until all samples are used.
     """
-    taken = _taken(counts, shares, stop)
-    order = _by_time(taken, shares)
+    taken = _taken(counts, weights, stop)
+    order = _by_time(taken, weights)
     if taken != list(counts):
         begins = [0, *accumulate(taken)]
         # Convert places among the taken samples to places among all samples.
@@ -148,7 +136,7 @@ def interleaved(counts: Sequence[int], shares: Shares, stop: Stop = "all") -> tu
     return order, sum(counts) - sum(taken)
 
 
-def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
+def _taken(counts: Sequence[int], weights: Sequence[int], stop: Stop) -> list[int]:
     """Return the number of samples that each set gives."""
     from fractions import Fraction
 
@@ -156,13 +144,13 @@ def _taken(counts: Sequence[int], shares: Shares, stop: Stop) -> list[int]:
         return list(counts)
     # The order ends at the first turn of a set that has no samples left.
     ends = [
-        (Fraction(2 * count + 1, share), number)
-        for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
+        (Fraction(2 * count + 1, weight), number)
+        for number, (count, weight) in enumerate(zip(counts, weights, strict=True))
     ]
     time, last = min(ends)
     return [
-        _before(time * share, number < last) if count else 0
-        for number, (count, share) in enumerate(zip(counts, shares.numbers, strict=True))
+        _before(time * weight, number < last) if count else 0
+        for number, (count, weight) in enumerate(zip(counts, weights, strict=True))
     ]
 
 
@@ -173,12 +161,12 @@ def _before(end: Fraction, inclusive: bool) -> int:
     return max(0, floor(half) + 1 if inclusive else ceil(half))
 
 
-def _by_time(taken: Sequence[int], shares: Shares) -> I64:
+def _by_time(taken: Sequence[int], weights: Sequence[int]) -> I64:
     """Return the places of the first ``taken[i]`` samples of each set i, sorted by time. Samples of equal time are in
     the order of their sets."""
     ends = [0, *accumulate(taken)]
-    scale = lcm(*shares.numbers)
-    steps = [scale // share for share in shares.numbers]
+    scale = lcm(*weights)
+    steps = [scale // weight for weight in weights]
     if all(2 * take * step < 1 << 64 for take, step in zip(taken, steps, strict=True)):
         times: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
         for (first, end), step in zip(pairwise(ends), steps, strict=True):
@@ -187,8 +175,8 @@ def _by_time(taken: Sequence[int], shares: Shares) -> I64:
         return numpy.argsort(times, kind="stable").astype(numpy.int64, copy=False)
     whole: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
     parts: U64 = numpy.empty(ends[-1], dtype=numpy.uint64)
-    for (first, end), share in zip(pairwise(ends), shares.numbers, strict=True):
-        whole[first:end], parts[first:end] = _times(end - first, share)
+    for (first, end), weight in zip(pairwise(ends), weights, strict=True):
+        whole[first:end], parts[first:end] = _times(end - first, weight)
     return numpy.lexsort((parts, whole)).astype(numpy.int64, copy=False)
 
 
@@ -197,14 +185,14 @@ def _odd(count: int) -> U64:
     return numpy.arange(1, 2 * count, 2, dtype=numpy.uint64)
 
 
-def _times(count: int, share: int) -> tuple[U64, U64]:
-    """Return (2j + 1) / share for each j from 0 to ``count`` - 1: the whole numbers, and 64 binary digits of the
+def _times(count: int, weight: int) -> tuple[U64, U64]:
+    """Return (2j + 1) / weight for each j from 0 to ``count`` - 1: the whole numbers, and 64 binary digits of the
     fractions.
 
-    Shares are at most 2^31, so two different times differ by at least 2^-62. So 64 binary digits are enough to compare
+    Weights are at most 2^31, so two different times differ by at least 2^-62. So 64 binary digits are enough to compare
     times correctly.
     """
-    divisor, shift = numpy.uint64(share), numpy.uint64(32)
+    divisor, shift = numpy.uint64(weight), numpy.uint64(32)
     whole, remainder = numpy.divmod(_odd(count), divisor)
     upper, remainder = numpy.divmod(remainder << shift, divisor)
     return whole, (upper << shift) | ((remainder << shift) // divisor)

@@ -19,8 +19,7 @@ from wdscli.plan.cut import END_BYTES, Cuts, Sizes, cut
 from wdscli.plan.orders import shuffled
 from wdscli.plan.request import Request
 from wdscli.plan.survey import Survey, SurveyedRows
-from wdscli.plan.table import OrderedSamples, PlanTable, row_type
-from wdscli.plan.values import PackedValues, RowBlock
+from wdscli.plan.table import OrderedSamples, PackedValues, PlanTable, RowBlock, row_type
 from wdscli.selection import Selection
 from wdscli.shards.writing import OutputSet, ShardSettings
 

@@ -20,7 +20,7 @@ from wdscli.plan import duplicates, strategy, table
 from wdscli.plan import survey as survey_module
 from wdscli.plan.inputs import Input
 from wdscli.plan.survey import SurveyTask, survey
-from wdscli.plan.table import Growing, GrowingTable, moved_up, row_type
+from wdscli.plan.table import Growing, moved_up, row_type
 from wdscli.selection import Selection
 from wdscli.tar import Form
 
@@ -35,16 +35,16 @@ class TestGrowing:
     @pytest.mark.parametrize("held", [0, 100, 1 << 20])
     def test_it_holds_what_was_appended_and_can_be_changed(self, monkeypatch: Any, held: int) -> None:
         monkeypatch.setattr(table, "HELD_BYTES", held)
-        growing = GrowingTable()
+        growing = Growing()
         for first in range(0, 5000, 777):
-            growing.append(rows_of(min(777, 5000 - first), first))
+            growing.append_rows(rows_of(min(777, 5000 - first), first))
         found = growing.table()
         assert found.keys.tolist() == list(range(5000))
         found.keys[17] = 99
         assert found.take([17]).keys.tolist() == [99]
 
     def test_nothing(self) -> None:
-        assert GrowingTable().table().total == 0
+        assert Growing().table().total == 0
 
     def test_its_file_has_no_name(self, tmp_path: Path) -> None:
         growing = Growing(str(tmp_path))
@@ -157,13 +157,13 @@ def test_a_large_index_is_not_read_where_memory_is_short(
     names = write_shards(tmp_path / "in", [numbered(40, "a"), numbered(30, "b")])
     assert main(["index", *names, "-q"]) == 0
     read = []
-    original = survey_module._index_for
+    original = survey_module._at_any_place
 
     def noted(task: Any, *more: Any) -> Any:
         read.append(task.use_index)
         return original(task, *more)
 
-    monkeypatch.setattr(survey_module, "_index_for", noted)
+    monkeypatch.setattr(survey_module, "_at_any_place", noted)
     for number, cost in enumerate((survey_module.MEMORY_PER_INDEX_BYTE, 1 << 40)):
         monkeypatch.setattr(survey_module, "MEMORY_PER_INDEX_BYTE", cost)
         out = f"{tmp_path}/{number}/out-%d.tar"

@@ -20,7 +20,7 @@ from wdscli.plan.sort import (
     reversed_code,
     text_code,
 )
-from wdscli.plan.values import GrowingValues, PackedValues
+from wdscli.plan.table import GrowingValues, PackedValues
 from wdscli.selection.places import decoder_of
 
 texts = st.binary(max_size=20) | st.lists(st.sampled_from([b"\0", b"\xff", b"a", b"\1"])).map(b"".join)

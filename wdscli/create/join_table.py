@@ -34,7 +34,7 @@ from wdscli.plan.orders import Look
 from wdscli.plan.plan import DUPLICATE_KEY
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import HINT
-from wdscli.plan.values import Extract
+from wdscli.plan.table import Extract
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.grouping import SampleAt

@@ -16,7 +16,7 @@ from xxhash import xxh3_128_digest
 
 from wdscli.arrays import I64, numpy
 from wdscli.plan.orders import Arrangement, Order, ShuffledOrder, SurveyedSamples
-from wdscli.plan.values import Extract
+from wdscli.plan.table import Extract
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.where import Value
 

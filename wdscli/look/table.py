@@ -7,7 +7,7 @@ headers are read first, so that all columns are known before the first row. Stre
 (:func:`are_read_once`), are read once, and their rows are stored on disc until all columns are known.
 
 :func:`count` reads a listing once. FIELD is a place or an expression. Values are counted by their JSON text. Many
-values go to scratch files with their counts (:class:`~wdscli.plan.values.GrowingValues`). At the end, they are sorted,
+values go to scratch files with their counts (:class:`~wdscli.plan.table.GrowingValues`). At the end, they are sorted,
 and the counts of equal values are added up. So counts and quantiles are exact for any number of values. At most
 MAX_VALUES values are in memory, and 40 bytes for each line of the scratch files.
 
@@ -38,8 +38,7 @@ from wdscli.look.picking import SampleReader
 from wdscli.look.unpack import SelectedMember, SelectedSample, selected_samples, text_form, too_large
 from wdscli.plan.inputs import is_read_once
 from wdscli.plan.sort import json_code
-from wdscli.plan.table import Growing
-from wdscli.plan.values import GrowingValues, PackedValues, Values
+from wdscli.plan.table import Growing, GrowingValues, PackedValues, Values
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import SeenNames
 from wdscli.selection.places import EachValue, class_name

@@ -34,9 +34,7 @@ from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.request import Request
 from wdscli.plan.sort import SortKey, md5_code, sort_order
 from wdscli.plan.split import KeyMap, PartsOrder, SplitOptions, arranged, named_parts, numbered, pairs_of_json
-from wdscli.plan.survey import packed_keys
-from wdscli.plan.table import PlanTable
-from wdscli.plan.values import Extract, GrowingValues, PackedValues, Values
+from wdscli.plan.table import Extract, GrowingValues, PackedValues, PlanTable, Values, packed_keys
 from wdscli.samples import split_name
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.expressions import Expression

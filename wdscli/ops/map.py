@@ -19,7 +19,7 @@ from wdscli.errors import UsageError
 from wdscli.plan.cut import Cuts
 from wdscli.plan.orders import Arrangement, InputOrder, SurveyedSamples
 from wdscli.plan.request import Request
-from wdscli.plan.values import Extract
+from wdscli.plan.table import Extract
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.named import Named
 from wdscli.shown import shown_in
@@ -115,13 +115,7 @@ def _order(request: Request, transform: Transform | None) -> MappedOrder:
     if transform is not None:
         _check(request, transform)
     keeps_shards = request.cuts == Cuts()
-    if NAME in request.output:
-        if not keeps_shards:
-            raise UsageError(
-                f"{NAME} keeps the names of the input shards, but a new shard size needs new names",
-                hint="-o out-%06d.tar",
-            )
-    else:
+    if NAME not in request.output:
         pattern = OutputPattern.parse(request.output)
         keeps_shards = keeps_shards and not pattern.single and pattern.count is None
     if transform is None:

@@ -15,7 +15,7 @@ from typing import Any
 from wdscli.create.join_table import KeysByValue
 from wdscli.errors import UsageError
 from wdscli.look.picking import SampleReader
-from wdscli.ordering import Shares, Stop, interleaved
+from wdscli.ordering import Stop, interleaved, parse_weights
 from wdscli.plan.inputs import Stamp, TableShard
 from wdscli.plan.join import NO_PARTNER, JoinedTable
 from wdscli.plan.orders import Arrangement, InputOrder, Look, Order, SurveyedSamples
@@ -71,13 +71,13 @@ class SetByValue(JoinedTable):
 class MergeOrder(Order):
     """An order in which sets take turns. ``shares`` are the shares of the sets in the output."""
 
-    shares: Shares
+    shares: tuple[int, ...]
     stop: Stop = "all"
     operation = "merge"
 
     def options(self) -> dict[str, Any]:
-        is_equal = set(self.shares.numbers) == {1}
-        options: dict[str, Any] = {"interleave": True} if is_equal else {"weights": list(self.shares.numbers)}
+        is_equal = set(self.shares) == {1}
+        options: dict[str, Any] = {"interleave": True} if is_equal else {"weights": list(self.shares)}
         return options if self.stop == "all" else {**options, "stop": self.stop}
 
     def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
@@ -87,26 +87,24 @@ class MergeOrder(Order):
 
 
 def merge_order(
-    request: Request, *, interleave: bool = False, weights: str | None = None, stop: Stop | None = None
+    request: Request, *, weights: str | None = None, stop: Stop | None = None
 ) -> MergeOrder | InputOrder:
-    """Return the order of a merge from options as typed. By default, one set follows the other. With ``interleave`` the
-    sets take turns. ``weights`` (such as ``"0.7,0.3"``) are the shares of the sets in these turns. ``stop`` says when
-    the output ends (:func:`~wdscli.ordering.interleaved`); by default, it ends when all sets have ended. Raises
+    """Return the order of a merge from options as typed. By default, one set follows the other. With ``weights``, the
+    sets take turns; the weights (such as ``"0.7,0.3"``, or ``"equal"``) are their shares of the output. ``stop`` says
+    when the output ends (:func:`~wdscli.ordering.interleaved`); by default, it ends when all sets have ended. Raises
     UsageError."""
-    shares = Shares.parse(weights) if weights is not None else None
-    if interleave and shares is None:
-        shares = Shares.equal(len(request.inputs))
-    if shares is None and stop is not None:
-        raise UsageError(f"--stop {stop} works only with --weights", hint="add --weights")
-    if shares is None:
+    if weights is None:
+        if stop is not None:
+            raise UsageError(f"--stop {stop} works only with --weights", hint="add --weights")
         return InputOrder("merge")
-    option, sets = "--weights equal" if weights is None else f"--weights {weights}", len(request.inputs)
+    option, sets = f"--weights {weights}", len(request.inputs)
+    shares = (1,) * sets if weights == "equal" else parse_weights(weights)
     hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
     if sets < 2:
         raise UsageError(
             f"{option} takes samples from several sets in turn, but there is only one set", hint=hint
         )
-    if sets != len(shares.numbers):
-        weighed = "1 weight" if len(shares.numbers) == 1 else f"{len(shares.numbers)} weights"
+    if sets != len(shares):
+        weighed = "1 weight" if len(shares) == 1 else f"{len(shares)} weights"
         raise UsageError(f"{option} has {weighed}, but there are {sets} sets", hint=hint)
     return MergeOrder(shares, stop or "all")

@@ -1,5 +1,5 @@
 """Make a plan from metadata. The plan says which bytes of the inputs make each output shard. Only
-:mod:`wdscli.plan.values` reads payloads. Only scratch files and plan files are written.
+an extract (:mod:`wdscli.plan.table`) reads payloads. Only scratch files and plan files are written.
 
 :func:`wdscli.plan.plan.make_plan` runs these steps, one module for each:
 
@@ -15,7 +15,7 @@ Request         The inputs, the output, and the options that all reordering comm
 Survey          The rows and counts of one input shard, made from headers or from an index (``survey``).
 Row             One selected sample: its bytes, its length in the output, the hash of its key (``table.row_type``).
 PlanTable       All rows in input order, in a mapped scratch file (``table``).
-Value           A byte string of a sample that an order needs. An Extract takes it during the survey (``values``).
+Value           A byte string of a sample that an order needs. An Extract takes it during the survey (``table``).
 Code            A sort value as bytes that sort in the same order as the values (``sort``).
 SurveyedSamples The table and the values: the input for orders and for duplicates (``orders``).
 Pairs           Samples that repeat an earlier sample, each with the first equal sample (``duplicates``).

@@ -28,8 +28,7 @@ from wdscli.plan.inputs import Input, Inputs
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
 from wdscli.plan.survey import SurveyTask, hash_key, out_length, out_sizes, samples_at
-from wdscli.plan.table import RENAMED, PlanTable
-from wdscli.plan.values import Extract, Values
+from wdscli.plan.table import RENAMED, Extract, PlanTable, Values
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
@@ -169,7 +168,8 @@ class Comparison(NamedTuple):
         facts_of_rows = {}
         for sample in self.reader.samples(self.table, rows):
             key = b"" if self.key_of is None else self.key_of(sample)
-            batch, members = sample.at.batch, members_of(sample.at.batch, sample.at.row, self.fields) or []
+            batch = sample.at.batch
+            members = [member for field in self.fields if (member := sample.at.member(field)) is not None]
             places = [(batch.offsets[member], batch.sizes[member]) for member in members]
             texts = [key, *(value.of(sample.at) for value in self.values)]
             exact = tuple(texts), tuple(size for _, size in places)
@@ -438,8 +438,9 @@ class Dedup(NamedTuple):
         """Return the bytes of a sample that are compared: its key, values and payloads. If there are several, their
         lengths come last. ``pieces_of`` reads the payload of one member of the batch. Return None for a sample that
         lacks a field or value. Raises DataError ``undecodable``."""
-        batch, members = sample.batch, members_of(sample.batch, sample.row, self.fields)
-        if members is None:
+        batch = sample.batch
+        members = [member for field in self.fields if (member := sample.member(field)) is not None]
+        if len(members) < len(self.fields):
             return None
         texts = [sample.key] * self.by_key
         for value in self.values:
@@ -562,10 +563,3 @@ def digest_of(pieces: Iterable[bytes], seed: int) -> bytes:
     for piece in pieces:
         state.update(piece)
     return state.digest()
-
-
-def members_of(batch: SampleBatch, row: int, fields: Sequence[bytes]) -> list[int] | None:
-    """Return the places in a batch of some fields of a sample, or None if the sample lacks one of the fields."""
-    first = batch.firsts[row]
-    names = batch.fields[first : batch.firsts[row + 1]]
-    return [first + names.index(field) for field in fields] if set(names).issuperset(fields) else None

@@ -34,17 +34,19 @@ from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.orders import VALUED_BYTES, Arrangement, Look, Order, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
-from wdscli.plan.survey import SurveyTask, blocks_of_keys, out_length
+from wdscli.plan.survey import SurveyTask, out_length
 from wdscli.plan.table import (
     CHANGED,
     MISSING_SHARD,
+    Extract,
     JoinCounts,
     JoinedParts,
     OrderedSamples,
+    PackedValues,
     PlanTable,
+    blocks_of_keys,
     row_type,
 )
-from wdscli.plan.values import Extract, PackedValues
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt

@@ -1,7 +1,7 @@
 """This module has the base :class:`Order` of all orders, and the orders that need only places.
 
 An order decides the columns to sort by, and the parts to make. It says which value of each sample it needs
-(:class:`~wdscli.plan.values.Extract`). It then arranges the samples of all inputs (:class:`SurveyedSamples`) into rows
+(:class:`~wdscli.plan.table.Extract`). It then arranges the samples of all inputs (:class:`SurveyedSamples`) into rows
 in output order, and into parts, which become sets. It may leave samples out, and counts them. Input order and the
 shuffled order (:func:`shuffled`) are here. :mod:`wdscli.plan.split`, :mod:`wdscli.plan.join` and the commands have
 other orders.
@@ -25,8 +25,7 @@ from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.request import Request
 from wdscli.plan.scratch import Scratch
 from wdscli.plan.survey import SurveyTask
-from wdscli.plan.table import JoinedParts, PlanTable
-from wdscli.plan.values import Extract, Values
+from wdscli.plan.table import Extract, JoinedParts, PlanTable, Values
 from wdscli.progress import Progress
 from wdscli.selection import Selection
 from wdscli.selection.named import MissingName

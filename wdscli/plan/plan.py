@@ -52,8 +52,7 @@ from wdscli.plan.request import PlanMark, Request, check_view
 from wdscli.plan.scratch import NO_ROOM, Room, Scratch, folder_of_scratch
 from wdscli.plan.strategy import AS_PLANNED, Choice, check_fits, check_reach, choose, is_away, limits_for
 from wdscli.plan.survey import SurveyedRows, SurveyTask, hash_key, survey, survey_shards, survey_task
-from wdscli.plan.table import MISSING_SHARD, JoinedParts, OrderedSamples, PlanTable, no_rows
-from wdscli.plan.values import Extract
+from wdscli.plan.table import MISSING_SHARD, Extract, JoinedParts, OrderedSamples, PlanTable, no_rows
 from wdscli.progress import QUIET, Progress
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.draw import DRAWN
@@ -284,15 +283,12 @@ class _Planning:
             check_view(request)
             text = shards_of_view(text, keeps_shards=keeps_shards and request.cuts == Cuts())
         self.is_named = NAME in text
-        if self.is_named and not keeps_shards:
+        if self.is_named and (request.cuts != Cuts() or not keeps_shards):
+            mixes = f"this {self.order.operation} mixes their samples"
+            why = mixes if request.cuts == Cuts() else "a new shard size needs new names"
             raise UsageError(
-                f"{NAME} keeps the names of the input shards, but this {self.order.operation} mixes their samples",
+                f"{NAME} keeps the names of the input shards, but {why}",
                 hint="number the shards: -o out-%06d.tar",
-            )
-        if self.is_named and request.cuts != Cuts():
-            raise UsageError(
-                f"{NAME} keeps the names of the input shards, but a new shard size needs new names",
-                hint="-o out-%06d.tar",
             )
         first = [address for address, of_set in zip(self.shards.addresses, self.sets) if not of_set]
         names = names_of(first if self.order.is_join else self.shards.addresses) if self.is_named else None
@@ -324,10 +320,9 @@ class _Planning:
         self.surveys = survey_shards(tasks, self.states, request, self.limits, self.collected, self.progress)
         firsts = accumulate((shard_survey.end for shard_survey in self.surveys), initial=0)
         self.inputs = tuple(
-            Input(
-                shard.address,
-                shard.copy or shard_survey.copy,
-                shard.stamp or shard_survey.stamp,
+            shard._replace(
+                copy=shard.copy or shard_survey.copy,
+                stamp=shard.stamp or shard_survey.stamp,
                 is_packed=shard_survey.is_packed,
                 first=first,
             )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from wdscli.arrays import numpy
 from wdscli.errors import DataError, OutputError, StorageError, UsageError, WdsError, failing
 from wdscli.executors import tick_of_task
-from wdscli.plan.values import PackedValues, RowBlock
+from wdscli.plan.table import PackedValues, RowBlock
 from wdscli.progress import Progress
 from wdscli.shards.inputs import ShardStage
 from wdscli.storage import (

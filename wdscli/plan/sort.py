@@ -30,8 +30,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.plan.orders import VALUED_BYTES, Arrangement, Order, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.split import KeyExtract
-from wdscli.plan.survey import blocks_of_keys, packed_keys
-from wdscli.plan.values import Extract, PackedValues, Values
+from wdscli.plan.table import Extract, PackedValues, Values, blocks_of_keys, packed_keys
 from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.keyfiles import key_lines

@@ -28,9 +28,7 @@ from wdscli.ordering import parts_of_ranks, ranks_of, stratified
 from wdscli.plan.cut import FIELD, Outputs, Part, checked_part
 from wdscli.plan.orders import Arrangement, InputOrder, Order, SurveyedSamples
 from wdscli.plan.request import Request
-from wdscli.plan.survey import packed_keys
-from wdscli.plan.table import PlanTable
-from wdscli.plan.values import Extract, PackedValues, Values
+from wdscli.plan.table import Extract, PackedValues, PlanTable, Values, packed_keys
 from wdscli.samples.grouping import SampleAt
 from wdscli.selection.expressions import Expression
 from wdscli.selection.named import Named, field_hint, is_there

@@ -3,7 +3,7 @@
 :func:`survey` is a task that reads the headers (or the index) of one shard and makes one packed row for each sample.
 :func:`survey_shards` runs this task for all inputs. A row has the XXH3-64 of the key, to find repeated keys over all
 shards. It also has a 32-bit hash of the headers, by which the copier recognizes the sample. If all samples of a shard
-are usual, the columns of its index become the rows (:func:`plain_rows`). An :class:`~wdscli.plan.values.Extract` takes
+are usual, the columns of its index become the rows (:func:`plain_rows`). An :class:`~wdscli.plan.table.Extract` takes
 the values that an order needs while the sample is read. Surveys run in this process if samples are counted across
 shards, if only this process can read an input, or if the work is small. Otherwise they run like other tasks. This
 module does not know orders, cuts or outputs.
@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.arrays import I64, U32, Rows, SampleArrays, blocks_of, numpy, steps
+from wdscli.arrays import I64, Rows, SampleArrays, numpy, steps
 from wdscli.errors import DataError
 from wdscli.executors import MIN_SCANNED_BYTES, make_executor, run_shard_tasks, tick_of_task, useful_jobs
 from wdscli.plan.inputs import Input, Stamp, is_of_this_process, is_ours_alone, is_read_once, refused
@@ -31,14 +33,18 @@ from wdscli.plan.scratch import NO_ROOM, Room, Scratch, StoredRows, spool
 from wdscli.plan.strategy import LEAST_TASK_BYTES, Limits
 from wdscli.plan.table import (
     RENAMED,
-    GrowingTable,
+    Extract,
+    Growing,
+    GrowingValues,
+    PackedValues,
     PlanTable,
+    RowBlock,
+    Values,
     hashes_of,
     headers_of,
     row_type,
     rows_of_arrays,
 )
-from wdscli.plan.values import Extract, GrowingValues, PackedValues, RowBlock, Values
 from wdscli.progress import Progress
 from wdscli.samples import IgnoredMembers, SampleBatch
 from wdscli.samples.grouping import SampleAt
@@ -49,7 +55,7 @@ from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
 from wdscli.selection.reading import MemberReader, Salvage, Walk
 from wdscli.shards.index import Check, Index, index_address
-from wdscli.shards.proof import StoredIndex, checking, find_index, open_by_index
+from wdscli.shards.proof import checking, find_index, open_by_index
 from wdscli.shards.reading import index_batches
 from wdscli.storage import Source, is_local, open_source
 from wdscli.storage.addresses import local_path
@@ -62,8 +68,6 @@ HELD_ROWS = 1 << 16
 """The most rows that a survey keeps in memory."""
 BATCHES_AT_ONCE = 16
 """How many batches are turned into rows in one step. numpy is faster than a loop only for long arrays."""
-KEYS_AT_ONCE = 1 << 14
-"""How many keys of an index are Python objects at the same time."""
 REMOTE_SHARD_BYTES = 16 << 20
 """The assumed cost of reading a remote shard's headers, and the assumed size of a remote shard if its size is
 unknown."""
@@ -74,6 +78,8 @@ MEMORY_PER_INDEX_BYTE = 6
 
 ChosenOf: TypeAlias = tuple[SampleBatch, Sequence[int]]
 """A batch and its selected rows."""
+Keep: TypeAlias = Callable[[RowBlock], None]
+"""A function that takes the rows of a survey as soon as they are found."""
 hash_key = xxh3_64_intdigest
 """The hash of a key in rows. It has no secret seed, because plan files contain it. Before a sample is dropped or
 renamed, the keys themselves are compared."""
@@ -131,11 +137,6 @@ class SurveyTask(NamedTuple):
         """Whether all samples are copied unchanged, any damage is an error, and no payload is read."""
         is_plain = self.selection.is_trivial and self.rekey is None and self.on_error != "skip"
         return is_plain and not self.payload_fields
-
-    @property
-    def names_keys(self) -> bool:
-        """Whether the selection lists keys, so that few payloads are read."""
-        return self.selection.key_rule is not None and self.selection.key_rule.is_narrow
 
     @property
     def payload_fields(self) -> frozenset[bytes]:
@@ -196,7 +197,7 @@ class SurveyedRows:
     ``folder`` is for scratch files; None means TMPDIR."""
 
     def __init__(self, folder: str | None = None, *, has_values: bool = False) -> None:
-        self._rows = GrowingTable(folder)
+        self._rows = Growing(folder)
         self._values = GrowingValues(folder)
         self._has_values = has_values
         self.totals: list[int] = []
@@ -205,7 +206,7 @@ class SurveyedRows:
     def add(self, block: RowBlock) -> None:
         """Add some rows of the next shard. Raises OutputError."""
         block.rows["shard"] = len(self.totals)
-        self._rows.append(block.rows)
+        self._rows.append_rows(block.rows)
         if self._has_values:
             self._values.append(block.values)
 
@@ -218,7 +219,7 @@ class SurveyedRows:
     def table(self, last: Rows | None = None) -> PlanTable:
         """Return all rows, followed by the row ``last``. No row can be added afterwards."""
         if last is not None:
-            self._rows.append(last)
+            self._rows.append_rows(last)
         return self._rows.table()
 
     def values(self) -> Values | None:
@@ -314,60 +315,78 @@ def _has_index(task: SurveyTask) -> bool:
     return is_asked and os.path.exists(local_path(index_address(task.address)))
 
 
-def survey(
-    task: SurveyTask, state: SelectionState | None = None, take: Callable[[RowBlock], None] | None = None
-) -> Survey:
+def survey(task: SurveyTask, state: SelectionState | None = None, take: Keep | None = None) -> Survey:
     """Read one shard's headers or index. Rows are passed to ``take`` as soon as they are found. Without ``take``, they
     stay in the survey. Raises InputError, DataError."""
     result, ignored = Survey(), IgnoredMembers()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes, state.end = state.members, state.payload_bytes, 0
-    chosen_of: list[ChosenOf] = []
-    values: list[bytes] = []
-    tick, position = tick_of_task(), 0
     with checking(task.check):
         task, source, index = _at_any_place(task, result)
-    extract = task.extract
-    new_fields, new_names = task.selection.new_fields, task.selection.new_names
-    at_once = 1 if new_fields or (task.rekey and task.rekey.values) else BATCHES_AT_ONCE
+    keep = partial(_keep, task, result, take)
     with source:
         result.is_packed = source.stored is not source
         payloads = MemberReader(source, task.payload_fields, by_index=index is not None)
-        if index is not None and _is_plain(task, index, result, take):
+        if index is not None and _is_plain(task, index, result, keep):
             return result
-        indexed = None if index is None else index_batches(index, ignored)
         walk = _walk(task, payloads, state, result, ignored)
-        if index is None and task.copies_plainly and extract is None and not state.done:
-            for offset, usual in walk_small(source, task.form):
-                if (rows := _rows_of_usual(usual, offset, state.end)) is None:
-                    break
-                _keep(task, result, RowBlock(rows, PackedValues.of([])), take)
-                state.count_arrays(usual.arrays)
-                tick(offset + usual.end - position)
-                position = offset + usual.end
-                walk = walk._replace(begin=(position, state.end))
-        for batch, chosen in walk.chosen(indexed, requested=payloads.fields):
-            if batch.keys and not result.is_packed and not task.input.copy:
-                tick(batch.start(len(batch.keys) - 1) - position)
-                position = batch.start(len(batch.keys) - 1)
-            chosen_of.append((batch, chosen))
-            if extract is not None:
-                values += extract.values(batch, chosen, task.address, payloads)
-                if extract.named:
-                    _look(extract.named, result.seen_names, batch, chosen, payloads)
-            if new_fields:
-                _look(new_names, state.seen_names, batch, chosen, payloads)
-            if len(chosen_of) >= at_once:
-                rows = rows_of_batches(task, chosen_of, payloads)
-                _keep(task, result, RowBlock(rows, PackedValues.of(values)), take)
-                chosen_of, values = [], []
-        if chosen_of:
-            rows = rows_of_batches(task, chosen_of, payloads)
-            _keep(task, result, RowBlock(rows, PackedValues.of(values)), take)
+        if index is None and task.copies_plainly and task.extract is None and not state.done:
+            walk = _keep_usual(task, walk, keep)
+        _keep_chosen(task, walk, index and index_batches(index, ignored), result, keep)
         source.confirm()
     result.members, result.payload_bytes = (state.members - members, state.payload_bytes - payload_bytes)
     result.ignored, result.end, result.copy = ignored.counts, state.end, task.input.copy
     return result
+
+
+def _keep_usual(task: SurveyTask, walk: Walk, keep: Keep) -> Walk:
+    """Keep the rows of usual samples, many at a time. Return the walk from the first unusual sample on."""
+    tick, state = tick_of_task(), walk.state
+    for offset, usual in walk_small(walk.payloads.source, task.form):
+        if (rows := _rows_of_usual(usual, offset, state.end)) is None:
+            break
+        keep(RowBlock(rows, PackedValues.of([])))
+        state.count_arrays(usual.arrays)
+        tick(offset + usual.end - walk.begin[0])
+        walk = walk._replace(begin=(offset + usual.end, state.end))
+    return walk
+
+
+def _keep_chosen(
+    task: SurveyTask, walk: Walk, indexed: Iterable[SampleBatch] | None, survey: Survey, keep: Keep
+) -> None:
+    """Keep the rows and values of the selected samples of a walk. ``indexed`` are the samples of an index."""
+    values: list[bytes] = []
+    batches = _looked_into(task, walk, indexed, survey, values)
+    reads_each = task.selection.new_fields or (task.rekey and task.rekey.values)
+    at_once = 1 if reads_each else BATCHES_AT_ONCE
+    while some_batches := list(islice(batches, at_once)):
+        keep(RowBlock(rows_of_batches(task, some_batches, walk.payloads), PackedValues.of(values)))
+        values.clear()
+
+
+def _looked_into(
+    task: SurveyTask,
+    walk: Walk,
+    indexed: Iterable[SampleBatch] | None,
+    survey: Survey,
+    values: list[bytes],
+) -> Iterator[ChosenOf]:
+    """Yield the batches with selected samples. Before, add the values of these samples to ``values``, and look for the
+    user's names in them."""
+    tick, position, payloads = tick_of_task(), walk.begin[0], walk.payloads
+    extract, selection = task.extract, task.selection
+    for batch, rows in walk.chosen(indexed, requested=payloads.fields):
+        if batch.keys and not survey.is_packed and not task.input.copy:
+            tick(batch.start(len(batch.keys) - 1) - position)
+            position = batch.start(len(batch.keys) - 1)
+        if extract is not None:
+            values += extract.values(batch, rows, task.address, payloads)
+            if extract.named:
+                _look(extract.named, survey.seen_names, batch, rows, payloads)
+        if selection.new_fields:
+            _look(selection.new_names, walk.state.seen_names, batch, rows, payloads)
+        yield batch, rows
 
 
 def _look(
@@ -390,7 +409,7 @@ def _look(
     seen_names.look(in_payloads, batch, rows, payloads)
 
 
-def _keep(task: SurveyTask, survey: Survey, block: RowBlock, take: Callable[[RowBlock], None] | None) -> None:
+def _keep(task: SurveyTask, survey: Survey, take: Keep | None, block: RowBlock) -> None:
     """Pass rows to ``take``, keep them, or store them in a file if they are too many."""
     survey.total += len(block.rows)
     survey.shapes = [] if task.extract is None else task.extract.shapes
@@ -405,9 +424,7 @@ def _keep(task: SurveyTask, survey: Survey, block: RowBlock, take: Callable[[Row
         survey.blocks = []
 
 
-def _is_plain(
-    task: SurveyTask, index: Index, survey: Survey, take: Callable[[RowBlock], None] | None
-) -> bool:
+def _is_plain(task: SurveyTask, index: Index, survey: Survey, keep: Keep) -> bool:
     """Try to make all rows and values from the index alone. Return whether this was possible."""
     if (rows := plain_rows(task, index)) is None:
         return False
@@ -416,7 +433,7 @@ def _is_plain(
         return False
     survey.ignored, survey.end, survey.members = index.ignored, index.samples, index.members
     survey.payload_bytes = int(index.member_sizes.sum())
-    _keep(task, survey, RowBlock(rows, values), take)
+    keep(RowBlock(rows, values))
     return True
 
 
@@ -435,9 +452,13 @@ def _at_any_place(task: SurveyTask, survey: Survey) -> tuple[SurveyTask, Source,
         survey.stamp = Stamp(source.size or 0, source.version, source.is_pinned)
         if not is_known and source.fd is None and room.holds(source.size, like_all=True):
             task = task._replace(use_index=False)
-        index = _index_for(task, source, survey.warnings.append, stored)
+        index = None
+        if task.goes_by_index:
+            index = find_index(task.address, source, survey.warnings.append, form=task.form, stored=stored)
         with_values = task.using(index)
-        asks_far = source.fd is None and bool(with_values.payload_fields) and not task.names_keys
+        # If the selection lists keys, few payloads are read.
+        names_keys = task.selection.key_rule is not None and task.selection.key_rule.is_narrow
+        asks_far = source.fd is None and bool(with_values.payload_fields) and not names_keys
         task, index = (task, None) if asks_far else (with_values, index)
         if source.seekable and (index is not None or source.fd is not None):
             return task, source, index
@@ -462,15 +483,6 @@ def _at_any_place(task: SurveyTask, survey: Survey) -> tuple[SurveyTask, Source,
 
 def _warner(survey: Survey) -> Callable[[DataError], None]:
     return lambda error: survey.damage.append(str(error))
-
-
-def _index_for(
-    task: SurveyTask, source: Source, warn: Callable[[str], None], stored: StoredIndex | None = None
-) -> Index | None:
-    """Return the index to use, or None if there is none, or if it lacks something."""
-    if not task.goes_by_index:
-        return None
-    return find_index(task.address, source, warn, form=task.form, stored=stored)
 
 
 def _walk(
@@ -588,18 +600,6 @@ def _rows_of_usual(usual: PackedSamples, shift: int, first_place: int) -> Rows |
     return rows
 
 
-def blocks_of_keys(index: Index) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield all keys of an index in blocks, each with the place of its first key."""
-    for part in blocks_of(index.samples, KEYS_AT_ONCE):
-        yield part.start, index.keys_of(part.start, part.stop)
-
-
-def packed_keys(index: Index) -> PackedValues:
-    """Return the keys of all samples of an index, in the form of an extract's values."""
-    lengths: U32 = numpy.diff(index.key_ends, prepend=numpy.uint64(0)).astype(numpy.uint32)
-    return PackedValues(lengths, numpy.frombuffer(index.keys, numpy.uint8))
-
-
 def out_sizes(sample: SampleAt, selection: Selection, key: bytes) -> list[tuple[bytes, int]]:
     """Return the name and the payload size of each member that one sample will have in the output."""
     batch, row, shard, _ = sample
@@ -624,7 +624,7 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[SampleAt]:
     wanted = iter(places)
     place = next(wanted, None)
     with task.input.open() as source:
-        index = _index_for(task, source, lambda _: None)
+        index = find_index(task.address, source, form=task.form) if task.goes_by_index else None
         selection, payloads = Selection(), MemberReader(source, frozenset(), by_index=index is not None)
         walk = _walk(
             task._replace(selection=selection), payloads, selection.new_state(), Survey(), IgnoredMembers()

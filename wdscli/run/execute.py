@@ -50,8 +50,7 @@ from wdscli.run.existing import (
     tidy,
     tidy_set,
 )
-from wdscli.run.receipts import ShardTask, leave_receipt, make_shard
-from wdscli.run.rolling import write_rolled
+from wdscli.run.receipts import Receipt, ShardTask, leave_receipt, make_shard
 from wdscli.shards.inputs import open_sets
 from wdscli.shards.locks import OutputLock, lock_address, receipt_address
 from wdscli.shards.manifest import Manifest
@@ -60,7 +59,6 @@ from wdscli.shards.writing import OutputSet
 from wdscli.shown import shown
 from wdscli.storage import exists, is_local
 from wdscli.units import whole_number
-from wdscli.views.writing import write_views
 
 MAX_SHARE = 20
 """A plan is kept if its size times this number is at most the size of the inputs."""
@@ -158,12 +156,16 @@ def run_plan(plan: ReorderPlan, maker: Maker | None = None, *, progress: Progres
     """Make the shards, then the manifests. Raises the errors of tasks; finished shards then stay, without a manifest. A
     view has no tasks, and is written directly."""
     if is_view(plan.request.output):
+        from wdscli.views.writing import write_views
+
         return _report(plan, plan.counts, write_views(plan))
     run = run_of(plan, progress, maker)
     for output in plan.contents.outputs if plan.request.if_changed else ():
         check_replaceable(output, plan.provenance.operation)
     with locked(run):
         if run.maker.rolls:
+            from wdscli.run.rolling import write_rolled
+
             return finish_plan(*write_rolled(run, _shard_task))
         kept = find_existing(run)
         missing = [task for task in range(len(plan.contents.shards)) if task not in kept.shards]
@@ -239,7 +241,7 @@ def _shard_task(
     request, contents = run.plan.request, run.contents
     output = contents.outputs[0 if run.maker.rolls else contents.shards[number].part]
     settings = request.settings._replace(
-        witness=partial(leave_receipt, run.mark, number, request.post is None),
+        witness=partial(leave_receipt, partial(Receipt, run.mark, number, request.post is None)),
         # Without --force only this plan's own shards are replaced.
         force=request.settings.force or number in kept.again,
         # On other machines, the lock's folder may have another inode number.

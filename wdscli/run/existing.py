@@ -23,7 +23,7 @@ from wdscli.copy.maker import Maker
 from wdscli.errors import DataError, InputNotFoundError, OutputExistsError, UsageError, WdsError
 from wdscli.executors import make_executor, run_tasks, useful_jobs
 from wdscli.model import ShardInfo
-from wdscli.plan.cut import Outputs, PlannedShard, names_of
+from wdscli.plan.cut import Outputs, names_of
 from wdscli.plan.orders import Order
 from wdscli.plan.plan import Contents, ReorderPlan
 from wdscli.plan.request import PlanMark, Request
@@ -229,7 +229,9 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
             raise _in_the_way(plan, f"{address} exists and is the manifest of another set")
     if everything:
         _refuse_strangers(plan, manifests.keys() | replaced)
-    shards, again = _checked(run, _checks(run, tasks, manifests, replaced), replaced, reading)
+    receipts = _own_receipts(run, [task for task in tasks if planned[task].part not in manifests], replaced)
+    checks = _checks(run, tasks, manifests, receipts)
+    shards, again = _checked(run, checks, receipts, replaced, reading)
     again.update(task for task in tasks if planned[task].part in replaced and task not in shards)
     for number, state in states.items():
         if state is None or state.run != mark.text:
@@ -245,62 +247,51 @@ def find_shards(run: Run, tasks: Sequence[int], *, reading: bool = True) -> Exis
     return Existing(shards, frozenset(again), manifests)
 
 
-class _Leftover(NamedTuple):
-    """A task with an existing shard, and the shard's receipt."""
-
-    task: int
-    shard: PlannedShard
-    receipt: Receipt | None
-
-
 def _checks(
-    run: Run, tasks: Sequence[int], manifests: Mapping[int, Manifest], replaced: Collection[int]
-) -> list[tuple[_Leftover, CheckTask]]:
-    """Return the existing shards of this plan, with the tasks that check them. The checks use receipts, or
-    ``manifests`` for complete parts. Raises OutputExistsError."""
-    contents, form = run.contents, run.plan.request.settings.form
-    checks = [
-        (leftover, leftover.receipt.check(leftover.shard.address, form))
-        for leftover in _look(
-            contents, [task for task in tasks if contents.shards[task].part not in manifests]
-        )
-        if _is_ours(run, leftover, replaced) and leftover.receipt is not None
-    ]
-    complete = [task for task in tasks if contents.shards[task].part in manifests]
-    list_folders([contents.shards[task].address for task in complete])
+    run: Run, tasks: Sequence[int], manifests: Mapping[int, Manifest], receipts: Mapping[int, Receipt]
+) -> dict[int, CheckTask]:
+    """Return the checks of the existing shards of this plan, by task. They use receipts, or ``manifests`` for complete
+    parts."""
+    shards, form = run.contents.shards, run.plan.request.settings.form
+    checks = {task: receipt.check(shards[task].address, form) for task, receipt in receipts.items()}
+    complete = [task for task in tasks if shards[task].part in manifests]
+    list_folders([shards[task].address for task in complete])
     for task in complete:
-        shard = contents.shards[task]
-        info, address = manifests[shard.part].shards[shard.number], shard.address
-        check = CheckTask(address, info, None, form, by_size=not is_local(address))
-        checks.append((_Leftover(task, shard, None), check))
+        info, address = manifests[shards[task].part].shards[shards[task].number], shards[task].address
+        checks[task] = CheckTask(address, info, None, form, by_size=not is_local(address))
     return checks
 
 
 def _checked(
-    run: Run, checks: Sequence[tuple[_Leftover, CheckTask]], replaced: Collection[int], reading: bool
+    run: Run,
+    checks: Mapping[int, CheckTask],
+    receipts: Mapping[int, Receipt],
+    replaced: Collection[int],
+    reading: bool,
 ) -> tuple[dict[int, ShardInfo], set[int]]:
     """Return the intact shards by task, and the tasks of shards without an index or with a command that did not run.
     Raises OutputExistsError and DataError for other shards, unless their part is in ``replaced``."""
     # Get the versions before the shards are read. A later replacement is then noticed at the end.
     versions = [
         next(iter(current_versions([check.address]))) if is_local(check.address) else ""
-        for _, check in checks
+        for check in checks.values()
     ]
     shards, again = dict[int, ShardInfo](), set[int]()
-    results = _states(run, [check for _, check in checks], reading)
-    for (leftover, check), result, version in zip(checks, results, versions):
-        posted = leftover.receipt is None or leftover.receipt.posted
+    results = _states(run, [*checks.values()], reading)
+    for (task, check), result, version in zip(checks.items(), results, versions):
         if result == "other":
-            _refuse_other(run.plan, leftover, replaced)
-        elif result == "unindexed" or not posted:
-            again.add(leftover.task)
+            if run.contents.shards[task].part not in replaced:
+                _refuse_other(run.plan, check)
+        elif result == "unindexed" or (task in receipts and not receipts[task].posted):
+            again.add(task)
         else:
-            shards[leftover.task] = replace(check.shard, version=version or check.shard.version)
+            shards[task] = replace(check.shard, version=version or check.shard.version)
     return shards, again
 
 
-def _look(contents: Contents, tasks: Sequence[int]) -> list[_Leftover]:
-    """Return the existing shards of some tasks, from one listing of each folder."""
+def _receipts_of(contents: Contents, tasks: Sequence[int]) -> dict[int, Receipt | None]:
+    """Return the receipts of existing shards, by task, from one listing of each folder. A shard without a receipt has
+    None."""
     planned = [(task, contents.shards[task]) for task in tasks]
     folders = {folder_of(shard.address) for _, shard in planned}
     names = {folder: set(names_in(folder)) for folder in folders}
@@ -312,7 +303,7 @@ def _look(contents: Contents, tasks: Sequence[int]) -> list[_Leftover]:
     existing = [(task, shard) for task, shard in planned if is_in(names, shard.address)]
     received = [shard.address for _, shard in existing if is_in(receipts, shard.address, RECEIPT)]
     by_address = dict(zip(received, at_once(read_receipt, received)))
-    return [_Leftover(task, shard, by_address.get(shard.address)) for task, shard in existing]
+    return {task: by_address.get(shard.address) for task, shard in existing}
 
 
 def done_tasks(run: Run) -> set[int]:
@@ -320,11 +311,10 @@ def done_tasks(run: Run) -> set[int]:
     contents = run.contents
     complete, _ = _complete_parts(run, range(len(contents.outputs)))
     done = set()
-    for leftover in _look(contents, range(len(contents.shards))):
-        receipt = leftover.receipt
+    for task, receipt in _receipts_of(contents, range(len(contents.shards))).items():
         is_ours = receipt is not None and run.mark.accepts(receipt.mark) and receipt.posted
-        if is_ours or leftover.shard.part in complete:
-            done.add(leftover.task)
+        if is_ours or contents.shards[task].part in complete:
+            done.add(task)
     return done
 
 
@@ -416,34 +406,37 @@ def _refuse_run(run: Run, output: OutputSet, state: UnfinishedSet | None) -> Non
         raise _in_the_way(plan, f"{existing[0]} was made by another run: {why}")
 
 
-def _is_ours(run: Run, leftover: _Leftover, replaced: Collection[int]) -> bool:
-    """Return whether an existing shard has a receipt of this plan. Raises OutputExistsError for another receipt, unless
-    the shard's part is in ``replaced``."""
-    plan, mark = run.plan, run.mark
-    if leftover.receipt is not None and mark.accepts(leftover.receipt.mark):
-        return True
-    if leftover.shard.part in replaced:
-        return False
-    address = leftover.shard.address
-    if leftover.receipt is None:
-        raise _in_the_way(
-            plan, f"{address} exists, but no receipt shows that this {plan.provenance.operation} made it"
-        )
-    raise _in_the_way(plan, f"{address} was made by another run: {mark.difference(leftover.receipt.mark)}")
+def _own_receipts(run: Run, tasks: Sequence[int], replaced: Collection[int]) -> dict[int, Receipt]:
+    """Return the receipts of this plan, by task. Raises OutputExistsError for an existing shard with another receipt or
+    without one, unless its part is in ``replaced``."""
+    plan, mark, own = run.plan, run.mark, dict[int, Receipt]()
+    for task, receipt in _receipts_of(run.contents, tasks).items():
+        shard = run.contents.shards[task]
+        if receipt is not None and mark.accepts(receipt.mark):
+            own[task] = receipt
+        elif shard.part not in replaced:
+            why = (
+                f"exists, but no receipt shows that this {plan.provenance.operation} made it"
+                if receipt is None
+                else f"was made by another run: {mark.difference(receipt.mark)}"
+            )
+            raise _in_the_way(plan, f"{shard.address} {why}")
+    return own
 
 
-def _refuse_other(plan: ReorderPlan, leftover: _Leftover, replaced: Collection[int]) -> None:
+def _refuse_other(plan: ReorderPlan, check: CheckTask) -> None:
     """Raise an error for a shard with changed bytes, unless it may be replaced."""
-    if plan.request.settings.force or leftover.shard.part in replaced:
+    if plan.request.settings.force:
         return
-    if leftover.receipt is None:
+    if check.index_seal is None:
+        # The manifest lists the shard.
         raise DataError(
             "the shard differs from its manifest",
             code="manifest-mismatch",
-            shard=leftover.shard.address,
+            shard=check.address,
             hint="make the set again with --force",
         )
-    raise _in_the_way(plan, f"{leftover.shard.address} exists, but its content differs from what was written")
+    raise _in_the_way(plan, f"{check.address} exists, but its content differs from what was written")
 
 
 def _refuse_strangers(plan: ReorderPlan, but: Collection[int]) -> None:

@@ -118,9 +118,9 @@ class Receipt(NamedTuple):
 
     mark: PlanMark
     task: int
+    posted: bool
     shard: ShardInfo
     index_seal: str
-    posted: bool
     position: tuple[int, int] | None = None
 
     def to_json(self) -> bytes:
@@ -144,16 +144,15 @@ class Receipt(NamedTuple):
 
 
 def leave_receipt(
-    mark: PlanMark,
-    task: int,
-    posted: bool,
+    receipt_of: Callable[..., Receipt],
     address: str,
     shard: ShardInfo,
     index_seal: str,
     position: tuple[int, int] | None = None,
 ) -> None:
-    """Write the receipt for the shard of one task. The shard calls this before it is published."""
-    _write(address, Receipt(mark, task, shard, index_seal, posted, position))
+    """Write the receipt for a shard. The shard calls this before it is published. ``receipt_of`` is :class:`Receipt`
+    with its fields about the task."""
+    _write(address, receipt_of(shard, index_seal, position))
 
 
 class ShardTask(NamedTuple):
@@ -231,7 +230,7 @@ def read_receipt(address: str) -> Receipt | None:
     shard = replace(shard, version=plain.get("stored", ""))
     position = plain.get("position")
     return Receipt(
-        mark, plain["task"], shard, plain["index"], plain["posted"], position and (position[0], position[1])
+        mark, plain["task"], plain["posted"], shard, plain["index"], position and (position[0], position[1])
     )
 
 

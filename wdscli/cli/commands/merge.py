@@ -155,7 +155,5 @@ def merge(*, shards: Sets, output: OutputOptions, sets: MergeOptions, options: R
                 )
         reorder(out, request, how, dry_run=output.dry_run)
         return
-    is_equal = sets.weights == "equal"
-    weights = None if is_equal else sets.weights
-    order = merge_order(request, interleave=is_equal, weights=weights, stop=sets.stop)
+    order = merge_order(request, weights=sets.weights, stop=sets.stop)
     reorder(out, request, order, dry_run=output.dry_run)
