@@ -225,7 +225,7 @@ def in_buffers(*words: str) -> Callable[[Case], object]:
 
     def run_in_buffers(case: Case) -> object:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("wdscli.samples.packed.SMALL_SHARD_BYTES", 0)
+            patch.setattr("wdscli.samples.reading.SMALL_SHARD_BYTES", 0)
             return command(*words)(case)
 
     return run_in_buffers

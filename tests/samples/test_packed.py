@@ -15,7 +15,7 @@ from tar_cases import with_checksum
 from wdscli.arrays import SampleArrays
 from wdscli.errors import DataError
 from wdscli.samples import SampleBatch, group_columns
-from wdscli.samples.packed import packed
+from wdscli.samples.reading import packed
 from wdscli.shards.index import IndexBuilder
 from wdscli.tar import CANONICAL, Form, Scanner, build_header, padding
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,6 @@ from tiers import examples
 from wdscli.errors import DataError, UsageError
 from wdscli.samples import (
     RAGGED,
-    IgnoredMembers,
     SampleBatch,
     check_name,
     grouping,
@@ -177,15 +177,15 @@ JUNK = [b"README", b"._a.jpg", b"__x__", b"__x__/a.jpg", b"d/", b"d/.hidden", b"
 def test_members_of_no_sample_are_counted_and_make_a_sample_ragged(junk: bytes) -> None:
     for between, after in ((RAGGED, [junk]), (0, [])):
         names = [b"a.jpg", *after, b"a.cls", junk, b"b.jpg"]
-        ignored = IgnoredMembers()
+        ignored = Counter[str]()
         samples = flat(all_batches(shard(*names), ignored=ignored))
         assert [(key, fields) for _, key, fields, *_ in samples] == [
             (b"a", [b"jpg", b"cls"]),
             (b"b", [b"jpg"]),
         ]
         assert [mark & RAGGED for _, _, _, _, _, mark, _ in samples] == [between, 0]
-        assert sum(ignored.counts.values()) == 1 + len(after)
-        assert list(ignored.counts) == [why_ignored(junk, DIRECTORY if junk == b"d/" else REGULAR)]
+        assert sum(ignored.values()) == 1 + len(after)
+        assert list(ignored) == [why_ignored(junk, DIRECTORY if junk == b"d/" else REGULAR)]
 
 
 def test_marks_gather_the_flags_of_the_members() -> None:
@@ -208,9 +208,9 @@ def test_links_and_the_like_are_errors(typeflag: bytes, code: str) -> None:
             list(run(FileSource(data)))  # type: ignore[operator]
         error = caught.value
         assert (error.code, error.offset, error.member, error.shard) == (code, 1024, "b.jpg", "x.tar")
-    ignored = IgnoredMembers()
+    ignored = Counter[str]()
     samples = flat(all_batches(data, lenient=True, ignored=ignored))
-    assert ([key for _, key, *_ in samples], ignored.counts) == ([b"a", b"c"], {code: 1})
+    assert ([key for _, key, *_ in samples], ignored) == ([b"a", b"c"], {code: 1})
 
 
 @pytest.mark.parametrize("fields", [[b"jpg", b"jpg"], [b"jpg", b"cls", b"jpg"]])
@@ -253,11 +253,11 @@ def test_grouping_does_not_show_where_buffers_end(names: list[bytes], chunk: int
     data = shard(*names)
 
     def groups(source: FileSource | StreamSource, size: int) -> tuple[object, dict[str, int]]:
-        ignored = IgnoredMembers()
+        ignored = Counter[str]()
         with pytest.MonkeyPatch.context() as patched_size:
             patched_size.setattr(grouping, "CHUNK_BYTES", size)
             samples = flat(list(iter_batches(source, lenient=True, ignored=ignored)))
-        return samples, ignored.counts
+        return samples, ignored
 
     expected = groups(FileSource(data), 1 << 20)
     assert groups(FileSource(data), chunk) == expected

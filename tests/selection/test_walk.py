@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 from shard_cases import numbered, tar_of, wds
 
 from wdscli.errors import DataError
-from wdscli.samples import IgnoredMembers
 from wdscli.selection import Selection, Walk
 from wdscli.selection.reading import MemberReader, Salvage
 from wdscli.shards.proof import scan_index
@@ -47,7 +47,7 @@ def walked(address: str, road: str, **options: Any) -> tuple[list[bytes], list[b
         if road == "index":
             builder, ignored = scan_index(source)
             indexed = index_batches(builder.index(address, source.size or 0, ignored))
-        for batch, rows in Walk(selection, state, payloads, ignored=IgnoredMembers(), salvage=salvage).chosen(
+        for batch, rows in Walk(selection, state, payloads, ignored=Counter[str](), salvage=salvage).chosen(
             indexed
         ):
             keys += [batch.keys[row] for row in rows]

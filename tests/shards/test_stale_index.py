@@ -10,6 +10,7 @@ import io
 import json
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tiers import EXHAUSTIVE
 
 from wdscli.errors import DataError
 from wdscli.loader import IndexedDataset, WebDataset
-from wdscli.samples import IgnoredMembers, iter_batches
+from wdscli.samples import iter_batches
 from wdscli.shards import find_index
 from wdscli.shards.index import IndexBuilder, index_address, parse_index
 from wdscli.storage import open_source, uploads
@@ -345,12 +346,12 @@ def leave_out(shard: str, rows: set[int], **more: Any) -> None:
     builder = IndexBuilder()
     with open_source(shard) as source:
         size = source.size or 0
-        ignored = IgnoredMembers()
+        ignored = Counter[str]()
         for batch in iter_batches(source, ignored=ignored):
             for row in range(len(batch.keys)):
                 if batch.index + row not in rows:
                     builder.add_batch(batch.part(row, row + 1))
-    more = {"ignored": ignored.counts, **more}
+    more = {"ignored": ignored, **more}
     data = builder.to_bytes(shard=os.path.basename(shard), size=size, **more)
     Path(index_address(shard)).write_bytes(data)
 

@@ -16,7 +16,7 @@ import pytest
 from shard_cases import content, numbered, tar_of, wds_here, write_shards
 
 from wdscli.errors import OutputError
-from wdscli.samples.packed import packed
+from wdscli.samples.reading import packed
 from wdscli.shards import writing
 from wdscli.shards.writing import ShardFile
 from wdscli.storage import local

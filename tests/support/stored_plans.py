@@ -9,7 +9,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from wdscli.shards.rows import rows_address
+from wdscli.shards.view import rows_address
 
 NO_SEAL = '"seal": "0000000000000000"'
 

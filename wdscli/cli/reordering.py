@@ -212,7 +212,7 @@ def _print_duplicates(out: Out, duplicates: Duplicates, write: Callable[[bytes],
 
 def check_plan_file(address: str | None, *, force: bool) -> None:
     """Raise OutputExistsError if a file of the plan exists and may not be replaced."""
-    from wdscli.shards.rows import refuse_existing
+    from wdscli.shards.view import refuse_existing
 
     if address is not None and not force:
         refuse_existing(address)

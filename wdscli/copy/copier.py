@@ -48,7 +48,7 @@ from wdscli.plan.table import (
 from wdscli.samples import SampleBatch, group_columns
 from wdscli.samples.grouping import PayloadOf, SampleAt
 from wdscli.samples.keys import hashes_of_joined
-from wdscli.samples.packed import packed
+from wdscli.samples.reading import packed
 from wdscli.selection import Selection
 from wdscli.selection.layers import Shape, lay_out
 from wdscli.selection.reading import MemberReader

@@ -27,7 +27,7 @@ from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import check_shown
 from wdscli.progress import Progress
 from wdscli.samples import SampleBatch
-from wdscli.samples.packed import packed
+from wdscli.samples.reading import packed
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import is_local, local_path
 from wdscli.storage.opening import at_once

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.progress import QUIET, Progress
-from wdscli.samples import IgnoredMembers, SampleBatch, new_batch
+from wdscli.samples import SampleBatch, new_batch
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.separated import JOIN_HINT, SeparatedSamples
 from wdscli.selection import Selection
@@ -156,7 +156,7 @@ class SetReader:
         self._on_error: OnError = on_error
         self._progress = progress
         self._form = form
-        self._ignored = IgnoredMembers()
+        self._ignored = Counter[str]()
         self.names: dict[str, str] = {}
         """Names for warnings of shards that are local copies, by the copy's address."""
         self._has_parts = self._writes_names = self._lenient = False
@@ -174,7 +174,7 @@ class SetReader:
     @property
     def ignored(self) -> dict[str, int]:
         """The counts of members that belong to no sample, by reason."""
-        return dict(sorted(self._ignored.counts.items()))
+        return dict(sorted(self._ignored.items()))
 
     def drop(self, reason: str, count: int = 1) -> None:
         """Count samples that the caller skips."""

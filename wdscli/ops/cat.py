@@ -41,8 +41,7 @@ from wdscli.run.execute import run_plan
 from wdscli.run.receipts import run_post
 from wdscli.samples import SampleBatch, iter_batches
 from wdscli.samples.keys import KeySet, joined_may_be_unsafe
-from wdscli.samples.packed import packed, walk_packed
-from wdscli.samples.reading import keep_heap
+from wdscli.samples.reading import keep_heap, packed, walk_packed
 from wdscli.samples.separated import SeparatedSamples
 from wdscli.selection import Selection
 from wdscli.selection.reading import check_names

@@ -2,7 +2,7 @@
 
 A plan is a view (wdscli-manifest(5)) with a part ``run``, so a plan that only reorders samples is also a set. The bases
 of the view are the inputs, each with its size and version. :func:`write_plan` writes a plan, and :func:`load_plan`
-reads one. The rows of a shard are sealed sections (:mod:`wdscli.shards.rows`), and a task that makes one shard reads
+reads one. The rows of a shard are sealed sections (:mod:`wdscli.shards.view`), and a task that makes one shard reads
 only the sections of its shard. This module does not know where or when tasks run.
 """
 
@@ -32,15 +32,17 @@ from wdscli.schema import check, table_of
 from wdscli.selection import Selection
 from wdscli.selection.layers import OnConflict
 from wdscli.shards.manifest import PLAN_VERSION, Manifest, Provenance, name_from, parse_manifest
-from wdscli.shards.rows import (
+from wdscli.shards.view import (
     SECTION,
     Section,
     SectionWriter,
+    View,
+    ViewRule,
+    ViewShard,
     open_rows,
     read_section,
     write_both,
 )
-from wdscli.shards.view import View, ViewRule, ViewShard
 from wdscli.shards.writing import ShardSettings
 from wdscli.shown import shown_command
 from wdscli.storage import Source, base_name, folder_of, is_local, is_stream, local_path

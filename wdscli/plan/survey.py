@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -46,10 +47,10 @@ from wdscli.plan.table import (
     rows_of_arrays,
 )
 from wdscli.progress import Progress
-from wdscli.samples import IgnoredMembers, SampleBatch
+from wdscli.samples import SampleBatch
 from wdscli.samples.grouping import SampleAt
 from wdscli.samples.keys import joined_may_be_unsafe
-from wdscli.samples.packed import PackedSamples, walk_small
+from wdscli.samples.reading import PackedSamples, walk_small
 from wdscli.selection import Selection, SelectionState
 from wdscli.selection.choice import OnError
 from wdscli.selection.named import Named, SeenNames
@@ -318,7 +319,7 @@ def _has_index(task: SurveyTask) -> bool:
 def survey(task: SurveyTask, state: SelectionState | None = None, take: Keep | None = None) -> Survey:
     """Read one shard's headers or index. Rows are passed to ``take`` as soon as they are found. Without ``take``, they
     stay in the survey. Raises InputError, DataError."""
-    result, ignored = Survey(), IgnoredMembers()
+    result, ignored = Survey(), Counter[str]()
     state = state or task.selection.new_state(task.on_error)
     members, payload_bytes, state.end = state.members, state.payload_bytes, 0
     with checking(task.check):
@@ -335,7 +336,7 @@ def survey(task: SurveyTask, state: SelectionState | None = None, take: Keep | N
         _keep_chosen(task, walk, index and index_batches(index, ignored), result, keep)
         source.confirm()
     result.members, result.payload_bytes = (state.members - members, state.payload_bytes - payload_bytes)
-    result.ignored, result.end, result.copy = ignored.counts, state.end, task.input.copy
+    result.ignored, result.end, result.copy = ignored, state.end, task.input.copy
     return result
 
 
@@ -486,7 +487,7 @@ def _warner(survey: Survey) -> Callable[[DataError], None]:
 
 
 def _walk(
-    task: SurveyTask, payloads: MemberReader, state: SelectionState, survey: Survey, ignored: IgnoredMembers
+    task: SurveyTask, payloads: MemberReader, state: SelectionState, survey: Survey, ignored: Counter[str]
 ) -> Walk:
     """Return the walk through the shard of a task."""
     salvage = (
@@ -627,7 +628,7 @@ def samples_at(task: SurveyTask, places: Sequence[int]) -> Iterator[SampleAt]:
         index = find_index(task.address, source, form=task.form) if task.goes_by_index else None
         selection, payloads = Selection(), MemberReader(source, frozenset(), by_index=index is not None)
         walk = _walk(
-            task._replace(selection=selection), payloads, selection.new_state(), Survey(), IgnoredMembers()
+            task._replace(selection=selection), payloads, selection.new_state(), Survey(), Counter[str]()
         )
         for batch, _ in walk.chosen(None if index is None else index_batches(index)):
             while place is not None and place < batch.index + len(batch.keys):

@@ -5,7 +5,6 @@ This package does not know where bytes come from, and does not know shard sets.
 
 from wdscli.samples.grouping import RAGGED as RAGGED
 from wdscli.samples.grouping import Grouper as Grouper
-from wdscli.samples.grouping import IgnoredMembers as IgnoredMembers
 from wdscli.samples.grouping import SampleBatch as SampleBatch
 from wdscli.samples.grouping import group_columns as group_columns
 from wdscli.samples.grouping import iter_batches as iter_batches

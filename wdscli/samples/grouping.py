@@ -15,6 +15,7 @@ This module does not know where bytes come from, and does not know shard sets.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, reduce
 from itertools import pairwise
@@ -122,22 +123,11 @@ def new_batch(index: int = 0) -> SampleBatch:
     return SampleBatch(index, [], [0], [], [], [], [], [], [])
 
 
-class IgnoredMembers:
-    """Counts of members that belong to no sample, by reason."""
-
-    __slots__ = ("counts",)
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-
-    def add(self, reason: str, count: int = 1) -> None:
-        self.counts[reason] = self.counts.get(reason, 0) + count
-
-
 class Grouper:
     """Groups columns into batches. Call ``add`` with every window in order, then ``finish`` once.
 
-    Links, devices and sparse members raise DataError; with ``lenient``, they are counted in ``ignored``. A repeated
+    ``ignored`` counts the members that belong to no sample, by reason. Links, devices and sparse members raise
+    DataError; with ``lenient``, they are counted too. A repeated
     field in a sample raises DataError ``duplicate-field``; with ``lenient``, both members are kept. With
     ``keeps_lost``, which needs ``lenient``, a lost member (:func:`lost_name`) stays in its sample, with its kind in the
     flags and in the sample's mark.
@@ -150,12 +140,12 @@ class Grouper:
         lenient: bool = False,
         keeps_lost: bool = False,
         index: int = 0,
-        ignored: IgnoredMembers | None = None,
+        ignored: Counter[str] | None = None,
     ) -> None:
         self.shard = shard
         self.lenient = lenient
         self.keeps_lost = keeps_lost
-        self.ignored = IgnoredMembers() if ignored is None else ignored
+        self.ignored = Counter[str]() if ignored is None else ignored
         self._batch = new_batch(index)
         self._prefix = b""
         self._junk_since = False
@@ -223,9 +213,9 @@ class Grouper:
         if kind == REGULAR and size and name.endswith(b"/") and not self.lenient:
             raise hidden(self.shard, start, name, size)
         if kind in (REGULAR, DIRECTORY):
-            self.ignored.add(why_ignored(name, kind))
+            self.ignored[why_ignored(name, kind)] += 1
         elif self.lenient:
-            self.ignored.add(KIND_NAMES[kind])
+            self.ignored[KIND_NAMES[kind]] += 1
         else:
             raise not_regular(kind, self.shard, start, name)
 
@@ -300,7 +290,7 @@ def iter_batches(
     *,
     form: Form = CANONICAL,
     lenient: bool = False,
-    ignored: IgnoredMembers | None = None,
+    ignored: Counter[str] | None = None,
     see: Callable[[Window], None] | None = None,
     begin: tuple[int, int] = (0, 0),
 ) -> Iterator[SampleBatch]:
@@ -435,7 +425,7 @@ class Salvager:
         dropped: Dropped,
         *,
         form: Form = CANONICAL,
-        ignored: IgnoredMembers | None = None,
+        ignored: Counter[str] | None = None,
         see: Callable[[Window], None] | None = None,
     ) -> None:
         self.source, self.form, self.see = source, form, see

@@ -11,9 +11,8 @@ hash table. :class:`KeyLog` keeps the keys themselves. Many keys are kept in a t
 a 64-bit hash and the key's place in the log. A hash only finds candidates. Two keys are equal only if the log has the
 same bytes for both.
 
-With the compiled core, the set is a hash table with linear probing. It is at most three quarters full, and then doubles
-its size. In plain Python, a small set is a dictionary. A larger set is a list of sorted arrays (a log-structured
-merge). Each array is at least twice as long as the next; shorter arrays are merged.
+The set is a hash table with linear probing. It is at most three quarters full, and then doubles its size. The compiled
+core and plain Python fill the same table, each with its own hash.
 
 Keys may come from an attacker. Each pair of keys with equal hashes costs a comparison, so an attacker must not know
 such pairs. Therefore the hash has a secret of the process, :data:`MULTIPLIER`: the core takes XXH3 with this seed, and
@@ -27,16 +26,12 @@ import os
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
-from wdscli.arrays import I64, U64, numpy
+from wdscli.arrays import I64, numpy
 from wdscli.errors import DataError, UsageError, failing, printable
 from wdscli.tar import DIRECTORY, core
 from wdscli.text import to_text
-
-if TYPE_CHECKING:
-    Run: TypeAlias = tuple[U64, U64]
-
 
 MAX_NAME_BYTES = 1 << 16
 """The longest name that is written. No file system has longer names, and readers keep a whole header in memory."""
@@ -153,7 +148,6 @@ def why_ignored(name: bytes, kind: int) -> str:
     return "no-field"
 
 
-SMALL_KEYS = 1 << 16
 MULTIPLIER = int.from_bytes(os.urandom(8), "little") | 1
 """The factor for all hashes. The factor 0, for tests, gives all keys the same hash."""
 HELD_BYTES = 1 << 20
@@ -228,12 +222,9 @@ class KeySet:
     ([], [1, 2])
     """
 
-    def __init__(self, small: int = SMALL_KEYS) -> None:
+    def __init__(self) -> None:
         self._multiplier = MULTIPLIER
         self._log = KeyLog()
-        self._small_limit = small
-        self._small: dict[int, int] = {}
-        self._runs: list[Run] = []
         self._core = core.CORE
         self._table = bytearray(_SLOT_BYTES << 12)
         self._count = 0
@@ -262,64 +253,51 @@ class KeySet:
     def _add_by_core(self, lengths: I64 | array[int], begin: int, repeated: list[int] | None) -> bool:
         """Add the keys with these lengths in the log from byte ``begin``."""
         assert self._core is not None
-        table = self._table
-        while 4 * (self._count + len(lengths)) > 3 * (len(table) // _SLOT_BYTES):
-            table = bytearray(2 * len(table))
-        if table is not self._table:
-            self._core.remember(table, self._table, self._log.data, 0, None, None)
-            self._table = table
-        is_new: bool = self._core.remember(table, lengths, self._log.data, begin, self._multiplier, repeated)
+        self._make_room(len(lengths))
+        table, data = self._table, self._log.data
+        is_new: bool = self._core.remember(table, lengths, data, begin, self._multiplier, repeated)
         self._count += len(lengths) - len(repeated or ()) if is_new else 0
         return is_new
 
+    def _make_room(self, count: int) -> None:
+        """Double the table until ``count`` more keys fit."""
+        table = self._table
+        while 4 * (self._count + count) > 3 * (len(table) // _SLOT_BYTES):
+            table = bytearray(2 * len(table))
+        if table is self._table:
+            return
+        if self._core is not None:
+            self._core.remember(table, self._table, self._log.data, 0, None, None)
+        else:
+            slots, numbers = memoryview(table).cast("Q"), iter(memoryview(self._table).cast("Q"))
+            for number, place in zip(numbers, numbers):
+                slot = 2 * number & len(slots) - 2
+                while place and slots[slot + 1]:
+                    slot = slot + 2 & len(slots) - 2
+                if place:
+                    slots[slot], slots[slot + 1] = number, place
+        self._table = table
+
     def _add_plain(self, keys: Sequence[bytes], begin: int, repeated: list[int] | None) -> bool:
-        """Add keys without the core. If another key has the same number, a key gets the next free number."""
-        numbers = [hash(key) * self._multiplier & _ALL for key in keys]
-        new = dict(zip(numbers, places := self._log.places(begin, keys)))
-        place_in_runs = self._in_runs(numbers)
-        if place_in_runs or len(new) < len(numbers) or not self._small.keys().isdisjoint(numbers):
-            new = {}
-            for row, (key, number, place) in enumerate(zip(keys, numbers, places)):
-                earlier_place = place_in_runs.get(number)
-                while earlier_place or (earlier_place := new.get(number) or self._small.get(number)):
-                    if self._log.has(earlier_place, key):
-                        break
-                    number = number + 1 & _ALL
-                    earlier_place = self._in_runs([number]).get(number)
-                else:
-                    new[number] = place
-                    continue
-                if repeated is None:
-                    return False
+        """Add keys without the core. A key has two numbers in the table: its hash, and its place in the log, which is 0
+        in a free slot."""
+        self._make_room(len(keys))
+        slots, used_slots = memoryview(self._table).cast("Q"), list[int]()
+        mask, has = len(slots) - 2, self._log.has
+        for row, (key, place) in enumerate(zip(keys, self._log.places(begin, keys))):
+            product = hash(key) * self._multiplier & _ALL
+            number = product ^ product >> 32  # the secret factor changes the high bits most
+            slot = 2 * number & mask
+            while (earlier := slots[slot + 1]) and not (slots[slot] == number and has(earlier, key)):
+                slot = slot + 2 & mask
+            if not earlier:
+                slots[slot], slots[slot + 1] = number, place
+                used_slots.append(slot)
+            elif repeated is not None:
                 repeated.append(row)
-        self._small.update(new)
-        if len(self._small) > self._small_limit:
-            self._settle()
+            else:
+                for used in used_slots:
+                    slots[used] = slots[used + 1] = 0
+                return False
+        self._count += len(used_slots)
         return True
-
-    def _in_runs(self, numbers: list[int]) -> dict[int, int]:
-        """Return the places of the numbers that are in a sorted array."""
-        place_by_number: dict[int, int] = {}
-        if not self._runs:
-            return place_by_number
-        wanted: U64 = numpy.array(numbers, dtype=numpy.uint64)
-        for rising, places in self._runs:
-            rows = numpy.minimum(numpy.searchsorted(rising, wanted), len(rising) - 1)
-            hits = numpy.flatnonzero(rising[rows] == wanted)
-            place_by_number.update(zip(wanted[hits].tolist(), places[rows[hits]].tolist()))
-        return place_by_number
-
-    def _settle(self) -> None:
-        """Move the dictionary into a new sorted array. Merge it with the last array while that is less than twice as
-        long."""
-        numbers: U64 = numpy.fromiter(self._small.keys(), numpy.uint64)
-        places: U64 = numpy.fromiter(self._small.values(), numpy.uint64)
-        self._small = {}
-        while self._runs and len(self._runs[-1][0]) < 2 * len(numbers):
-            earlier_numbers, earlier_places = self._runs.pop()
-            numbers, places = (
-                numpy.concatenate((earlier_numbers, numbers)),
-                numpy.concatenate((earlier_places, places)),
-            )
-        order = numpy.argsort(numbers)
-        self._runs.append((numbers[order], places[order]))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain
@@ -29,7 +30,6 @@ from wdscli.arrays import Backing, Piece
 from wdscli.codecs.handlers import HEAD_BYTES, PartialPayload, Payload, whole_names
 from wdscli.errors import DataError
 from wdscli.samples import (
-    IgnoredMembers,
     SampleBatch,
     iter_batches,
     may_be_unsafe,
@@ -308,7 +308,7 @@ class Walk(NamedTuple):
     state: SelectionState
     payloads: MemberReader
     form: Form = CANONICAL
-    ignored: IgnoredMembers | None = None
+    ignored: Counter[str] | None = None
     salvage: Salvage | None = None
     checks_names: bool = False
     lenient: bool = False

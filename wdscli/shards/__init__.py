@@ -9,8 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from wdscli.storage import Source
-from wdscli.storage.opening import VIEWS, ViewOpener
+from wdscli.storage.opening import VIEWS
 
 if TYPE_CHECKING:
     from wdscli.shards.index import Index as Index
@@ -37,19 +36,7 @@ _MODULES = {
 }
 
 
-def _open_view_shard(address: str) -> Source:
-    from wdscli.shards.view_shards import open_view_shard
-
-    return open_view_shard(address)
-
-
-def _size_of_view_shard(address: str) -> int | None:
-    from wdscli.shards.view_shards import size_of
-
-    return size_of(address)
-
-
-VIEWS.append(ViewOpener(_open_view_shard, _size_of_view_shard))
+VIEWS.append(lambda: import_module("wdscli.shards.view_shards"))
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 

@@ -416,12 +416,15 @@ def known_samples(shards: ShardSet) -> dict[str, int]:
     return {address: shard.samples for address, shard in listed_shards(shards).items()}
 
 
-def listed_shards(shards: ShardSet) -> dict[str, ShardInfo]:
-    """Return the entries for the shards in the given manifest, or in the manifests of the shards' folders."""
+def listed_shards(shards: ShardSet, addresses: Iterable[str] | None = None) -> dict[str, ShardInfo]:
+    """Return the entries for the shards in the given manifest, or in the manifests of the shards' folders, or of the
+    folders of ``addresses``."""
     if shards.manifest is not None:
         return dict(zip(shards.addresses, shards.manifest.shards))
     entries: dict[str, ShardInfo] = {}
-    for folder, manifest in _manifests_beside(shards.addresses, shards.listings):
+    for folder, manifest in _manifests_beside(
+        shards.addresses if addresses is None else addresses, shards.listings
+    ):
         entries.update({folder + shard.name: shard for shard in manifest.shards})
     return entries
 
@@ -437,15 +440,7 @@ def without_index(shards: ShardSet) -> frozenset[str]:
         for address in shards.addresses
         if has_folder(address) and not (is_local(address) or is_web(address) or view_of(address))
     ]
-    if shards.manifest is not None:
-        indexed = {address for address, shard in zip(shards.addresses, shards.manifest.shards) if shard.index}
-    else:
-        indexed = {
-            folder + shard.name
-            for folder, manifest in _manifests_beside(remote, shards.listings)
-            for shard in manifest.shards
-            if shard.index
-        }
+    indexed = {address for address, shard in listed_shards(shards, remote).items() if shard.index}
     by_folder: dict[str, dict[str, str]] = {}
     for address in remote:
         if address not in indexed:

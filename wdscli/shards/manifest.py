@@ -22,8 +22,7 @@ from wdscli.errors import DataError, InputError, UsageError
 from wdscli.model import UNKNOWN, FieldTotals, ShardInfo
 from wdscli.schema import PackedObject, Records, check, packed, unpacked
 from wdscli.shards.locks import FOLDER
-from wdscli.shards.rows import SECTION
-from wdscli.shards.view import View, from_json, to_json
+from wdscli.shards.view import SECTION, View, from_json, to_json
 from wdscli.shown import shown, shown_in
 from wdscli.storage import OutputPattern, base_name, folder_of, is_local, is_stream, scheme
 from wdscli.storage.addresses import local_path

@@ -29,6 +29,7 @@ its bases. This module does not know what a caller does with an index.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -38,7 +39,7 @@ from typing import NamedTuple, Protocol
 
 from wdscli.codecs.handlers import whole_names
 from wdscli.errors import DataError, InputError
-from wdscli.samples import IgnoredMembers, SampleBatch
+from wdscli.samples import SampleBatch
 from wdscli.samples.reading import holds_no_sample, is_there
 from wdscli.selection import Selection
 from wdscli.selection.reading import MemberReader, Walk
@@ -348,13 +349,13 @@ def scan_index(
 
     Raises DataError for a damaged shard.
     """
-    builder, ignored = IndexBuilder(), IgnoredMembers()
+    builder, ignored = IndexBuilder(), Counter[str]()
     payloads = MemberReader(source, frozenset() if numbers is None else numbers.payload_fields)
     for batch, _ in Walk(Selection(), Selection().new_state(), payloads, form, ignored).chosen():
         builder.add_batch(batch)
         if numbers is not None:
             numbers.add_batch(batch, source.name, payloads)
-    return builder, ignored.counts
+    return builder, ignored
 
 
 def scanned_index(address: str, source: Source, form: Form = CANONICAL) -> Index:

@@ -8,6 +8,7 @@ is proven (:mod:`wdscli.shards.proof`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo
-from wdscli.samples import IgnoredMembers, SampleBatch, iter_batches, iter_samples
+from wdscli.samples import SampleBatch, iter_batches, iter_samples
 from wdscli.samples.separated import SeparatedSamples, separated
 from wdscli.selection import Selection
 from wdscli.selection.reading import MemberReader, Walk
@@ -166,11 +167,10 @@ def without_parts(index: Index) -> Index:
     return index.part(numpy.array(whole, dtype=numpy.int64))
 
 
-def index_batches(index: Index, ignored: IgnoredMembers | None = None) -> Iterator[SampleBatch]:
+def index_batches(index: Index, ignored: Counter[str] | None = None) -> Iterator[SampleBatch]:
     """Yield the samples of an index as columns, and count its ignored members."""
     if ignored is not None:
-        for reason, count in index.ignored.items():
-            ignored.add(reason, count)
+        ignored.update(index.ignored)
     for first in range(0, index.samples, BATCH_SAMPLES):
         yield index.batch(first, first + BATCH_SAMPLES)
 

@@ -2,32 +2,43 @@
 
 :class:`View` is the part of a manifest that makes it a view. wdscli-manifest(5) documents its form in JSON. For each
 joined set, a shard lists runs of samples: the base shard, the first sample and the number of samples. If there would be
-too many runs, the file ``VIEW.rows`` next to the view has the base and the place of each sample. This module does not
-know how bytes are read.
+too many runs, the file ``VIEW.rows`` next to the view has the base and the place of each sample.
+
+A plan has the same two files, ``NAME.json`` and ``NAME.rows``. :func:`write_both` writes both or neither. The rows are
+sealed sections: a :class:`Section` is a range of the file with a checksum, which is called its seal.
+:class:`SectionWriter` writes sections one after the other. :func:`read_section` returns the bytes only if they fit the
+seal, so damage is always noticed. A seal does not show who wrote the bytes. This module does not know how the bytes of
+shards are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, get_args
 
+from xxhash import xxh3_64, xxh3_64_intdigest
+
 from wdscli.arrays import I64, edges, numpy, spread
-from wdscli.errors import UsageError
+from wdscli.errors import InputError, InputNotFoundError, UsageError
 from wdscli.model import ShardInfo
 from wdscli.schema import Records, check
 from wdscli.selection.choice import FIELD_RULE, FieldRule
 from wdscli.selection.layers import OnConflict, Shape, lay_out
-from wdscli.shards.rows import Section
-from wdscli.storage import base_name, is_stream
+from wdscli.storage import Source, base_name, exists, is_stream, open_sink, open_source, remove
 from wdscli.storage.addresses import VIEW_SUFFIX
+from wdscli.storage.ends import taken
+from wdscli.storage.opening import refuse_device
 from wdscli.storage.patterns import NAME, has_braces
 from wdscli.tar import Form
 
 MISSING = -1
 """The base number for a sample without a part in a set."""
+COPY_BOTH = "copy both files of the view or plan, or make it again"
+ROWS_SUFFIX = ".rows"
 
-
+SECTION = [int, int, str]
+"""The form of a section in JSON (:mod:`wdscli.schema`)."""
 _RULE = {
     "parts": [(dict, None), ...],
     "policies": [get_args(OnConflict), ...],
@@ -36,6 +47,24 @@ _RULE = {
 """See :mod:`wdscli.schema` for the form of this table. Each part is again an object of this form."""
 _DEEPEST_RULE = 200
 """The most levels of a rule. Python limits the depth of calls."""
+
+
+class Section(NamedTuple):
+    """The place of some bytes in a file: the first byte, the length in bytes, and the XXH3-64 of the bytes."""
+
+    start: int
+    length: int
+    seal: int
+
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> Section:
+        """Parse the result of :meth:`plain`. Raises ValueError."""
+        start, length, seal = plain
+        return cls(start, length, int(seal, 16))
+
+    def plain(self) -> list[Any]:
+        """Return the section for JSON, with the seal in hexadecimal."""
+        return [self.start, self.length, f"{self.seal:016x}"]
 
 
 class SampleRun(NamedTuple):
@@ -335,3 +364,101 @@ def shards_of_view(output: str, *, keeps_shards: bool) -> str:
         raise UsageError(f"{output} names several files, but a view is one file", hint="-o train.json")
     stem = NAME if keeps_shards else base_name(output).removesuffix(VIEW_SUFFIX) + "-%06d"
     return f"{output}/{stem}.tar"
+
+
+class SectionWriter:
+    """Writes sections to a new file by calls of ``write``. ``position`` is the number of bytes so far."""
+
+    def __init__(self, write: Callable[[Any], Any]) -> None:
+        self._write = write
+        self.position = 0
+
+    def add(self, pieces: Iterable[bytes]) -> Section:
+        """Write the pieces of one section, one after the other. Raises the errors of ``write``."""
+        start, digest = self.position, xxh3_64()
+        for piece in pieces:
+            digest.update(piece)
+            self._write(piece)
+            self.position += len(piece)
+        return Section(start, self.position - start, digest.intdigest())
+
+
+def read_section(source: Source, section: Section) -> bytes | None:
+    """Return the bytes of a section, or None if bytes are missing or do not fit the seal. Raises InputError."""
+    if source.size is None or section.start + section.length > source.size:
+        return None
+    data = source.read_at(section.start, section.length)
+    return data if len(data) == section.length and xxh3_64_intdigest(data) == section.seal else None
+
+
+def rows_address(address: str) -> str:
+    """Return the address of the rows of a view or plan.
+
+    >>> rows_address("sets/train.json"), rows_address("mixed.plan")
+    ('sets/train.rows', 'mixed.plan.rows')
+    """
+    return address.removesuffix(VIEW_SUFFIX) + ROWS_SUFFIX
+
+
+def open_rows(address: str) -> Source:
+    """Open the rows of the view or plan at an address. Raises InputError."""
+    rows = rows_address(address)
+    refuse_device(rows)
+    try:
+        source = open_source(rows, decompress=False)
+    except InputNotFoundError as error:
+        error.hint = COPY_BOTH
+        raise
+    if source.size is None:
+        with source:
+            raise needs_ranges(rows, address)
+    return source
+
+
+def needs_ranges(file: str, address: str) -> InputError:
+    """Return the error for a file of the view or plan at an address that can only be read from its beginning."""
+    return InputError(
+        f"cannot read {file} for {address}: its server does not support ranges",
+        hint="copy the files to a folder or to a server with ranges",
+    )
+
+
+def refuse_existing(address: str) -> None:
+    """Raise OutputExistsError if a file of the view or plan at an address exists."""
+    for file in (address, rows_address(address)):
+        if exists(file):
+            raise taken(file)
+
+
+def write_both(
+    address: str,
+    text: Callable[[], bytes],
+    write_rows: Callable[[Callable[[Any], Any]], object] | None,
+    *,
+    force: bool,
+    replaces_rows: bool,
+    fsync: bool = False,
+) -> None:
+    """Write a view or plan and its rows, or neither. ``write_rows`` writes the rows by calls of a function; ``text`` is
+    called after it. The view gets its name last, and an old view loses its name before its rows are replaced. Raises
+    OutputError."""
+    place, has_rows = rows_address(address), False
+    sink = open_sink(address, force=force, fsync=fsync)
+    try:
+        if write_rows is None:
+            sink.write(text())
+        else:
+            with open_sink(place, force=replaces_rows, fsync=fsync) as beside:
+                write_rows(beside.write)
+                beside.flush()
+                sink.write(text())
+                sink.flush()
+                if force:
+                    remove(address)
+            has_rows = True
+        sink.commit()
+    except BaseException:
+        sink.discard()
+        if has_rows:
+            remove(place)
+        raise

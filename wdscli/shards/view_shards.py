@@ -20,8 +20,16 @@ from wdscli.shards.index import Check, Index
 from wdscli.shards.layout import Layer, Layout, ViewSource, laid_out
 from wdscli.shards.manifest import Manifest, parse_manifest
 from wdscli.shards.proof import checking, current_check, find_index, open_by_index, scanned_index
-from wdscli.shards.rows import COPY_BOTH, Section, needs_ranges, open_rows, read_section, rows_address
-from wdscli.shards.view import MISSING, samples_of
+from wdscli.shards.view import (
+    COPY_BOTH,
+    MISSING,
+    Section,
+    needs_ranges,
+    open_rows,
+    read_section,
+    rows_address,
+    samples_of,
+)
 from wdscli.storage import Source, is_local, local_path, open_source
 from wdscli.storage.addresses import HELD, TRUSTED, is_web, shard_address, view_of
 from wdscli.storage.opening import is_pinnable, read_noted, refuse_device

@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from wdscli.errors import InputError, InputNotFoundError, OutputError, OutputIsFolderError, UsageError
 from wdscli.storage.addresses import (
@@ -79,7 +79,7 @@ def open_source(
     kind = scheme(address)
     source: Source
     if view_of(address) is not None:
-        return _with_digest(VIEWS[-1].open_shard(address), digest)
+        return _with_digest(VIEWS[-1]().open_view_shard(address), digest)
     if kind in OPENERS:
         from wdscli.storage.streams import FileReader, StreamSource
 
@@ -112,20 +112,13 @@ def _with_digest(source: Source, digest: Callable[[bytes], None] | None) -> Sour
     return source if digest is None or not source.seekable else DigestedSource(source, digest)
 
 
-class ViewOpener(NamedTuple):
-    """How the shards of views are opened, and how their sizes are found. :mod:`wdscli.shards` sets it, because it reads
-    the manifests and indexes of views."""
-
-    open_shard: Callable[[str], Source]
-    size_of: Callable[[str], int | None]
+def _no_views() -> NoReturn:
+    raise InputError("cannot read the shard of a view", hint="import wdscli.shards first")
 
 
-def _no_views(address: str) -> NoReturn:
-    raise InputError(f"cannot read {address}: it is in a view", hint="import wdscli.shards first")
-
-
-VIEWS = [ViewOpener(_no_views, _no_views)]
-"""The last entry opens the shards of views."""
+VIEWS: list[Callable[[], Any]] = [_no_views]
+"""The last entry imports the module that opens the shards of views: ``open_view_shard`` and ``size_of``.
+:mod:`wdscli.shards` sets it, because that module reads the manifests and indexes of views."""
 
 
 def open_in_turn(
@@ -164,21 +157,10 @@ def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Fut
 
 def begun(work: Callable[[], Answer]) -> Future[Answer]:
     """Start ``work`` in a new thread, and return its future."""
-    from concurrent.futures import Future
-    from threading import Thread
+    from wdscli.threads import DaemonPool
 
-    answer: Future[Answer] = Future()
-    answer.set_running_or_notify_cancel()  # the future cannot be cancelled
-
-    def run() -> None:
-        try:
-            answer.set_result(work())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    # Do not use a pool, because the exit of the process would wait for its threads.
-    Thread(target=copy_context().run, args=(run,), name="wdscli-work", daemon=True).start()
-    return answer
+    # The pool is forgotten at once, and its thread ends after the work.
+    return DaemonPool(1, "wdscli-work").submit(copy_context().run, work)
 
 
 def _close_opened(answer: Future[Source]) -> None:
@@ -400,7 +382,8 @@ def size_hint(address: str) -> int | None:
     if is_stream(address):
         return None
     if view_of(address) is not None:
-        return VIEWS[-1].size_of(address)
+        view_bytes: int | None = VIEWS[-1]().size_of(address)
+        return view_bytes
     if is_local(address):
         try:
             status = os.stat(local_path(address))
@@ -555,20 +538,18 @@ def read_noted(address: str) -> tuple[bytes, str]:
 
 
 def _all_bytes(source: Source, size_limit: float) -> bytes:
-    if source.size is not None and source.size <= size_limit:
-        return source.read_at(0, source.size)
-    parts, have = list[bytes](), source.size or 0
-    for data in source.pieces() if source.size is None else ():
-        parts.append(data)
-        have += len(data)
-        if have > MAX_READ_WHOLE_BYTES:
-            break
-    if have > MAX_READ_WHOLE_BYTES:
+    if source.size is None:  # a stream may have no end
+        data = source.read_at(0, MAX_READ_WHOLE_BYTES + 1)
+        is_too_long = len(data) > MAX_READ_WHOLE_BYTES
+    else:
+        is_too_long = source.size > size_limit
+        data = b"" if is_too_long else source.read_at(0, source.size)
+    if is_too_long:
         raise InputError(
             f"cannot read all of {source.name}: it has more than {MAX_READ_WHOLE_BYTES >> 20} MiB",
             hint="copy a list or table of this size to a local file",
         )
-    return b"".join(parts)
+    return data
 
 
 def list_folder(address: str, keep: Callable[[str], bool] = bool) -> list[str]:

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from wdscli.errors import UsageError
 from wdscli.storage.ends import PIECE_BYTES
-from wdscli.storage.kinds import KINDS, NOTE, Entry, Store, checked_size, container_of, is_file_name, kind_of
+from wdscli.storage.kinds import KINDS, NOTE, Entry, Store, container_of, is_file_name, kind_of
 from wdscli.storage.retry import (
     CONNECT_SECONDS,
     ObjectReplaced,
@@ -529,13 +529,13 @@ class ObstoreS3(S3Store):
         return True
 
     def head(self, path: str) -> Entry:
-        return self._answer(path, _head, super().head)
+        return self._answer(path, self._head, super().head)
 
     def info(self, path: str) -> Entry:
-        return self._answer(path, _info, super().info)
+        return self._answer(path, self._info, super().info)
 
     def entries(self, path: str) -> list[Entry]:
-        return self._answer(path, _list, super().entries)
+        return self._answer(path, self._list, super().entries)
 
     def _answer(self, path: str, ask: Ask[Answer], otherwise: Callable[[str], Answer]) -> Answer:
         """Return the answer to a request about a path, by obstore or else by s3fs."""
@@ -558,6 +558,39 @@ class ObstoreS3(S3Store):
         self._note(bucket, failed=False)
         return answer
 
+    async def _head(self, client: Any, bucket: str, key: str) -> Entry:
+        import obstore
+
+        return self._described(bucket, await obstore.head_async(client, key))
+
+    async def _info(self, client: Any, bucket: str, key: str) -> Entry:
+        import obstore
+
+        if key:
+            with suppress(FileNotFoundError):
+                return await self._head(client, bucket, key)
+        # The listing shows whether the folder or the bucket exists.
+        async for page in obstore.list(client, key or _NO_FOLDER, chunk_size=1):
+            if page:
+                break
+        else:
+            if key:
+                raise FileNotFoundError(f"{bucket}/{key}")
+        return Entry(f"{bucket}/{key}", 0, is_folder=True)
+
+    async def _list(self, client: Any, bucket: str, key: str) -> list[Entry]:
+        import obstore
+
+        answer = await obstore.list_with_delimiter_async(client, key or None)
+        entries = [Entry(f"{bucket}/{name}", 0, is_folder=True) for name in answer["common_prefixes"]]
+        entries += [self._described(bucket, meta) for meta in answer["objects"]]
+        if key and not entries:
+            raise FileNotFoundError(f"{bucket}/{key}")
+        return entries
+
+    def _described(self, bucket: str, meta: Mapping[str, Any]) -> Entry:
+        return self._entry({"name": f"{bucket}/{meta['path']}", "size": meta["size"], "ETag": meta["e_tag"]})
+
 
 async def _pieces(client: Any, key: str, part: Range, etag: str, check: Check) -> AsyncIterator[Any]:
     import obstore
@@ -573,49 +606,6 @@ async def _pieces(client: Any, key: str, part: Range, etag: str, check: Check) -
     else:
         async for piece in answer.stream(min_chunk_size=PIECE_BYTES):
             yield piece
-
-
-async def _head(client: Any, bucket: str, key: str) -> Entry:
-    import obstore
-
-    entry = _entry(bucket, await obstore.head_async(client, key))
-    if not entry.version:
-        raise Transient("the answer does not describe an object")
-    return entry
-
-
-async def _info(client: Any, bucket: str, key: str) -> Entry:
-    import obstore
-
-    if key:
-        with suppress(FileNotFoundError):
-            return await _head(client, bucket, key)
-    # The listing shows whether the folder or the bucket exists.
-    async for page in obstore.list(client, key or _NO_FOLDER, chunk_size=1):
-        if page:
-            break
-    else:
-        if key:
-            raise FileNotFoundError(f"{bucket}/{key}")
-    return Entry(f"{bucket}/{key}", 0, is_folder=True)
-
-
-async def _list(client: Any, bucket: str, key: str) -> list[Entry]:
-    import obstore
-
-    answer = await obstore.list_with_delimiter_async(client, key or None)
-    entries = [Entry(f"{bucket}/{name}", 0, is_folder=True) for name in answer["common_prefixes"]]
-    entries += [_entry(bucket, meta) for meta in answer["objects"]]
-    if key and not entries:
-        raise FileNotFoundError(f"{bucket}/{key}")
-    return entries
-
-
-def _entry(bucket: str, meta: Mapping[str, Any]) -> Entry:
-    etag = meta["e_tag"] or ""
-    version = f"etag:{etag}" if etag else ""
-    path = f"{bucket}/{meta['path']}"
-    return Entry(path, checked_size(meta["size"], path), version=version, etag=etag, pin=etag)
 
 
 def _says(error: Exception, code: str) -> bool:

@@ -171,7 +171,7 @@ class S3Sink(Sink):
         try:
             store, path = store_of(address, fresh=False)
             original = isinstance(store, S3Store) and _S3Object(store, path, network())
-            if not (original and original.fs is self._object.fs and original.etag() == etag):
+            if not (original and original.fs is self._object.fs and original.look()[0] == etag):
                 raise NotCopied
         except Exception as error:
             raise NotCopied from error
@@ -331,7 +331,7 @@ class S3Sink(Sink):
                 return self._finish_answer(finish, expected_etag)
             # The first attempt may have succeeded although its answer was lost.
             if code in (*_TAKEN, "NoSuchUpload") and self._object.repeated:
-                etag = self._object.etag()
+                etag = self._object.look()[0]
                 if etag == expected_etag():
                     return {"ETag": etag}
             # s3fs has several errors for an existing name.
@@ -408,10 +408,6 @@ class _S3Object:
         except FileNotFoundError:
             return "", 0
         return str(answer.get("ETag", "")).strip('"'), int(answer.get("ContentLength") or 0)
-
-    def etag(self) -> str:
-        """Return the current ETag of the object. It is empty if there is no object."""
-        return self.look()[0]
 
     def abort(self, upload: Future[Any]) -> None:
         """Abort an upload. Its first request may still be unanswered. Never raises an error."""

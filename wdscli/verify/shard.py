@@ -34,7 +34,7 @@ from wdscli.samples import (
 )
 from wdscli.samples.grouping import hidden, lost_name
 from wdscli.samples.keys import joined_may_be_unsafe
-from wdscli.samples.packed import PackedSamples, walk_small
+from wdscli.samples.reading import PackedSamples, walk_small
 from wdscli.shards.index import Check, Index, IndexBuilder, index_address
 from wdscli.shards.layout import ViewSource
 from wdscli.shards.proof import Evidence, checking, difference, proven_by, read_index
@@ -177,7 +177,7 @@ class HeaderPass:
     @property
     def ignored(self) -> dict[str, int]:
         """The number of members that belong to no sample, by reason."""
-        return self._grouper.ignored.counts
+        return self._grouper.ignored
 
     def _add_batch(self, batch: SampleBatch) -> None:
         if not batch.keys:

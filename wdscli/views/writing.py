@@ -41,8 +41,20 @@ from wdscli.shards.inputs import (
 from wdscli.shards.locks import remove_abandoned
 from wdscli.shards.manifest import Manifest, name_from
 from wdscli.shards.proof import find_index, scanned_index
-from wdscli.shards.rows import SectionWriter, refuse_existing, rows_address, write_both
-from wdscli.shards.view import MISSING, Ancestor, SampleRun, View, ViewRule, ViewShard, runs_of, view_address
+from wdscli.shards.view import (
+    MISSING,
+    Ancestor,
+    SampleRun,
+    SectionWriter,
+    View,
+    ViewRule,
+    ViewShard,
+    refuse_existing,
+    rows_address,
+    runs_of,
+    view_address,
+    write_both,
+)
 from wdscli.shards.view_shards import OpenView, opened
 from wdscli.shards.writing import OutputSet, ShardSettings
 from wdscli.storage import (

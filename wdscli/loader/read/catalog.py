@@ -19,6 +19,7 @@ the addresses and the counts. This module does not know orders, ranks or stages.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pickle import dumps, loads
@@ -29,7 +30,6 @@ from zlib import compress, decompress
 from wdscli.arrays import F64, I64, U16, numpy
 from wdscli.errors import DataError, InputError, StorageError, WdsError
 from wdscli.loader.checks import cache_of
-from wdscli.samples import IgnoredMembers
 from wdscli.samples.reading import ExpectedMember
 from wdscli.selection.values import Numbers
 from wdscli.shards.index import Index, IndexBuilder
@@ -624,7 +624,7 @@ def _salvaged(address: str, open_shard: Callable[[str], Source]) -> tuple[Index,
     if the shard cannot be opened."""
     from wdscli.samples.grouping import Salvager
 
-    builder, ignored, dropped, size = IndexBuilder(), IgnoredMembers(), dict[str, int](), 0
+    builder, ignored, dropped, size = IndexBuilder(), Counter[str](), dict[str, int](), 0
     try:
         with open_shard(address) as source:
             size = source.size or 0
@@ -632,6 +632,6 @@ def _salvaged(address: str, open_shard: Callable[[str], Source]) -> tuple[Index,
                 builder.add_batch(batch)
     except StorageError:
         builder, size = IndexBuilder(), 0
-    index = builder.index(address, size, ignored.counts)
+    index = builder.index(address, size, ignored)
     whole = without_parts(index)
     return whole, sum(dropped.values()) + index.samples - whole.samples
