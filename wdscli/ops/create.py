@@ -156,16 +156,11 @@ class CreatePlan(NamedTuple):
 
     def task(self, number: int) -> PackTask:
         """Return the task that makes one shard."""
-        files, order, firsts = self.samples.files, self.samples.order, self.samples.firsts
-        shard = self.report.shards[number]
-        low, high = firsts[shard.first], firsts[shard.end]
-        return PackTask(
-            shard.address,
-            self.output.settings,
-            files,
-            order[low:high],
-            numbers_of((first - low for first in firsts[shard.first : shard.end + 1]), len(order) + 1),
-        )
+        order, shard = self.samples.order, self.report.shards[number]
+        firsts = numpy.asarray(self.samples.firsts[shard.first : shard.end + 1])
+        members = order[firsts[0] : firsts[-1]]
+        firsts = numbers_of(firsts - firsts[0], len(order) + 1)
+        return PackTask(shard.address, self.output.settings, self.samples.files, members, firsts)
 
     def work(self) -> ReorderPlan:
         """Return the plan in the form that ``wdscli.run`` carries out. It has shards, but no rows of inputs."""
