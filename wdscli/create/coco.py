@@ -42,7 +42,7 @@ def coco_layout(options: TableOptions, files: Sequence[str]) -> TableLayout:
     if options.key is None and options.rekey is None:
         options = options._replace(key="key")
     joined = _Joined(files, options.images)
-    return TableLayout(files, lambda file, *_: numbered(joined.rows(file)), options)
+    return TableLayout(files, lambda file, *_: numbered(file, joined.rows(file)), options)
 
 
 class _Joined:

@@ -1,7 +1,7 @@
 """This module reads tables in text formats: CSV, TSV and JSON Lines.
 
 A :class:`TextReading` has the options. :class:`DelimitedRows` yields the rows of a CSV or TSV, and :func:`json_lines`
-yields the rows of JSON Lines, both as :class:`Record`. :func:`is_number` decides whether a column of CSV or TSV has
+yields the rows of JSON Lines, both as :class:`Row`. :func:`is_number` decides whether a column of CSV or TSV has
 numbers. Text is read line by line, and only one row is in memory. A row is bad if it has too few or too many cells,
 bytes that do not fit the encoding, or a cell that is too large. Its error and its :class:`RowPlace` go to
 ``Reading.refuse``, and the next row is then read. This module does not know files, keys, fields or samples.
@@ -46,17 +46,18 @@ class RowPlace(NamedTuple):
         return f"{self.table}, row {self.row}" + (f" (line {self.line})" if self.line else "")
 
 
-class Record(NamedTuple):
-    """A row as it is read: its number (from 1), the line where it begins (or 0), and its cells by column."""
+class Row(NamedTuple):
+    """A row: its place, its cells by column, and its number in all files (from 0), which the reader of a file does not
+    know."""
 
-    row: int
-    line: int
-    cells: dict[str, Any]
+    place: RowPlace
+    cells: Mapping[str, Any]
+    number: int = 0
 
 
-def numbered(rows: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
-    """Yield the rows of a format without lines as records."""
-    return (Record(row, 0, cells) for row, cells in enumerate(rows, 1))  # type: ignore[arg-type]
+def numbered(address: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield the rows of a format without lines."""
+    return (Row(RowPlace(address, row), cells) for row, cells in enumerate(rows, 1))
 
 
 def refuse_row(place: RowPlace, error: WdsError) -> None:
@@ -302,7 +303,7 @@ class DelimitedRows:
                 yield cells
             lines.row += 1
 
-    def rows(self, numbers: Collection[str]) -> Iterator[Record]:
+    def rows(self, numbers: Collection[str]) -> Iterator[Row]:
         """Yield rows with their cells by column. An empty cell is None. Cells in the columns ``numbers`` are
         :class:`NumberText`."""
         marked = [column for column, name in enumerate(self.names) if name in numbers]
@@ -310,9 +311,9 @@ class DelimitedRows:
             for column in marked:
                 cells[column] = NumberText(cells[column])
             named = {name: cell or None for name, cell in zip(self.names, cells)}
-            yield Record(self._lines.row, self._lines.first_line, named)
+            yield Row(self._lines.place, named)
 
-    def exact(self, raw: Collection[str]) -> Iterator[Record]:
+    def exact(self, raw: Collection[str]) -> Iterator[Row]:
         """Yield rows with their cells by column, without empty cells. An empty cell in quotes is an empty text."""
         mark = self._delimiter
         cell_of = re.compile(rf'(?:\A|[{mark}])("[^"]*(?:""[^"]*)*"|[^{mark}\r\n]*)')
@@ -322,10 +323,10 @@ class DelimitedRows:
             named = {
                 name: cell for name, cell, text in zip(self.names, cells, quoted, strict=True) if cell or text
             }
-            yield Record(self._lines.row, self._lines.first_line, named)
+            yield Row(self._lines.place, named)
 
 
-def json_lines(stream: IO[bytes], address: str, reading: TextReading) -> Iterator[tuple[Record, str]]:
+def json_lines(stream: IO[bytes], address: str, reading: TextReading) -> Iterator[tuple[Row, str]]:
     """Yield each JSON object, and its line. Raises DataError ``bad-table``."""
     lines = _Lines(stream, address, reading, "\n")
     lines.limit = 2 * reading.max_cell_bytes
@@ -341,7 +342,7 @@ def json_lines(stream: IO[bytes], address: str, reading: TextReading) -> Iterato
         except _BadRowError as error:
             lines.refuse(error)
         else:
-            yield Record(lines.row, lines.first_line, row), line
+            yield Row(lines.place, row), line
         lines.row += 1
 
 

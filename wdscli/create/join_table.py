@@ -20,12 +20,12 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from wdscli.codecs.cells import merged_json
-from wdscli.create.delimited import PLAIN, TextReading, refuse_row
+from wdscli.create.delimited import PLAIN, Row, TextReading, refuse_row
 from wdscli.create.files import Files, RowsByKey
 from wdscli.create.grouping import in_lists
 from wdscli.create.left_out import LeftOut
-from wdscli.create.payloads import NamedSource, SourcePayloads, payload_at, read_pieces
-from wdscli.create.table import CellValue, Row, TableOptions, TableReader, add_rows, samples_of
+from wdscli.create.payloads import SourcePayloads, payload_at, read_pieces
+from wdscli.create.table import CellValue, TableOptions, TableReader, add_rows, samples_of
 from wdscli.errors import DataError, InputError, failing
 from wdscli.model import ShardInfo
 from wdscli.plan.inputs import Stamp, TableShard
@@ -303,14 +303,12 @@ def _write(shard: ShardFile, row: Row, values: Sequence[CellValue], payloads: So
     """Write the sample of a row. Raises InputError and DataError for a source that fails while it is read."""
     fields: list[tuple[bytes, int, Iterable[bytes | memoryview]]] = []
     try:
-        for key, field, value, column in values:
+        for key, field, value in values:
             if isinstance(value, bytes):
                 fields.append((field, len(value), [value]))
-            elif value is not None:
-                named = NamedSource(value, row.place.table, column)
-                if (size_and_place := payloads.of_member(key, field, named, row.place)) is not None:
-                    size, place = size_and_place
-                    fields.append((field, size, read_pieces(place, size)))
+            elif value is not None and (size_and_place := payloads.of_member(key, field, value, row.place)):
+                size, place = size_and_place
+                fields.append((field, size, read_pieces(place, size)))
     except (InputError, DataError) as error:
         payloads.left_out.refuse(row.place, error)
         return

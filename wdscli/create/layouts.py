@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from wdscli.create.delimited import PLAIN, Record, RowPlace, TextReading, numbered
+from wdscli.create.delimited import PLAIN, Row, RowPlace, TextReading, numbered
 from wdscli.create.files import KeyRule
 from wdscli.create.rows import batch_rows, class_names, number_type, read_exact
 from wdscli.errors import DataError, InputError, UsageError, WdsError
@@ -91,7 +91,7 @@ class TableLayout(NamedTuple):
     :data:`SAMPLE_KEY`."""
 
     files: Sequence[str]
-    rows: Callable[[str, Collection[str], bool], Iterator[Record]]
+    rows: Callable[[str, Collection[str], bool], Iterator[Row]]
     options: TableOptions
     classes: tuple[str, ...] | None = None
     has_samples: bool = False
@@ -126,26 +126,26 @@ def exported_layout(options: TableOptions, files: Sequence[str]) -> TableLayout:
     )
 
 
-def _samples(file: str, reading: TextReading) -> Iterator[Record]:
+def _samples(file: str, reading: TextReading) -> Iterator[Row]:
     """Yield the key and the payloads of each row. Raises UsageError for a table that ``wds cat`` did not write."""
-    for kind, record, line in read_exact(file, reading, (_KEY,)):
-        row = record.cells
-        if next(iter(row), None) != _KEY or (kind == "jsonl" and row.keys() != _LINE):
-            raise no_key_option(list(row), "; tables that wds cat wrote need neither option")
-        sample = {SAMPLE_KEY: row.pop(_KEY)}
+    for kind, row, line in read_exact(file, reading, (_KEY,)):
+        cells = row.cells
+        if next(iter(cells), None) != _KEY or (kind == "jsonl" and cells.keys() != _LINE):
+            raise no_key_option(list(cells), "; tables that wds cat wrote need neither option")
+        sample = {SAMPLE_KEY: cells[_KEY]}
         try:
             if kind == "jsonl":
-                fields = _payloads_of_line(row["fields"], line)
+                fields = _payloads_of_line(cells["fields"], line)
             else:
                 fields = {
                     to_text(field_of_column(name)): _payload(kind, name, cell)
-                    for name, cell in row.items()
-                    if cell is not None
+                    for name, cell in cells.items()
+                    if cell is not None and name != _KEY
                 }
         except DataError as error:
-            reading.refuse(RowPlace(file, record.row, record.line), error)
+            reading.refuse(row.place, error)
         else:
-            yield record._replace(cells=sample | fields)
+            yield row._replace(cells=sample | fields)
 
 
 def _payload(kind: str, column: str, cell: Any) -> bytes:
@@ -226,7 +226,7 @@ def shards_layout(options: TableOptions, rule: KeyRule) -> TableLayout:
     )
 
 
-def _regrouped(rule: KeyRule, options: TableOptions, address: str) -> Iterator[Record]:
+def _regrouped(rule: KeyRule, options: TableOptions, address: str) -> Iterator[Row]:
     """Yield the samples of a shard. A field that comes twice begins another sample, so ``a.jpg a.txt a.jpg a.txt`` are
     two samples with one key, and ``--on-duplicate`` decides about the second. Members that belong to no sample are left
     out. Raises DataError."""
@@ -239,11 +239,11 @@ def _regrouped(rule: KeyRule, options: TableOptions, address: str) -> Iterator[R
         field = to_text(parts[1])
         if fields and (parts[0] != key or field in fields):
             number += 1
-            yield Record(number, 0, {SAMPLE_KEY: to_text(key), **fields})
+            yield Row(RowPlace(address, number), {SAMPLE_KEY: to_text(key), **fields})
             fields = {}
         key, fields[field] = parts[0], payload
     if fields:
-        yield Record(number + 1, 0, {SAMPLE_KEY: to_text(key), **fields})
+        yield Row(RowPlace(address, number + 1), {SAMPLE_KEY: to_text(key), **fields})
 
 
 def _regular_members(address: str) -> Iterator[tuple[bytes, bytes]]:
@@ -278,8 +278,8 @@ def hf_layout(options: TableOptions) -> TableLayout:
         is_one = len(rows_by_split) == 1 or "split" in taken or len(splits) < len(rows_by_split)
         options = options._replace(rekey="{index:08d}" if is_one or "row" in taken else "{split}/{row:08d}")
 
-    def rows(name: str, columns: Collection[str], whole: bool) -> Iterator[Record]:
-        return numbered(cells_of(name, columns, whole))
+    def rows(name: str, columns: Collection[str], whole: bool) -> Iterator[Row]:
+        return numbered(name, cells_of(name, columns, whole))
 
     def cells_of(name: str, columns: Collection[str], whole: bool) -> Iterator[Mapping[str, Any]]:
         own = [column for column in _OWN if column in columns and column not in taken]

@@ -23,7 +23,7 @@ from wdscli.create.delimited import (
     PLAIN,
     UTF8,
     DelimitedRows,
-    Record,
+    Row,
     RowPlace,
     TextReading,
     is_number,
@@ -103,7 +103,7 @@ def _in_folder(address: str) -> list[str]:
     return [prefix + name for name in sorted(names, key=natural)]
 
 
-def read_lines(address: str, reading: TextReading = PLAIN) -> Iterator[Record]:
+def read_lines(address: str, reading: TextReading = PLAIN) -> Iterator[Row]:
     """Yield the lines of a text as rows with one column ``line``, which is None for an empty line. Raises InputError. A
     line that is too large is a bad row."""
     max_bytes = reading.max_cell_bytes
@@ -119,7 +119,8 @@ def read_lines(address: str, reading: TextReading = PLAIN) -> Iterator[Record]:
                 while not is_whole and (piece := stream.readline(_BUFFER_BYTES)):
                     is_whole = piece.endswith(b"\n")
             else:
-                yield Record(number, number, {"line": line.decode("utf-8", "surrogateescape") or None})
+                text = line.decode("utf-8", "surrogateescape") or None
+                yield Row(RowPlace(address, number, number), {"line": text})
             number += 1
 
 
@@ -132,7 +133,7 @@ class Table:
         self._copies: dict[str, IO[bytes]] = {}
         self._numbers: frozenset[str] | None = None
 
-    def rows(self, file: str, columns: Collection[str], whole: bool) -> Iterator[Record]:
+    def rows(self, file: str, columns: Collection[str], whole: bool) -> Iterator[Row]:
         """Yield the rows of one of the files, by :func:`read_rows`."""
         if whole and self._numbers is None:
             self._numbers = self._find_numbers(columns)
@@ -208,7 +209,7 @@ def read_rows(
     reading: TextReading = PLAIN,
     numbers: Collection[str] = (),
     copy: IO[bytes] | None = None,
-) -> Iterator[Record]:
+) -> Iterator[Row]:
     """Yield the rows in order. ``columns`` are the columns in use (``a.b`` is inside ``a``). Unless ``whole`` is true,
     only these columns of Parquet and Arrow are read, if all of them exist. Cells of CSV and TSV in the columns
     ``numbers`` are :class:`~wdscli.create.delimited.NumberText`. ``copy`` is a file
@@ -226,7 +227,9 @@ def read_rows(
                     f"{address}: --encoding does not apply, because {kind} stores text as UTF-8",
                     hint="leave --encoding out",
                 )
-            yield from numbered(_arrow_rows(address, kind, (stream, is_mapped), stack, columns, whole=whole))
+            yield from numbered(
+                address, _arrow_rows(address, kind, (stream, is_mapped), stack, columns, whole=whole)
+            )
             return
         if kind == "jsonl":
             yield from (row for row, _ in json_lines(stream, address, reading))
@@ -234,14 +237,14 @@ def read_rows(
             yield from DelimitedRows(stream, address, kind, reading).rows(numbers)
 
 
-def _transcript(address: str, reading: TextReading) -> Iterator[Record]:
-    for record in read_lines(address, reading):
-        key, *text = (record.cells["line"] or "").split(None, 1) or [""]
+def _transcript(address: str, reading: TextReading) -> Iterator[Row]:
+    for row in read_lines(address, reading):
+        key, *text = (row.cells["line"] or "").split(None, 1) or [""]
         if key:
-            yield record._replace(cells={"key": key, "text": text[0] if text else None})
+            yield row._replace(cells={"key": key, "text": text[0] if text else None})
 
 
-def read_exact(address: str, reading: TextReading, raw: Collection[str]) -> Iterator[tuple[str, Record, str]]:
+def read_exact(address: str, reading: TextReading, raw: Collection[str]) -> Iterator[tuple[str, Row, str]]:
     """Yield each row of a CSV, TSV, JSON Lines or Parquet file, with the format, and with the line if it is JSON. A row
     of CSV or TSV contains empty texts, but not absent cells. Cells in ``raw`` columns may have bytes of any encoding.
     For other formats, one empty row is yielded. Raises the errors of :func:`read_rows`."""
@@ -254,9 +257,9 @@ def read_exact(address: str, reading: TextReading, raw: Collection[str]) -> Iter
             yield from ((kind, row, "") for row in DelimitedRows(stream, address, kind, reading).exact(raw))
         elif kind == "parquet":
             rows = _arrow_rows(address, kind, (stream, is_mapped), stack)
-            yield from ((kind, row, "") for row in numbered(rows))
+            yield from ((kind, row, "") for row in numbered(address, rows))
         else:
-            yield kind, Record(1, 0, {}), ""
+            yield kind, Row(RowPlace(address, 1), {}), ""
 
 
 def column_names(address: str) -> list[str]:
@@ -268,7 +271,7 @@ def column_names(address: str) -> list[str]:
             from pyarrow import parquet
 
             return list(map(str, parquet.read_schema(stream).names))
-    return list(next((record.cells for record in read_rows(address)), {}))
+    return list(next((row.cells for row in read_rows(address)), {}))
 
 
 def _sniffed(stream: io.BufferedReader) -> str:
@@ -531,10 +534,5 @@ def _parsed(text: str, column: str, member: str) -> Any:
         ) from None
 
 
-class _Absent:
-    def __repr__(self) -> str:
-        return "ABSENT"
-
-
-ABSENT: Any = _Absent()
+ABSENT: Any = object()
 """The value of a missing column."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from wdscli.codecs.cells import cell_payload, extension_of, is_json, json_bytes, merged_json
 from wdscli.codecs.kinds import find
-from wdscli.create.delimited import NumberText, RowPlace
+from wdscli.create.delimited import NumberText, Row
 from wdscli.create.files import SEPARATOR, Files, Inline, JsonFiles, KeyRule, check_written
 from wdscli.create.layouts import (
     OPTIONS,
@@ -45,14 +45,6 @@ from wdscli.text import to_bytes, to_text
 _PROGRESS_ROWS = 256
 _ANY = "*"
 """The placeholder in a field's name for the extension of the column's content or address."""
-
-
-class Row(NamedTuple):
-    """A row: its place, its number in all files (from 0), and its cells by column."""
-
-    place: RowPlace
-    number: int
-    cells: Mapping[str, Any]
 
 
 class _Format(KeyFormat):
@@ -105,13 +97,12 @@ class ClassName(bytes):
 
 
 class CellValue(NamedTuple):
-    """A row's value for one field of its sample. It is bytes, the address of a payload as text, or None. An empty
-    address names no file. ``key`` is the key to write."""
+    """A row's value for one field of its sample. It is bytes, the source of a payload, or None. ``key`` is the key to
+    write."""
 
     key: bytes
     field: bytes
-    value: bytes | str | None
-    column: str = ""
+    value: bytes | NamedSource | None
 
 
 def _layout_of(options: TableOptions, option: str, rule: KeyRule) -> TableLayout:
@@ -185,8 +176,9 @@ class TableReader:
             unseen = set(self._used)
             cells: Mapping[str, Any] = {}
             number = 0
-            for number, line, cells in self._layout.rows(file, self._used, self._takes_rest):
-                yield Row(RowPlace(file, number, line), before + number - 1, cells)
+            for row in self._layout.rows(file, self._used, self._takes_rest):
+                cells, number = row.cells, row.place.row
+                yield row._replace(number=before + number - 1)
                 if unseen:
                     unseen = {name for name in unseen if reach(cells, name) is ABSENT}
                 if number % _PROGRESS_ROWS == 0:
@@ -235,10 +227,11 @@ class TableReader:
             if cell != SAMPLE_KEY:
                 raw = to_bytes(cell)
                 yield CellValue(self._written(key, raw), raw, row.cells[cell])
+        where = row.place.table
         for field, value in self._filled(row):
             name, column, is_address, _, text = field
             if value is None or value is ABSENT or (is_address and _is_nan(value)):
-                yield CellValue(key, name, "" if is_address else None, column)
+                yield CellValue(key, name, NamedSource("", where, column) if is_address else None)
                 continue
             if isinstance(value, dict) and _is_media(value):
                 value, path = value["bytes"], value["path"]
@@ -250,14 +243,14 @@ class TableReader:
                 yield CellValue(key, name, None)
                 continue
             if is_address and not (value := to_text(_as_name(value, column))):
-                yield CellValue(key, name, "", column)
+                yield CellValue(key, name, NamedSource("", where, column))
                 continue
             if _ANY in text:
                 text = text.replace(_ANY, _extension(value, path, column, is_address=is_address))
                 name = to_bytes(text)
             written = self._written(key, name)
-            payload = value if is_address else self._payload(value, column, text)
-            yield CellValue(written, name, payload, column)
+            payload = NamedSource(value, where, column) if is_address else self._payload(value, column, text)
+            yield CellValue(written, name, payload)
         if self._takes_rest:
             json_columns = self._rest(row.cells)
             if json_columns or self._options.json_rest:
@@ -528,7 +521,7 @@ def samples_of(
             left_out.refuse(row.place, error)
             continue
         for key, values in samples:
-            complete = [value for value in values if value[2] is not None]
+            complete = [cell for cell in values if cell.value is not None]
             if len(complete) < len(values):
                 _note_empty(left_out, row, key, values)
             if complete:
@@ -574,9 +567,9 @@ def add_rows(
         try:
             # Find all payloads of the row before a value is added.
             located = [
-                payloads.of_member(key, field, NamedSource(value, row.place.table, column), row.place)
-                for key, field, value, column in values
-                if isinstance(value, str)
+                payloads.of_member(key, field, value, row.place)
+                for key, field, value in values
+                if isinstance(value, NamedSource)
             ]
             is_merged = objects is not None and _merged(values, files, payloads, objects)
         except UsageError:
@@ -585,7 +578,7 @@ def add_rows(
             payloads.left_out.refuse(row.place, error)
             continue
         places = iter(located)
-        for key, field, value, _ in values:
+        for key, field, value in values:
             if isinstance(value, ClassName):
                 if value not in class_places:
                     class_places[value] = files.keep(Inline(bytes(value)))
