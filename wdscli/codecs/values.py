@@ -524,21 +524,13 @@ def _refuse_text(text: bytes, name: str, kind: FieldKind) -> None:
         )
 
 
-class Encoder:
-    """Encodes the fields of a sample by extension. Fields with a leading underscore, such as ``__key__``, stay
+def encode_sample(sample: Mapping[str, Any], encoders: Mapping[str, Encode] = ENCODERS) -> dict[str, Any]:
+    """Encode the fields of a sample by extension. Fields with a leading underscore, such as ``__key__``, stay
     unchanged. Raises UsageError, which names the key and the field."""
-
-    def __init__(self, encoders: Mapping[str, Encode] = ENCODERS) -> None:
-        self._encoders = encoders
-
-    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        return {field: self._value(sample, field, value) for field, value in sample.items()}
-
-    def _value(self, sample: Mapping[str, Any], field: str, value: Any) -> Any:
-        if field.startswith("_"):
-            return value
+    encoded: dict[str, Any] = {}
+    for field, value in sample.items():
         try:
-            return encode_field(value, field, self._encoders)
+            encoded[field] = value if field.startswith("_") else encode_field(value, field, encoders)
         except Exception as error:
             is_explained = isinstance(error, UsageError)
             why = str(error) if is_explained else f"{type(error).__name__}: {error}"
@@ -546,6 +538,7 @@ class Encoder:
                 f'field "{field}" of sample "{sample.get("__key__")}" cannot be encoded: {why}',
                 hint=error.hint if isinstance(error, UsageError) else None,
             ) from error
+    return encoded
 
 
 def make_encoder(spec: bool | str | Mapping[str, Encode] | Encode | None = True) -> Encode:
@@ -555,11 +548,11 @@ def make_encoder(spec: bool | str | Mapping[str, Encode] | Encode | None = True)
     if spec is None or spec is False:
         return dict
     if spec is True:
-        return Encoder()
+        return encode_sample
     if spec == "pickle":
-        return Encoder(WITH_PICKLES)
+        return partial(encode_sample, encoders=WITH_PICKLES)
     if isinstance(spec, Mapping):
-        return Encoder(spec)
+        return partial(encode_sample, encoders=spec)
     if callable(spec):
         return spec
     raise UsageError(

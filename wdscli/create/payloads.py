@@ -105,16 +105,17 @@ class SourcePayloads:
     def of_member(
         self, key: bytes, field: bytes, named: NamedSource, place: RowPlace | None = None
     ) -> tuple[int, Place] | None:
-        """Call :meth:`fetch` for one member. Return None if the member is left out. Raises InputError."""
+        """Return size and place of a member's payload, or None if the member is left out. Streams and the output of
+        commands are read here, because their size is unknown. Raises InputError."""
         try:
-            return self.fetch(named)
+            return self._located(named)
         except InputError as error:
             self.left_out.lose(key, field, named.address, error, place)
         return None
 
     def ahead(self, rows: Iterable[Row], named: Callable[[Row], Iterable[NamedSource]]) -> Iterator[Row]:
         """Yield the rows, and request the sizes of remote payloads in advance, several at the same time. Errors are
-        raised later, by :meth:`fetch`."""
+        raised later, by :meth:`of_member`."""
         coming, failure = iter(rows), None
         while failure is None:
             batch: list[Row] = []
@@ -138,9 +139,7 @@ class SourcePayloads:
                     remote.append(address)
         self._sizes = dict(zip(remote, at_once(_size_at, remote))) if len(remote) > 1 else {}
 
-    def fetch(self, named: NamedSource) -> tuple[int, Place]:
-        """Return size and place of a payload in a list or table. Streams and the output of commands are read here,
-        because their size is unknown. Raises InputError."""
+    def _located(self, named: NamedSource) -> tuple[int, Place]:
         address = self._address(named)
         size = self._sizes.pop(address, None)
         if isinstance(size, InputError):
