@@ -55,7 +55,10 @@ def _changes_of_host(path: Path) -> list[tuple[str, str]]:
     name = str(path.relative_to(HOUSE))
     allowed = ALLOWED.get(name, set()) | READ_ONLY.get(name, set())
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    if not any(word in text for word in (*FORBIDDEN, "__class__", "sys.modules")):
+        return found  # to parse all modules takes seconds
+    for node in ast.walk(ast.parse(text)):
         used = {
             ast.Attribute: lambda node: [node.attr] if node.attr != "signal" or _is_call(node) else [],
             ast.Name: lambda node: [node.id] if node.id != "signal" else [],
@@ -64,8 +67,8 @@ def _changes_of_host(path: Path) -> list[tuple[str, str]]:
         found += [(word, FORBIDDEN[word]) for word in used if word in FORBIDDEN and word not in allowed]
         if isinstance(node, ast.FunctionDef) and node.name == "__class__":
             found.append(("__class__", "a type that lies to isinstance"))
-        is_module = isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules"
-        if is_module and isinstance(node.ctx, (ast.Store, ast.Del)):
+        is_stored = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
+        if is_stored and ast.unparse(node.value) == "sys.modules":
             found.append(("sys.modules", "another module under a library's name"))
     return found
 

@@ -14,20 +14,15 @@ import pytest
 HOUSE = Path(__file__).parents[2] / "wdscli"
 sys.path.insert(0, str(HOUSE.parent / "scripts"))
 import _house  # noqa: E402
+from _house import MODULES, tree  # noqa: E402
 
-
-def name_of(path: Path) -> str:
-    parts = path.relative_to(HOUSE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {name_of(path): path for path in HOUSE.rglob("*.py")}
 COMPILED = {"wdscli.tar._core", "wdscli.tar._crc"}
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a module. Several tests look through them."""
+    return list(ast.walk(tree(path)))
 
 
 @cache
@@ -35,7 +30,7 @@ def imports() -> dict[str, set[str]]:
     """Which modules of ours each module names in an import anywhere in it, for type checkers and by name too."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, path in MODULES.items():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("wdscli"):
                 for alias in node.names:
                     below = f"{node.module}.{alias.name}"
@@ -58,7 +53,7 @@ def callers() -> dict[str, set[str]]:
     """The modules that call a function, by its name."""
     modules: dict[str, set[str]] = defaultdict(set)
     for name, path in MODULES.items():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Call):
                 modules[called(node)].add(name.removeprefix("wdscli."))
     return modules
@@ -167,7 +162,7 @@ def test_nothing_at_the_top_of_a_module_is_unused() -> None:
     """A function or class that no other place names is dead, unless it is a face of the library."""
     words: dict[str, int] = defaultdict(int)
     for user in (*MODULES.values(), *HOUSE.parent.glob("scripts/*.py")):
-        for node in ast.walk(tree(user)):
+        for node in nodes(user):
             if isinstance(node, ast.Name):
                 words[node.id] += 1
             elif isinstance(node, ast.Attribute):
