@@ -124,25 +124,19 @@ class Selection(NamedTuple):
         >>> Selection.parse(keys=["n01/*"], slice="::2", limit=10).is_trivial
         False
         """
-        draw = None
-        if sample is not None:
-            from wdscli.selection.draw import Draw
-
-            draw = Draw.parse(str(sample), seed or 0)
+        if limit is not None and limit < 0:
+            raise UsageError(f"--limit must not be negative: {limit}")
         lists = (keys_from or None, not_keys_from or None)
         key_rule, value_rule = _list_rules(texts_of(keys), lists, on, near, read_set)
-        chosen = cls(
+        return cls(
             key_rule=key_rule,
             value_rule=value_rule,
             where=_where(where),
             field_rule=FieldRule.parse(fields, drop, texts_of(rename), texts_of(column)),
             span=None if slice is None else parse_span(slice),
             limit=limit,
-            draw=draw,
+            draw=None if sample is None else _draw(str(sample), seed or 0),
         )
-        if limit is not None and limit < 0:
-            raise UsageError(f"--limit must not be negative: {limit}")
-        return chosen
 
     @property
     def is_trivial(self) -> bool:
@@ -382,6 +376,12 @@ class Selection(NamedTuple):
 
 
 _TRIVIAL = Selection()
+
+
+def _draw(sample: str, seed: int) -> Draw:
+    from wdscli.selection.draw import Draw
+
+    return Draw.parse(sample, seed)
 
 
 def _list_rules(

@@ -125,28 +125,27 @@ class LowestRanks:
         self._draw = draw
         self._most = draw.number
         self._heap: list[int] = []
-        self._held: set[int] | None = set() if distinct else None
+        self._is_distinct = distinct
+        self._held: set[int] = set()
+        """The ranks in the heap; empty unless keys must be distinct."""
         self.total = 0
 
     def add(self, keys: Iterable[bytes]) -> None:
         """Add keys of samples that may be drawn."""
-        heap, most = self._heap, self._most
+        heap, held = self._heap, self._held
         for key in keys:
-            self.total += 1
             rank = -self._draw.rank(key)
-            if self._held is not None:
-                if rank in self._held:
-                    self.total -= 1
-                    continue
-                self._held.add(rank)
-            if len(heap) < most:
+            if rank in held:
+                continue
+            self.total += 1
+            if len(heap) < self._most:
                 heappush(heap, rank)
             elif rank > heap[0]:
-                gone = heapreplace(heap, rank)
-                if self._held is not None:
-                    self._held.discard(gone)
-            elif self._held is not None:
-                self._held.discard(rank)
+                held.discard(heapreplace(heap, rank))
+            else:
+                continue
+            if self._is_distinct:
+                held.add(rank)
 
     def end(self) -> tuple[int, int]:
         """Return the highest rank that is drawn, and how many samples with this rank are drawn."""
@@ -154,7 +153,7 @@ class LowestRanks:
             return RANKS, 0
         bound = -self._heap[0]
         # With distinct keys the caller skips repeated keys.
-        return bound, self._heap.count(-bound) if self._held is None else RANKS
+        return bound, RANKS if self._is_distinct else self._heap.count(-bound)
 
 
 def check_rereadable(draw: Draw, addresses: Sequence[str]) -> None:
