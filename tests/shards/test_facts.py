@@ -14,7 +14,7 @@ import pytest
 
 from wdscli.model import UNKNOWN, Facts, FieldTotals, ShardInfo, contradictions
 from wdscli.samples import iter_batches
-from wdscli.samples.packed import walk_small
+from wdscli.samples.reading import walk_small
 from wdscli.shards import ShardWriter
 from wdscli.shards.index import IndexBuilder
 from wdscli.shards.manifest import parse_shard, plain_shard
@@ -45,7 +45,7 @@ def test_a_written_shard_is_described_with_each_fact() -> None:
 
 
 def test_writers_indexes_and_scans_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wdscli.samples.packed.SMALL_SHARD_BYTES", 0)
+    monkeypatch.setattr("wdscli.samples.reading.SMALL_SHARD_BYTES", 0)
     with ShardWriter(f"{tmp_path}/t-%d.tar") as writer:
         for number in range(100):
             writer.write(f"k{number}", {"txt": b"%d" % number, "cls": b"7"})
