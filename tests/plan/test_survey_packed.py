@@ -12,7 +12,7 @@ from shard_cases import foreign_tar, tar_of
 from wdscli.errors import DataError
 from wdscli.plan.inputs import Input
 from wdscli.plan.survey import Survey, SurveyTask, survey
-from wdscli.samples import packed
+from wdscli.samples import reading
 from wdscli.selection import Selection
 from wdscli.tar import CANONICAL, core
 
@@ -64,16 +64,16 @@ def test_it_has_the_rows_of_the_scan(case: str, tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "x.tar"
     path.write_bytes(CASES[case])
     scanned = surveyed(path)
-    monkeypatch.setattr(packed, "SMALL_SHARD_BYTES", 0)
+    monkeypatch.setattr(reading, "SMALL_SHARD_BYTES", 0)
     for buffer_bytes in (1 << 12, 1 << 15, 1 << 22):
-        monkeypatch.setattr(packed, "BUFFER_BYTES", buffer_bytes)
+        monkeypatch.setattr(reading, "BUFFER_BYTES", buffer_bytes)
         assert surveyed(path) == scanned, buffer_bytes
 
 
 def test_most_samples_are_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, totals = tmp_path / "x.tar", []
     path.write_bytes(CASES["foreign"])
-    monkeypatch.setattr(packed, "SMALL_SHARD_BYTES", 0)
+    monkeypatch.setattr(reading, "SMALL_SHARD_BYTES", 0)
     survey(
         SurveyTask(Input(str(path)), CANONICAL, Selection()),
         take=lambda block: totals.append(len(block.rows)),

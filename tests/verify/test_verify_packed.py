@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from shard_cases import wds_here
 
-from wdscli.samples import packed
+from wdscli.samples import reading
 from wdscli.shards import ShardWriter
 from wdscli.tar import CANONICAL, END_OF_ARCHIVE, Form, build_header, core, padding
 from wdscli.verify.shard import Checks, HeaderPass, VerifyTask, check_shard
@@ -72,13 +72,13 @@ def test_it_finds_what_the_scan_finds(
     path = tmp_path / "x.tar"
     path.write_bytes(CASES[case])
     scanned = checked(path, checks)
-    monkeypatch.setattr(packed, "SMALL_SHARD_BYTES", 0)
-    monkeypatch.setattr(packed, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(reading, "SMALL_SHARD_BYTES", 0)
+    monkeypatch.setattr(reading, "BUFFER_BYTES", buffer_bytes)
     assert checked(path, checks) == scanned
 
 
 def test_an_index_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "SMALL_SHARD_BYTES", 0)
+    monkeypatch.setattr(reading, "SMALL_SHARD_BYTES", 0)
     for folder, label in (("a", b"1"), ("b", b"12")):
         with ShardWriter(f"{tmp_path}/{folder}/s-%06d.tar") as writer:
             for number in range(50):
@@ -100,14 +100,14 @@ def test_members_of_other_writers_are_scanned(tmp_path: Path, monkeypatch: pytes
             member.size, member.mtime = len(data), 1.25  # type: ignore[assignment]
             tar.addfile(member, io.BytesIO(data))
     assert wds_here("index", path, "-q").code == 0
-    monkeypatch.setattr(packed, "SMALL_SHARD_BYTES", 0)
+    monkeypatch.setattr(reading, "SMALL_SHARD_BYTES", 0)
     result = checked(path, Checks())
     assert (result["findings"], result["members"]) == ([], len(PLAIN))
 
 
 def test_only_the_last_sample_is_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scanned: list[bytes] = []
-    monkeypatch.setattr(packed, "SMALL_SHARD_BYTES", 0)
+    monkeypatch.setattr(reading, "SMALL_SHARD_BYTES", 0)
     add = HeaderPass.add
 
     def note(headers: HeaderPass, window: Any) -> None:
