@@ -41,11 +41,17 @@ def _run() -> int:
         from wdscli.cli.main import main as run
     except KeyboardInterrupt:
         return 130
-    gc.freeze()
-    gc.enable()
     _tidy_when_terminated()
     _heed_lost_signals()
-    return run()
+    return run(loaded=_collect_garbage)
+
+
+def _collect_garbage() -> None:
+    """Turn garbage collection on, without the objects of loaded modules."""
+    import gc
+
+    gc.freeze()
+    gc.enable()
 
 
 def _occupy_closed() -> None:

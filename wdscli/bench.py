@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from wdscli.errors import DataError, UsageError
 from wdscli.loader.order.order import Shuffle
-from wdscli.loader.read.reading import PREFETCH
 from wdscli.loader.stages.per_batch import default_collation
 from wdscli.loader.streams import ShardStream
 from wdscli.loader.webdataset import WebDataset
@@ -63,17 +62,16 @@ def bench(
     batch: int = 64,
     shuffle: Shuffle = "window",
     fields: Sequence[str] | None = None,
-    prefetch: str | int = PREFETCH,
     seconds: float = 10.0,
     trust_addresses: bool = False,
 ) -> BenchReport:
     """Measure for about ``seconds`` how fast the loader makes batches of ``batch`` samples from ``urls``. With
     ``batch=0`` the loader yields single samples. ``decode`` is the argument of ``decode()`` (``"pil"``, ``"rgb8"``), or
-    None for raw bytes. ``workers`` is the number of DataLoader processes, 0 for none. ``shuffle``, ``fields``,
-    ``prefetch`` and ``threads`` are arguments of WebDataset. Raises UsageError (for example for workers without torch),
+    None for raw bytes. ``workers`` is the number of DataLoader processes, 0 for none. ``shuffle``, ``fields``
+    and ``threads`` are arguments of WebDataset. Raises UsageError (for example for workers without torch),
     InputError and DataError."""
     trust: dict[str, Any] = {"trust_addresses": True} if trust_addresses else {}
-    data = WebDataset(urls, shuffle=shuffle, fields=fields, prefetch=prefetch, threads=threads, **trust)
+    data = WebDataset(urls, shuffle=shuffle, fields=fields, threads=threads, **trust)
     if decode is not None:
         data = data.decode(decode)
     if batch:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from shard_cases import Ran, tar_of, wds
 
-from wdscli.cli import help as layout
+from wdscli.cli import group as layout
 from wdscli.cli.commands import COMMANDS
 from wdscli.cli.group import build, load
 

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from wdscli.cli.commands import COMMANDS
-from wdscli.cli.group import OnceCommand, load, typed
+from wdscli.cli.group import WdsCommand, load, typed
 from wdscli.cli.options import (
     REQUIRED,
     CommonOptions,
@@ -193,7 +193,7 @@ def recorder(name: str, function: Any) -> Any:
         got.append(values)
 
     record.parameters = function.parameters  # type: ignore[attr-defined]
-    app.command(name, cls=OnceCommand)(typed(record))
+    app.command(name, cls=WdsCommand)(typed(record))
     return typer.main.get_command.__wrapped__(app), got  # type: ignore[attr-defined]
 
 

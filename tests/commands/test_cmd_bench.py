@@ -216,5 +216,5 @@ def test_arguments_reach_the_dataset(monkeypatch: pytest.MonkeyPatch, shards: li
         return true(urls, **how)
 
     monkeypatch.setattr(home, "WebDataset", made)
-    bench(shards, shuffle="full", fields=["cls"], prefetch="1MB", threads=3, seconds=0.05)
-    assert given == {"shuffle": "full", "fields": ["cls"], "prefetch": "1MB", "threads": 3}
+    bench(shards, shuffle="full", fields=["cls"], threads=3, seconds=0.05)
+    assert given == {"shuffle": "full", "fields": ["cls"], "threads": 3}

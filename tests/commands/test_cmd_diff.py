@@ -18,6 +18,7 @@ from shard_cases import Members, Ran, foreign_tar, numbered, wds, wds_here, writ
 from tiers import examples
 
 from wdscli.ops.diff import diff
+from wdscli.plan.request import Request
 
 Command = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("shared_workers")
@@ -280,7 +281,7 @@ class TestViews:
 
         monkeypatch.setattr(os, "pread", counted(os.pread, int))
         monkeypatch.setattr(os, "preadv", counted(os.preadv, lambda views: sum(map(len, views))))
-        diff(f"{a}.json", f"{b}.json", lambda found: None, jobs=1)
+        diff(Request([f"{a}.json", f"{b}.json"], "-", jobs=1), lambda found: None)
         # The payloads of keys that both have at other places are read.
         assert (read > 0) == bool(reads)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from wdscli.cli import output
@@ -24,14 +24,15 @@ from wdscli.shown import shown
 TERMINATED = 143
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code. Errors are printed on standard error."""
+def main(argv: Sequence[str] | None = None, loaded: Callable[[], None] = lambda: None) -> int:
+    """Run one command line and return its exit code. Errors are printed on standard error. ``loaded`` is called when
+    the command is imported, before it runs."""
     args = sys.argv[1:] if argv is None else argv
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: output.say(str(message), label="warning")
             try:
-                code = _run(list(args))
+                code = _run(list(args), loaded)
                 output.note_costs()
             finally:
                 output.close()
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(args: list[str]) -> int:
+def _run(args: list[str], loaded: Callable[[], None]) -> int:
     name = os.path.basename(sys.argv[0])
     name = name if name in ("wds", "wdscli") else "wds"
     completion = os.environ.get(f"_{name.upper()}_COMPLETE")
@@ -52,6 +53,7 @@ def _run(args: list[str]) -> int:
     if args and args[0] in COMMANDS and not completion:
         command = getattr(import_module(f"wdscli.cli.commands.{args[0]}"), args[0])
         values = read_plain(command.parameters, args[1:])
+    loaded()
     if values is not None:
         result = command(**values)
     else:

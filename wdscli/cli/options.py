@@ -152,6 +152,11 @@ _values = (
     "--where, sort, ls --count and the loader need not read payloads. Repeatable."
 )
 Values = Annotated[Texts, Option(("--values",), "EXPR,...", _values, f"{MORE}Output")]
+_column = (
+    "Write a value of the sample as a field, in the format of its extension: txt=json.caption. It replaces a field of "
+    "this name. A sample without the value stays as it is. Repeatable."
+)
+Column = Annotated[Texts, Option(("--column",), "FIELD=EXPR", _column, f"{MORE}Selection")]
 
 
 @_common("""
@@ -427,16 +432,6 @@ class InputOptions(NamedTuple):
     report: Text = None
     allow_empty: bool = False
     duplicates: DuplicateOptions = DuplicateOptions()
-
-
-@_select("""
-    +--column FIELD=EXPR  Write a value of the sample as a field, in the format of its extension: txt=json.caption. It
-        replaces a field of this name. A sample without the value stays as it is. Repeatable.
-    """)
-class ColumnOptions(NamedTuple):
-    """The new fields of samples."""
-
-    column: Texts = None
 
 
 class ReorderOptions(NamedTuple):

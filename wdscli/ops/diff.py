@@ -103,25 +103,21 @@ class _Match(NamedTuple):
 
 
 def diff(
-    a: str,
-    b: str,
+    request: Request,
     each: Callable[[Difference], None],
     *,
-    selection: Selection = Selection(),  # noqa: B008  (immutable)
     keys_only: bool = False,
     ignore_order: bool = False,
     on: str | None = None,
-    jobs: int | None = None,
-    trust_addresses: bool = False,
     progress: Progress = QUIET,
 ) -> DiffReport:
-    """Compare the sets ``a`` and ``b``; samples are matched by key, or by the value of the expression ``on``. Then this
-    value is the key in differences.
+    """Compare the two ``inputs`` of a request, A and B. Samples are matched by key, or by the value of the expression
+    ``on``. Then this value is the key in differences.
 
-    ``each`` is called with every difference. First come samples that are only in ``a``, then samples in both sets that
-    differ, then samples that are only in ``b``. Each group is in the order of its set. ``keys_only`` compares only
-    keys. If both sets have the same keys, the order of samples and the boundaries of shards are compared too, unless
-    ``ignore_order`` is true. ``jobs`` is the number of processes; None means one per processor.
+    ``each`` is called with every difference. First come samples that are only in A, then samples in both sets that
+    differ, then samples that are only in B. Each group is in the order of its set. ``keys_only`` compares only keys. If
+    both sets have the same keys, the order of samples and the boundaries of shards are compared too, unless
+    ``ignore_order`` is true. The output of the request has no effect.
 
     Raises UsageError, InputError, and DataError for damaged shards and for a repeated key.
 
@@ -130,19 +126,19 @@ def diff(
     >>> for name, text in (("a", b"1"), ("b", b"2")):
     ...     with ShardWriter(f"{folder}/{name}.tar") as writer:
     ...         writer.write("n1", {"txt": text})
-    >>> report = diff(f"{folder}/a.tar", f"{folder}/b.tar", lambda found: print(found.key, found.differ))
+    >>> sets = Request([f"{folder}/a.tar", f"{folder}/b.tar"], "-")
+    >>> report = diff(sets, lambda difference: print(difference.key, difference.differ))
     n1 ['txt']
     >>> report.changed, report.same
     (1, False)
     """
-    views = _named(a, b, trust_addresses) if on is None else None
-    if views is not None and not selection.changes_members:
+    views = _named(request) if on is None else None
+    if views is not None and not request.selection.changes_members:
         named = _compare_names(views, each, ignore_order)
         if named is not None:
             return named
-    how: dict[str, Any] = {"jobs": jobs, "trust_addresses": trust_addresses, "allow_empty": True}
-    how["rekey"] = None if on is None else f"{{{on}!q}}"
-    requests = [Request([text], "-", selection=selection, **how) for text in (a, b)]
+    rekey = None if on is None else f"{{{on}!q}}"
+    requests = [request._replace(inputs=[text], allow_empty=True, rekey=rekey) for text in request.inputs]
     return _compared(requests, views, each, keys_only=keys_only, ignore_order=ignore_order, progress=progress)
 
 
@@ -216,16 +212,16 @@ class _ViewPlaces:
             self.view.index(base, Check.ALL_LOCAL)
 
 
-def _named(address_a: str, address_b: str, trusted: bool) -> tuple[_ViewPlaces, _ViewPlaces] | None:
+def _named(request: Request) -> tuple[_ViewPlaces, _ViewPlaces] | None:
     """Return the places that two views name. Return None if one set is no view, or if the two views make fields from
     their bases by different rules."""
-    if not (is_manifest_name(address_a) and is_manifest_name(address_b)):
+    if not all(map(is_manifest_name, request.inputs)):
         return None
     views = []
     # Forget indexes in memory, because they would not show that a base has changed.
     forget()
-    for address in (address_a, address_b):
-        manifest = open_set([address], trust_addresses=trusted).manifest
+    for address in request.inputs:
+        manifest = open_set([address], trust_addresses=request.trust_addresses).manifest
         if manifest is None or manifest.view is None:
             return None
         views.append(opened(address))

@@ -64,20 +64,15 @@ MEDIA_BYTES = 2_800_000
 MAX_FINDINGS = 12
 
 
-class Documents(NamedTuple):
-    """The addresses of documents for publishing the set: a dataset card and Croissant metadata. ``license`` is the
-    licence of the set, or a place in JSON with the licence of each sample. None leaves a document out."""
-
-    card: str | None = None
-    croissant: str | None = None
-    license: str | None = None
-
-
 class ReportOptions(NamedTuple):
     """The contents of the page. ``title`` is its heading; None means the names of folder and set. ``seed`` decides the
     random choice of samples: ``cards`` samples for the contact sheet, and ``looked`` samples for classes, captions and
     sizes of pictures. ``media`` shows pictures and sound. ``check`` shows the findings of verify. With ``decode``,
-    verify also decodes payloads."""
+    verify also decodes payloads.
+
+    ``card`` and ``croissant`` are the addresses of documents for publishing the set: a dataset card and Croissant
+    metadata. None leaves a document out. ``license`` is the licence of the set, or a place in JSON with the licence of
+    each sample."""
 
     title: str | None = None
     seed: int = 0
@@ -86,39 +81,40 @@ class ReportOptions(NamedTuple):
     media: bool = True
     check: bool = True
     decode: bool = False
+    card: str | None = None
+    croissant: str | None = None
+    license: str | None = None
 
 
 def report(
     request: Request,
     options: ReportOptions = ReportOptions(),  # noqa: B008  (immutable)
-    documents: Documents = Documents(),  # noqa: B008
     *,
     progress: Progress = QUIET,
 ) -> tuple[PageFacts, int]:
-    """Write a page about ``request.inputs`` to the address ``request.output``, and ``documents``. Return the facts on
-    it, and the size of all outputs in bytes. The page is one HTML file that needs no network. It shows the samples of
-    the request's selection, including the intact samples of damaged shards. An empty ``request.output`` writes no page,
-    and then the set is not verified. An existing output is replaced only if ``force`` of the request's settings is
-    true.
+    """Write a page about ``request.inputs`` to the address ``request.output``, and the documents of ``options``. Return
+    the facts on it, and the size of all outputs in bytes. The page is one HTML file that needs no network. It shows the
+    samples of the request's selection, including the intact samples of damaged shards. An empty ``request.output``
+    writes no page, and then the set is not verified. An existing output is replaced only if ``force`` of the request's
+    settings is true.
 
     Raises UsageError (also if jinja2, pygal or Pillow is missing), InputError, OutputError.
     """
     needed_packages()
-    selection = request.selection
     if not request.output:
         options = options._replace(check=False, media=False)
-    shards = _opened(request, documents, progress)
+    shards = _opened(request, options, progress)
     # The output is opened first, so that an error about it comes before the work.
     # Several steps read a whole remote shard, unless its index shows which parts are needed.
-    held = shards.addresses if _reads_all(options, selection) else sorted(without_index(shards))
+    held = shards.addresses if _reads_all(options, request.selection) else sorted(without_index(shards))
     with Scratch() as scratch, ExitStack() as outputs:
         page, card, croissant = [
             outputs.enter_context(open_sink(address, force=request.settings.force)) if address else None
-            for address in (request.output, documents.card, documents.croissant)
+            for address in (request.output, options.card, options.croissant)
         ]
         with hold_remote_shards(held, scratch, progress):
             facts = _facts(shards, request, options, scratch, progress)
-        published = _published(shards, facts, documents, progress)
+        published = _published(shards, facts, options, progress)
         if page is not None:
             page.write(make_page(facts))
         if card is not None:
@@ -128,13 +124,13 @@ def report(
         return facts, sum(sink.written for sink in (page, card, croissant) if sink is not None)
 
 
-def _opened(request: Request, documents: Documents, progress: Progress) -> ShardSet:
+def _opened(request: Request, options: ReportOptions, progress: Progress) -> ShardSet:
     """Open the set. Raises InputError, and UsageError for inputs that the options exclude."""
     selection, trust = request.selection, request.trust_addresses
     shards = open_set(request.inputs, missing="list", warn=progress.warn, trust_addresses=trust)
     if selection.reads_stdin and "-" in shards.addresses:
         raise UsageError("standard input cannot hold both keys and a shard", hint="--keys-from FILE")
-    if documents.card or documents.croissant:
+    if options.card or options.croissant:
         _check_documents(shards, selection)
     return shards
 
@@ -154,11 +150,11 @@ def _check_documents(shards: ShardSet, selection: Selection) -> None:
 
 
 def _published(
-    shards: ShardSet, facts: PageFacts, documents: Documents, progress: Progress
+    shards: ShardSet, facts: PageFacts, options: ReportOptions, progress: Progress
 ) -> tuple[list[PublishedShard], list[tuple[str, int | None]]]:
     """Return the shards and the licences in the documents. A shard is read whole if the manifest has no SHA-256 of
     it."""
-    if not (documents.card or documents.croissant):
+    if not (options.card or options.croissant):
         return [], []
     manifest, rows = facts.input.manifest, facts.input.summary.rows
     listed = {} if manifest is None else {shard.name: shard for shard in manifest.shards}
@@ -173,7 +169,7 @@ def _published(
                 digest = (checksum_of(source, "sha256", stage.at) or "").partition(":")[2]
         entries.append(PublishedShard(row.shard[len(folder) :], row.samples, size_bytes or 0, digest))
         stage.next()
-    return entries, _licences(shards, documents.license, progress)
+    return entries, _licences(shards, options.license, progress)
 
 
 def _licences(shards: ShardSet, license: str | None, progress: Progress) -> list[tuple[str, int | None]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from wdscli.cli.options import (
-    ColumnOptions,
+    Column,
     GeneralOptions,
     InputOptions,
     OnError,
@@ -61,7 +61,7 @@ class CatOptions(NamedTuple):
     to: Text = None
     base64: bool = False
     inputs: Annotated[InputOptions, "without report"] = InputOptions()
-    new: ColumnOptions = ColumnOptions()
+    column: Column = None
     on_error: OnError = "error"
 
 
@@ -133,13 +133,13 @@ def cat(
     """
     what, inputs = CatForm.parse(form, output.output)
     if what.kind is not None:
-        _check_tar_options(f"--to {form.to}", output, work, inputs, form.new)
+        _check_tar_options(form, output, work, inputs)
     out = Out.of(general, "" if what.kind == "dir" or output.dry_run else what.address)
     if what.kind is not None or NAME not in output.output:
         _refuse_options_of_each(work, form)
     on_error = library_word(form.on_error)
     request = read_request(
-        shards, output, inputs, general, column=form.new.column, on_error=on_error, **work._asdict()
+        shards, output, inputs, general, column=form.column, on_error=on_error, **work._asdict()
     )
     if what.kind is None:
         _write_tar(out, request, form, output.dry_run)
@@ -286,12 +286,13 @@ def _table(request: "Request", picker: "SampleReader", what: CatForm, progress: 
 
 
 def _check_tar_options(
-    instead: str, output: OutputOptions, work: TaskOptions, inputs: InputOptions, new: ColumnOptions
+    form: CatOptions, output: OutputOptions, work: TaskOptions, inputs: InputOptions
 ) -> None:
     """Raise UsageError for options that only a tar uses."""
+    instead = f"--to {form.to}"
     tar_options = changed_options(output._replace(force=False, fsync=False))
     tar_options += changed_options(inputs.duplicates) + changed_options(work._replace(jobs=None))
-    tar_options += changed_options(new)
+    tar_options += ["--column"] if form.column else []
     if instead.endswith("/") and output.fsync:
         tar_options.append("--fsync")
     if tar_options:

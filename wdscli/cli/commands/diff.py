@@ -7,6 +7,8 @@ from wdscli.cli.options import GeneralOptions, Option, Positive, Text, Texts, gr
 from wdscli.cli.output import Out, facts, plural
 from wdscli.ops.diff import CHANGED, ONLY_A, ONLY_B, Difference, DiffReport
 from wdscli.ops.diff import diff as compare
+from wdscli.plan.request import Request
+from wdscli.selection import Selection
 
 _MARKS = {ONLY_A: "-", ONLY_B: "+", CHANGED: "!"}
 
@@ -47,19 +49,14 @@ def diff(
         wds diff train-manifest.json s3://bucket/train/ --ignore-order
         wds diff raw/ small/ --keys-only
     """
-    from wdscli.selection import Selection
-
-    out = Out.of(general)
+    out, trusts = Out.of(general), general.trust_addresses
+    selection = Selection.parse(fields=options.fields)
     report = compare(
-        a,
-        b,
+        Request([a, b], "-", selection=selection, jobs=options.jobs, trust_addresses=trusts),
         partial(_print_difference, out),
-        selection=Selection.parse(fields=options.fields),
         keys_only=options.keys_only,
         ignore_order=options.ignore_order,
         on=options.on,
-        jobs=options.jobs,
-        trust_addresses=general.trust_addresses,
         progress=out.progress(),
     )
     _print(out, report)

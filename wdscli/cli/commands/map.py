@@ -3,13 +3,15 @@
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from wdscli.cli.options import (
-    ColumnOptions,
+    Column,
     CutOptions,
     EngineOptions,
     GeneralOptions,
     InputOptions,
+    OnError,
     OutputOptions,
     Positive,
+    ReorderOptions,
     Shards,
     TaskOptions,
     Text,
@@ -170,7 +172,7 @@ class MapRunOptions(NamedTuple):
     tasks: TaskOptions
     work: Annotated[EngineOptions, "without strategy"]
     inputs: InputOptions
-    new: ColumnOptions
+    column: Column = None
     on_error: Literal["error", "skip", "keep"] = "error"
 
 
@@ -196,19 +198,17 @@ def map(
         wds map shards/ -o 'out-%06d.tar' --filter txt 'tr a-z A-Z'
         wds map shards/ -o 'out-%06d.tar' --python clean.py:keep_large
     """
-    from wdscli.cli.output import Out
-    from wdscli.cli.reordering import read_request, reorder
+    from wdscli.cli.reordering import read_options, reorder
     from wdscli.ops.map import map_order
     from wdscli.selection.values import value_names
 
     on_failure = library_word(run.on_error)
-    only_new_fields = run.new.column and what == MapOptions() and on_failure != "keep"
+    only_new_fields = run.column and what == MapOptions() and on_failure != "keep"
     timeout = general.network.timeout
     transform = None if only_new_fields else what.parse(timeout=timeout, on_failure=on_failure)
-    out = Out.of(general, "" if output.dry_run else output.output)
-    on_error = "skip" if on_failure == "skip" else "stop"
-    settings = {"cuts": run.cuts.parse(), "on_error": on_error, **run.tasks._asdict(), **run.work._asdict()}
-    request = read_request(shards, output, run.inputs, general, column=run.new.column, **settings)
+    on_error: OnError = "skip" if run.on_error == "skip" else "error"
+    options = ReorderOptions(run.cuts, run.tasks, run.work, run.inputs, on_error, general)
+    out, request = read_options(shards, output, options, column=run.column)
     request = request._replace(settings=request.settings._replace(values=value_names(values)))
     if output.dry_run and run.cuts.max_count is not None and transform and transform.may_change_counts:
         out.summary("--max-count counts new samples: there may be fewer or more shards than these")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from wdscli.cli.options import GeneralOptions, Positive, SelectionOptions, Shards, Text, Texts, grouped, panel
 from wdscli.cli.output import Out, facts, plural
 from wdscli.errors import UsageError
-from wdscli.ops.report import CARDS, LOOKED_SAMPLES, Documents, ReportOptions
+from wdscli.ops.report import CARDS, LOOKED_SAMPLES, ReportOptions
 from wdscli.ops.report import report as make
 from wdscli.plan.request import Request
 from wdscli.report.facts import PageFacts
@@ -51,7 +51,8 @@ class PageOptions(NamedTuple):
     jobs: Positive = None
 
     def parse(self) -> ReportOptions:
-        """Return these options as the library's options. Raises UsageError."""
+        """Return these options as the library's options. Raises UsageError, also if nothing would be written."""
+        self._check_outputs()
         skipped = {word.strip() for text in self.skip or () for word in text.split(",")}
         if unknown := skipped - {"images", "checks"}:
             raise UsageError(f"--skip {min(unknown)}: no such part", hint="--skip images, or --skip checks")
@@ -64,6 +65,9 @@ class PageOptions(NamedTuple):
             "images" not in skipped,
             "checks" not in skipped,
             self.decode,
+            self.card,
+            self.croissant,
+            self.license,
         )
 
     @property
@@ -71,8 +75,7 @@ class PageOptions(NamedTuple):
         """The addresses of all outputs."""
         return [address for address in (self.output, self.card, self.croissant) if address is not None]
 
-    def documents(self) -> Documents:
-        """Return the documents to write. Raises UsageError if nothing would be written."""
+    def _check_outputs(self) -> None:
         outputs = self.outputs
         if not outputs:
             raise UsageError(
@@ -82,7 +85,6 @@ class PageOptions(NamedTuple):
             raise UsageError("two outputs have the same name", hint="give each output its own name")
         if self.license is not None and self.card is None and self.croissant is None:
             raise UsageError("--license is for --card and --croissant", hint="add --card README.md")
-        return Documents(self.card, self.croissant, self.license)
 
     def _counts(self) -> tuple[int, int]:
         """Return how many samples are shown, and how many are read. Raises UsageError."""
@@ -118,8 +120,7 @@ def report(
         wds report shards/ --card README.md --croissant croissant.json
         wds report train-manifest.json -o - --skip images | gzip > report.html.gz
     """
-    documents = page.documents()
-    output = page.output or ""
+    options, output = page.parse(), page.output or ""
     out = Out.of(general, "-" if "-" in page.outputs else output)
     request = Request(
         shards,
@@ -129,7 +130,7 @@ def report(
         trust_addresses=general.trust_addresses,
         jobs=page.jobs,
     )
-    page_facts, size_bytes = make(request, page.parse(), documents, progress=out.progress())
+    page_facts, size_bytes = make(request, options, progress=out.progress())
     _print_result(out, page.outputs, page_facts, size_bytes)
     # The page shows an incomplete set too, but the command fails like the others.
     if missing := page_facts.input.summary.report.missing:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdscli.cli.options import ColumnOptions, OutputOptions, Positive, ReorderOptions, Shards, grouped, panel
+from wdscli.cli.options import Column, OutputOptions, Positive, ReorderOptions, Shards, grouped, panel
 from wdscli.cli.output import Out
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
@@ -42,7 +42,7 @@ def shuffle(
     shards: Shards,
     output: OutputOptions,
     order: ShuffleOptions,
-    new: ColumnOptions,
+    column: Column = None,
     options: ReorderOptions,
 ) -> None:
     """Shuffle all samples; the order depends only on the seed.
@@ -60,7 +60,7 @@ def shuffle(
     from wdscli.plan.orders import ShuffledOrder
 
     order.check(output)
-    out, request = read_options(shards, output, options, own_seed=True, column=new.column)
+    out, request = read_options(shards, output, options, own_seed=True, column=column)
     if not order.quality:
         reorder(out, request, ShuffledOrder(order.seed), dry_run=output.dry_run)
         return

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from wdscli.cli.options import ColumnOptions, OutputOptions, ReorderOptions, Shards, Texts, grouped, panel
+from wdscli.cli.options import Column, OutputOptions, ReorderOptions, Shards, Texts, grouped, panel
 from wdscli.cli.reordering import read_options, reorder
 from wdscli.errors import UsageError
 
@@ -27,7 +27,12 @@ class SortOptions(NamedTuple):
 
 @grouped
 def sort(
-    *, shards: Shards, output: OutputOptions, order: SortOptions, new: ColumnOptions, options: ReorderOptions
+    *,
+    shards: Shards,
+    output: OutputOptions,
+    order: SortOptions,
+    column: Column = None,
+    options: ReorderOptions,
 ) -> None:
     """Write all samples sorted by key, by a field, by a value in JSON, or in the order of a list.
 
@@ -46,12 +51,11 @@ def sort(
     lists = [text[1:] for text in order.by or () if text.startswith("@")]
     if lists and (len(order.by or ()) > 1 or order.reverse):
         raise UsageError(f"--by @{lists[0]} cannot be combined with another order", hint="give one --by")
-    out, request = read_options(shards, output, options, column=new.column)
-    if lists:
-        listed = listed_order(request, lists[0], order.missing)
-        reorder(out, request, listed, dry_run=output.dry_run)
-        return
-    how = sort_order(
-        order.by or [], reverse=order.reverse, missing=order.missing, lenient=request.on_error == "skip"
+    out, request = read_options(shards, output, options, column=column)
+    missing, is_lenient = order.missing, request.on_error == "skip"
+    how = (
+        listed_order(request, lists[0], missing)
+        if lists
+        else sort_order(order.by or [], reverse=order.reverse, missing=missing, lenient=is_lenient)
     )
     reorder(out, request, how, dry_run=output.dry_run)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from wdscli.cli.options import (
-    ColumnOptions,
+    Column,
     OutputOptions,
     ReorderOptions,
     Shards,
@@ -40,7 +40,12 @@ class PartOptions(NamedTuple):
 
 @grouped
 def split(
-    *, shards: Shards, output: OutputOptions, parts: PartOptions, new: ColumnOptions, options: ReorderOptions
+    *,
+    shards: Shards,
+    output: OutputOptions,
+    parts: PartOptions,
+    column: Column = None,
+    options: ReorderOptions,
 ) -> None:
     """Rewrite a set with other shard sizes, or divide it into parts.
 
@@ -56,7 +61,7 @@ def split(
     """
     from wdscli.plan.split import SplitOptions, split_order
 
-    out, request = read_options(shards, output, options, own_seed=True, column=new.column)
+    out, request = read_options(shards, output, options, own_seed=True, column=column)
     fields = [text for text in parts.by or () if not text.startswith("@")]
     lists = tuple(text[1:] for text in parts.by or () if text.startswith("@"))
     if len(fields) > 1 or (fields and lists):
