@@ -9,7 +9,7 @@ import pytest
 
 from wdscli.arrays import SampleArrays
 from wdscli.samples import new_batch
-from wdscli.samples.separated import SeparatedSamples
+from wdscli.samples.keys import SeparatedSamples
 from wdscli.verify.keys import INTERLEAVED, KeyColumns
 
 FIELDS = [(b"png",), (b"txt",), (b"png", b"txt"), (b"json",), (b"txt", b"json")]
@@ -38,7 +38,8 @@ def test_parts_are_those_of_verify(seed: int) -> None:
     in_batches, first = SeparatedSamples(), rng.randrange(len(samples))
     rows = []
     for low, high in ((0, first), (first, len(samples))):
-        rows += [low + row for row in in_batches.add_batch(batch.part(low, high))]
+        part = batch.part(low, high)
+        rows += [low + row for row in in_batches.add_batch(part.keys, part.firsts, part.fields)]
     assert rows == expected
     by_arrays = SeparatedSamples()
     until_repeated = next((row for row in range(12) if samples[row][0] in dict(samples[:row])), 12)

@@ -24,7 +24,7 @@ from wdscli.errors import DataError, UsageError
 from wdscli.progress import QUIET, Progress
 from wdscli.samples import SampleBatch, new_batch
 from wdscli.samples.grouping import SampleAt
-from wdscli.samples.separated import JOIN_HINT, SeparatedSamples
+from wdscli.samples.keys import JOIN_HINT, SeparatedSamples
 from wdscli.selection import Selection
 from wdscli.selection.choice import OnError, SelectionState
 from wdscli.selection.named import MissingName
@@ -240,7 +240,11 @@ class SetReader:
         begin = beginning.offset, beginning.samples
         how = form, self._ignored, salvage, self._writes_names, self._lenient, begin
         for batch, rows in Walk(self.selection, self.state, reader, *how).chosen(indexed):
-            row = None if self._has_parts else next(iter(search.add_batch(batch)), None)
+            row = (
+                None
+                if self._has_parts
+                else next(iter(search.add_batch(batch.keys, batch.firsts, batch.fields)), None)
+            )
             if row is not None:
                 self._has_parts = True
                 name = self.names.get(shard, shard)

@@ -40,9 +40,8 @@ from wdscli.progress import QUIET, NullProgress, Progress
 from wdscli.run.execute import run_plan
 from wdscli.run.receipts import run_post
 from wdscli.samples import SampleBatch, iter_batches
-from wdscli.samples.keys import KeySet, joined_may_be_unsafe
+from wdscli.samples.keys import KeySet, SeparatedSamples, joined_may_be_unsafe
 from wdscli.samples.reading import keep_heap, packed, walk_packed
-from wdscli.samples.separated import SeparatedSamples
 from wdscli.selection import Selection
 from wdscli.selection.reading import check_names
 from wdscli.shards.index import Index, index_address

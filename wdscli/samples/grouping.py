@@ -113,6 +113,13 @@ class SampleBatch(NamedTuple):
             self.values,
         )
 
+    def twin(self, row: int) -> int:
+        """Return the first member of sample ``row`` whose field the sample already has. There must be one."""
+        first, end = self.firsts[row], self.firsts[row + 1]
+        return next(
+            member for member in range(first, end) if self.fields[member] in self.fields[first:member]
+        )
+
     def sizes_by_field(self, row: int) -> dict[str, int]:
         """Return the payload sizes of one sample by field."""
         first, end = self.firsts[row], self.firsts[row + 1]
@@ -250,11 +257,8 @@ class Grouper:
             if row is not None:
                 # finish() then returns the complete samples before it.
                 self._batch = _opened(batch, row)
-                first, earlier_fields = firsts[row], set[bytes]()
-                while fields[first] not in earlier_fields:
-                    earlier_fields.add(fields[first])
-                    first += 1
-                raise duplicate_field(self.shard, batch.starts[first], batch.keys[row] + b"." + fields[first])
+                twin = batch.twin(row)
+                raise duplicate_field(self.shard, batch.starts[twin], batch.keys[row] + b"." + fields[twin])
         if any(flags):
             batch.marks.extend([reduce(or_, flags[first:end], 0) for first, end in pairwise(firsts)])
         else:
@@ -506,9 +510,7 @@ class Salvager:
         first, end = batch.firsts[row], batch.firsts[row + 1]
         fields = frozenset(batch.fields[first:end])
         if len(fields) < end - first:
-            places = range(first, end)
-            member = next(member for member in places if batch.fields[member] in batch.fields[first:member])
-            return self._reported(duplicate_field, batch, row, member)
+            return self._reported(duplicate_field, batch, row, batch.twin(row))
         if batch.marks[row] & KIND_MASK:
             member = next(member for member in range(first, end) if batch.flags[member] & KIND_MASK)
             return self._reported(partial(not_regular, batch.flags[member] & KIND_MASK), batch, row, member)

@@ -52,6 +52,7 @@ from wdscli.storage.local import (
     make_folders,
     remove_empty,
     remove_if_abandoned,
+    short_name,
 )
 from wdscli.storage.opening import at_once, has_temporaries
 
@@ -275,8 +276,6 @@ def _read(path: str) -> dict[str, str]:
 RECEIPT = ".done"
 KEPT_ROWS = f"{RECEIPT}.rows"
 """The ending of the rows of a kept plan (:func:`~wdscli.run.execute.keep_plan`)."""
-_CUT = 50
-"""How many characters of a very long name are kept in the name of its temporary file."""
 
 
 def receipt_address(address: str) -> str:
@@ -322,7 +321,7 @@ def remove_temporaries(addresses: Iterable[str]) -> None:
     for folder, names in folders.items():
         if not has_temporaries(folder):
             continue
-        names |= {name[:_CUT] for name in names if len(os.fsencode(name)) > 4 * _CUT}
+        names |= set(map(short_name, names))
         for file, name in _temporaries_in(folder):
             if name in names and (not is_local(file) or remove_if_abandoned(local_path(file)) is None):
                 remove(file)

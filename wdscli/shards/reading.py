@@ -17,7 +17,7 @@ from wdscli.arrays import numpy
 from wdscli.errors import DataError, UsageError, WdsError
 from wdscli.model import Member, Sample, ShardInfo
 from wdscli.samples import SampleBatch, iter_batches, iter_samples
-from wdscli.samples.separated import SeparatedSamples, separated
+from wdscli.samples.keys import SeparatedSamples, separated
 from wdscli.selection import Selection
 from wdscli.selection.reading import MemberReader, Walk
 from wdscli.selection.values import Numbers, SampleNumbers, joined, value_names
@@ -148,7 +148,7 @@ def separated_parts(index: Index) -> Iterator[tuple[bytes, int]]:
         return
     search = SeparatedSamples(index.samples)
     for batch in index_batches(index):
-        for row in search.add_batch(batch):
+        for row in search.add_batch(batch.keys, batch.firsts, batch.fields):
             yield batch.keys[row], batch.start(row)
 
 

@@ -48,7 +48,6 @@ _LOCK = ".lock"
 _VERSION = ".version"
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_LENGTH = 80
-_digest = xxh3_128
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -245,7 +244,7 @@ class _Folder:
         try:
             with open(self._at(name + SUM), "rb") as file:
                 expected = file.read(200).strip()
-            digest = _digest()
+            digest = xxh3_128()
             offset = 0
             while data := os.pread(descriptor, PIECE_BYTES, offset):
                 digest.update(data)
@@ -306,7 +305,7 @@ class _Folder:
     def _fill(self, name: str, path: str, part: int, size: int, original: Callable[[], Source]) -> int:
         """Download the original into the open file ``part``, and give the file its name. Raises OSError, and the errors
         of reading."""
-        digest, received_bytes = _digest(), 0
+        digest, received_bytes = xxh3_128(), 0
         with original() as source:
             source.peek(1)  # the first request; the next requests continue after it
             for data in source.pieces():

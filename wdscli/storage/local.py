@@ -285,10 +285,11 @@ _leftovers: dict[str, tuple[float, dict[str, list[str]]]] = {}
 
 
 def _temporary_path(folder: str, name: str) -> str:
-    return os.path.join(folder, f".{_short(name)}.{os.urandom(6).hex()}.tmp")
+    return os.path.join(folder, f".{short_name(name)}.{os.urandom(6).hex()}.tmp")
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """Return the part of a file's name that the names of its temporary files have."""
     return name if len(os.fsencode(name)) <= _MAX_NAME_BYTES else name[: _MAX_NAME_BYTES // 4]
 
 
@@ -305,7 +306,7 @@ def _remove_leftovers(folder: str, name: str) -> None:
         if len(_leftovers) >= _FOLDERS:
             _leftovers.clear()
         _leftovers[folder] = now, temporaries
-    for temporary in temporaries.pop(_short(name), ()):
+    for temporary in temporaries.pop(short_name(name), ()):
         remove_if_abandoned(os.path.join(folder, temporary))
 
 

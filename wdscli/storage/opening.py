@@ -13,7 +13,9 @@ import os
 import re
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from wdscli.errors import InputError, InputNotFoundError, OutputError, OutputIsFolderError, UsageError
@@ -450,9 +452,11 @@ def has_notes(address: str) -> bool:
 def current_version(address: str) -> tuple[int, str] | None:
     """Return the same as :func:`listed_version` for an object that was not listed, by one request (HEAD). Also return
     None if the request fails; the first read then raises the error."""
-    from wdscli.storage.remote import found_now
+    from wdscli.storage.remote import remote_look
 
-    return _version_by(found_now, address)
+    with suppress(Exception):  # clients raise errors of any class
+        return _version_by(partial(remote_look, fresh=False), address)
+    return None
 
 
 def current_versions(addresses: Sequence[str]) -> Iterator[str]:

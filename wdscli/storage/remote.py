@@ -181,14 +181,6 @@ def found_current(address: str, store: S3Store) -> Entry | None:
     return None if entry.is_folder else entry
 
 
-def found_now(address: str) -> Entry | None:
-    """Return the current entry of an object, or None if its store does not answer."""
-    try:
-        return remote_look(address, fresh=False)
-    except Exception:  # clients raise errors of any class; a failed request means that the answer is unknown
-        return None
-
-
 def with_checksums(address: str) -> Entry | None:
     """Return the current entry of an object with its checksums. Return None if the store does not answer, or if an
     earlier object in its container had no checksums."""
@@ -198,7 +190,7 @@ def with_checksums(address: str) -> Entry | None:
         entry = (
             None if container in _without_checksums else retried(lambda: store.with_checksums(path), address)
         )
-    except Exception:  # as above
+    except Exception:  # clients raise errors of any class; a failed request means that the answer is unknown
         return None
     if entry is not None and not entry.checksums:
         _without_checksums.add(container)

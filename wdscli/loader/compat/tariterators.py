@@ -43,7 +43,7 @@ from wdscli.loader.stages.flow import DROPPED
 from wdscli.loader.stages.per_sample import MemberFilter
 from wdscli.loader.streams import fields_of
 from wdscli.samples import Grouper, iter_samples, split_name
-from wdscli.samples.separated import joined_samples
+from wdscli.samples.keys import joined_samples
 from wdscli.storage import Source, is_local, local_path, open_source, scheme
 from wdscli.storage.compressed import decompressed
 from wdscli.storage.patterns import expand_braces, has_braces

@@ -29,8 +29,8 @@ from wdscli.loader.checks import want_word
 from wdscli.loader.order.order import gathered
 from wdscli.model import Sample
 from wdscli.samples.grouping import Dropped
+from wdscli.samples.keys import SeparatedSamples, joined_samples, separated
 from wdscli.samples.reading import iter_samples
-from wdscli.samples.separated import SeparatedSamples, joined_samples, separated
 from wdscli.selection import Selection
 from wdscli.selection.reading import MemberReader, Salvage, Walk
 from wdscli.shown import shown
