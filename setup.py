@@ -16,6 +16,7 @@ core, crc = (
     Extension(
         f"wdscli.tar.{sources[0]}",
         [f"wdscli/tar/{source}.c" for source in sources],
+        depends=["wdscli/tar/_limited.h"],
         extra_compile_args=["-O3"],
         optional=True,
         py_limited_api=True,

@@ -247,7 +247,7 @@ def main() -> None:
     reached = reach("wdscli.run.execute", ("ops", "plan", "copy", "run"))
     reached_lines = sum(len(MODULES[module].read_text().splitlines()) for module in reached)
     every = sorted(functions(), key=lambda one: -one.lines)
-    core = sum(len(path.read_text().splitlines()) for path in (HOUSE / "tar").glob("*.c"))
+    core = sum(len(path.read_text().splitlines()) for path in (HOUSE / "tar").glob("*.[ch]"))
     print(
         f"code lines {sum(lines.values()) - leaf:,} trunk, {leaf:,} leaves; {len(MODULES)} modules; "
         f"a run reaches {len(reached)} modules, {reached_lines:,} lines; "

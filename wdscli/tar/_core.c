@@ -11,9 +11,7 @@
  * It is built with the limited API of Python 3.10, so that one module serves every later Python.
  */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
+#include "_limited.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -23,23 +21,6 @@
 #include <sys/uio.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#if Py_LIMITED_API + 0 < 0x030B0000
-/* These are part of the limited API since 3.11. Layout and names are the same in 3.10. */
-typedef struct {
-    void *buf;
-    PyObject *obj;
-    Py_ssize_t len, itemsize;
-    int readonly, ndim;
-    char *format;
-    Py_ssize_t *shape, *strides, *suboffsets;
-    void *internal;
-} Py_buffer;
-PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *, Py_buffer *, int);
-PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
-#define PyBUF_SIMPLE 0
-#define PyBUF_WRITABLE 1
-#endif
 
 typedef unsigned char byte;
 typedef long long i64;

@@ -11,24 +11,8 @@
  * It is built with the limited API of Python 3.10, like _core.c.
  */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
+#include "_limited.h"
 #include <string.h>
-
-#if Py_LIMITED_API + 0 < 0x030B0000
-/* These are part of the limited API since 3.11. Layout and names are the same in 3.10. */
-typedef struct {
-    void *buf;
-    PyObject *obj;
-    Py_ssize_t len, itemsize;
-    int readonly, ndim;
-    char *format;
-    Py_ssize_t *shape, *strides, *suboffsets;
-    void *internal;
-} Py_buffer;
-PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
-#endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

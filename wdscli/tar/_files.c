@@ -10,9 +10,7 @@
  * 3.10, as a part of the module _core.
  */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
+#include "_limited.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,22 +19,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#if Py_LIMITED_API + 0 < 0x030B0000
-/* These are part of the limited API since 3.11. Layout and names are the same in 3.10. */
-typedef struct {
-    void *buf;
-    PyObject *obj;
-    Py_ssize_t len, itemsize;
-    int readonly, ndim;
-    char *format;
-    Py_ssize_t *shape, *strides, *suboffsets;
-    void *internal;
-} Py_buffer;
-PyAPI_FUNC(int) PyObject_GetBuffer(PyObject *, Py_buffer *, int);
-PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *);
-#define PyBUF_SIMPLE 0
-#endif
 
 typedef unsigned char byte;
 typedef long long i64;
