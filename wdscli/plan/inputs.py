@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from wdscli.errors import DataError, InputNotFoundError, UsageError
 from wdscli.samples import SampleBatch, group_columns
-from wdscli.storage import Source, is_local, is_stream, local_path, open_source, scheme
+from wdscli.storage import Source, is_local, is_stream, open_source, scheme
 from wdscli.storage.opening import is_device, open_pinned
 from wdscli.storage.scatter import Sources
 from wdscli.tar import FOREIGN, Columns, Scanner
@@ -105,7 +105,7 @@ def is_read_once(address: str) -> bool:
 def is_ours_alone(address: str) -> bool:
     """Return whether no other process can read an address. This is so for standard input, ``<(...)``, and a named pipe,
     which has only one reader."""
-    return address == "-" or (is_local(address) and is_device(local_path(address)))
+    return address == "-" or is_device(address)
 
 
 def is_of_this_process(address: str) -> bool:

@@ -119,6 +119,8 @@ class ShardFile:
     (1, 3072, ['.wds', 'a.tar'])
     """
 
+    is_ended = False
+
     def __init__(
         self,
         address: str,
@@ -130,8 +132,7 @@ class ShardFile:
         self._settings = settings = settings or ShardSettings()
         self.form = settings.form
         settings.check_folder(address)
-        is_stream_or_device = is_stream(address) or (is_local(address) and is_device(local_path(address)))
-        self._has_place = sink is None and not is_stream_or_device
+        self._has_place = sink is None and not (is_stream(address) or is_device(address))
         """Whether it can have an index and a receipt."""
         kind = kind if sink else kind_of_name(address)
         self._with_index = settings.with_index and self._has_place and kind in (None, *WITH_BLOCKS)
@@ -159,7 +160,6 @@ class ShardFile:
         self.numbers = SampleNumbers(settings.values if self._with_index else ())
         self.ignored: dict[str, int] = {}
         self._checksums: Mapping[str, str] = {}
-        self.is_ended = False
 
     @property
     def position(self) -> int:

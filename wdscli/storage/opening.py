@@ -256,7 +256,7 @@ def open_sink(
         path = local_path(address)
         if not path:
             raise UsageError("an output needs a name", hint="out-%06d.tar, out.tar, - or pipe:CMD")
-        if is_device(path):
+        if is_device(address):
             return _open_device(address, path)
         return LocalSink(address, path, force=force, fsync=fsync)
     from wdscli.storage.uploads import open_remote_sink
@@ -308,8 +308,12 @@ def _own_descriptor(path: str) -> int | None:
     return int(number) if is_one else None
 
 
-def is_device(path: str) -> bool:
-    """Return whether ``path`` exists and is neither file nor folder: /dev/null, a named pipe, a shell's ``>(...)``."""
+def is_device(address: str) -> bool:
+    """Return whether an address is a local path that exists and is neither file nor folder: /dev/null, a named pipe, a
+    shell's ``>(...)``."""
+    if not is_local(address):
+        return False
+    path = local_path(address)
     if path.startswith(_DESCRIPTOR_PATHS):
         return True
     try:
@@ -321,7 +325,7 @@ def is_device(path: str) -> bool:
 
 def refuse_device(address: str) -> None:
     """Raise InputError for a named pipe or a device where a file is needed, because its reader might wait forever."""
-    if is_local(address) and is_device(local_path(address)):
+    if is_device(address):
         raise InputError(f"cannot read {address}: it is a pipe or a device, not a file")
 
 

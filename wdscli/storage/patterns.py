@@ -462,9 +462,7 @@ class OutputPattern:
         elif parts.field is None and text.endswith("/"):
             hint = f"name the shards in it: {text}%06d.tar, or to keep the shards' names {text}{NAME}.tar"
             raise UsageError(f"{text} is a folder's name", hint=hint)
-        device = (
-            parts.field is None and names is None and is_local(text) and is_device(local_path(parts.before))
-        )
+        device = parts.field is None and names is None and is_device(parts.before)
         return cls(text, parts, names, device)
 
     @classmethod

@@ -7,7 +7,7 @@ payloads are written directly. A sink is any object with ``write``. This module 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from wdscli.errors import UsageError
@@ -101,12 +101,6 @@ class TarWriter:
             self.raw(payload)
             self.raw(padding(len(payload)))
 
-    def fill(self, put: Callable[[bytearray, int], int]) -> None:
-        """Write complete members. ``put`` copies them into the buffer, beginning at a byte, and returns their end."""
-        self._used = put(self._buffer, self._used)
-        if self._used >= GATHER_BYTES:
-            self.flush()
-
     def begin(self, name: bytes, size: int) -> None:
         """Write the header of a member. Then call :meth:`raw` to write its ``size`` bytes and the :func:`padding`.
 
@@ -127,8 +121,7 @@ class TarWriter:
         copied."""
         size = len(data)
         if size >= GATHER_BYTES:
-            self.flush()
-            self._flushed += size
+            self.skip(size)
             self._sink.write(data)
             return
         end = self._used + size
