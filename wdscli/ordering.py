@@ -27,7 +27,7 @@ from itertools import accumulate, pairwise
 from math import ceil, floor, gcd, lcm
 from typing import TYPE_CHECKING, Any, Literal
 
-from wdscli.arrays import I64, ROWS_PER_BLOCK, U32, U64, Mask, blocks_of, numpy
+from wdscli.arrays import I64, ROWS_PER_BLOCK, U32, U64, Mask, blocks_of, distinct, numpy
 from wdscli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -224,6 +224,24 @@ def order_of_hashes(total: int, hashes: Callable[[Any], U64]) -> I64:
         rows = order[places]
         order[places] = rows[numpy.lexsort((rows, hashes(rows), run))]
     return order
+
+
+def repeated(hashes: U64) -> tuple[I64, U64]:
+    """Return the rows with a hash that occurs more than once, sorted by hash and then by row. Also return their
+    hashes."""
+    # Usually no hash is repeated, and a sorted copy of the hashes is enough to show it.
+    ordered = numpy.sort(hashes)
+    again = distinct(ordered[1:][ordered[1:] == ordered[:-1]])
+    del ordered
+    if not len(again):
+        return numpy.empty(0, dtype=numpy.int64), again
+    row_blocks: list[I64] = []
+    for part in blocks_of(len(hashes)):
+        near = numpy.minimum(again.searchsorted(hashes[part]), len(again) - 1)
+        row_blocks.append(numpy.flatnonzero(again[near] == hashes[part]) + part.start)
+    rows: I64 = numpy.concatenate(row_blocks)
+    rows = rows[numpy.argsort(hashes[rows], kind="stable")]
+    return rows, hashes[rows]
 
 
 def order_of_values(starts: I64, lengths: U32, data: memoryview) -> I64:

@@ -31,11 +31,10 @@ from shard_cases import (
 
 from wdscli.cli.main import main
 from wdscli.errors import DataError, UsageError
-from wdscli.ops.merge import merge_order
 from wdscli.plan import duplicates as dedup_module
 from wdscli.plan.duplicates import Dedup, Digests
 from wdscli.plan.inputs import Input
-from wdscli.plan.orders import InputOrder
+from wdscli.plan.orders import InputOrder, merge_order
 from wdscli.plan.plan import make_plan
 from wdscli.plan.request import Request
 from wdscli.plan.survey import SurveyTask, survey
@@ -515,13 +514,13 @@ class TestDedup:
 
     def test_a_shard_that_changes_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         names = twins(tmp_path / "in")
-        original = dedup_module._groups_of_digests
+        original = dedup_module.repeated
 
-        def cut(values: Any) -> Any:
+        def cut(hashes: Any) -> Any:
             Path(names[1]).write_bytes(tar_of([("b0.jpg", b"picture 1")]))
-            return original(values)
+            return original(hashes)
 
-        monkeypatch.setattr(dedup_module, "_groups_of_digests", cut)
+        monkeypatch.setattr(dedup_module, "repeated", cut)
         with pytest.raises(DataError):
             merge(Request(names, f"{tmp_path}/out.tar"), dedup=["jpg"])
 

@@ -180,7 +180,7 @@ def test_nothing_at_the_top_of_a_module_is_unused() -> None:
     assert not [name for name in dead if name not in faces and not name.rsplit(".", 1)[1].startswith("__")]
 
 
-SHARED_NAMES = frozenset(["Number", "Page", "Part", "Place", "ShardWriter", "TarWriter"])
+SHARED_NAMES = frozenset(["Number", "Page", "Place", "ShardWriter", "TarWriter"])
 """Public classes of two modules with one name. ShardWriter and TarWriter are webdataset's names."""
 PARTICIPLES = frozenset(["Cached", "Mixed", "Named", "Packed", "Planned", "Stored"])
 """Classes that are named by a participle. Cached, Mixed and Packed are names that users know."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from wdscli.ops.merge import merge_order
 from wdscli.plan.join import Join
-from wdscli.plan.orders import ShuffledOrder
+from wdscli.plan.orders import ShuffledOrder, merge_order
 from wdscli.plan.request import Request
 from wdscli.plan.sort import sort_order
 from wdscli.plan.split import SplitOptions, split_order

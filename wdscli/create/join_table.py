@@ -1,4 +1,5 @@
-"""The table in a join, which is treated like one more set. Its rows become samples of a shard in scratch space.
+"""The table in a join, which is treated like one more set. Its rows become samples of a shard in scratch space. A set
+that is joined by a value (:class:`SetByValue`) is treated in the same way.
 
 A :class:`TableSet` reads its rows one at a time. Values become bytes like in ``create --from``, and each row with a
 value is written as one sample. After that, the table is like any other set, and needs 16 bytes of memory per key. To
@@ -10,7 +11,9 @@ sets of the join.
 from __future__ import annotations
 
 import os
+import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,6 +55,7 @@ from wdscli.text import to_text
 
 _ROWS_TOGETHER = 512
 JSON = b"json"
+_OF_KEY = re.compile(r"\s*key\s*=(?!=)")
 
 
 @dataclass(frozen=True)
@@ -317,3 +321,40 @@ def _write(shard: ShardFile, row: Row, values: Sequence[CellValue], payloads: So
             shard.write_pieces(values[0].key, fields)
     except (InputError, DataError) as error:
         refuse_row(row.place, error)
+
+
+@dataclass(frozen=True)
+class SetByValue(JoinedTable):
+    """The second set of a join by a value. It is joined like a table: a shard in scratch space has its samples, with
+    the keys of the samples of the first set that have the same value. Several of these may have the same sample."""
+
+    on_conflict = "error"
+    noun = "set"
+    hint = "give both sets keys by the value first, as views: wds split SET -o NAME.json --rekey '{json.id}'"
+
+    def write_shard(self, address: str, request: Request, progress: Progress, look: Look) -> TableShard:
+        from wdscli.look.picking import SampleReader
+
+        column, value = column_and_value(self.on)
+        other = column_and_value(column)[1] if column != "key" or _OF_KEY.match(self.on) else value
+        is_lenient = request.on_error == "skip"
+        keys, seen, dropped = KeysByValue(value, is_lenient), KeySet(), Counter[str]()
+        look(lambda set_number, selection: keys)
+        request = request._replace(inputs=[str(self.files)], selection=Selection(), dedup=())
+        with ShardFile(address, ShardSettings(with_index=False)) as shard:
+            for page in SampleReader(request, progress=progress).pages():
+                for row in page.rows:
+                    sample = page.sample(row)
+                    text = other.of(sample, is_lenient)
+                    sample_keys = () if text is None else keys.of(text)
+                    if sample_keys and seen.add_new(sample_keys):
+                        for key in sample_keys:
+                            shard.write_pieces(key, page.members(row))
+                        continue
+                    if sample_keys and request.on_duplicate != "skip":
+                        message = f"an earlier sample of the set has the same {other.text}"
+                        hint = "--on-duplicate skip leaves out later samples"
+                        raise sample.error(message, DUPLICATE_KEY, hint=hint)
+                    dropped[DUPLICATE_KEY if sample_keys else NO_PARTNER] += 1
+            info = shard.commit()
+        return TableShard(dropped, info.size_bytes, Stamp(info.size_bytes, info.checksum or ""), [])

@@ -56,10 +56,6 @@ class MappedOrder(InputOrder):
     is_repeatable = False
 
     @property
-    def may_keep_names(self) -> bool:
-        return self.keeps_shards
-
-    @property
     def keeps_labels(self) -> bool:
         transform = None if self.transform is None else Transform(**self.transform)
         return transform is None or (

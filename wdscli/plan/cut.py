@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -194,13 +194,6 @@ def checked_part(name: str) -> str:
     return name
 
 
-class Part(NamedTuple):
-    """A part of the output. It has a name, the value of ``{part}``, and a number of samples."""
-
-    name: str
-    samples: int
-
-
 class PlannedShard(NamedTuple):
     """An output shard, with the samples ``first`` to ``end - 1`` of the output order. ``part`` is the part's number
     from 0, and ``number`` is the shard's number in the part."""
@@ -363,19 +356,20 @@ def _divided(ends: list[int], shards: int) -> list[int]:
 
 def planned_shards(
     outputs: Outputs,
-    parts: Sequence[Part] | None,
+    parts: Mapping[str, int] | None,
     sizes: Sizes,
     cuts: Cuts,
     ends: Sequence[int] | None = None,
 ) -> tuple[tuple[OutputSet, ...], tuple[PlannedShard, ...]]:
-    """Return the sets and shards to write. ``ends`` may give the ends of shards if there are no parts. Raises
-    UsageError if the output's name does not fit the parts."""
+    """Return the sets and shards to write. ``parts`` has the number of samples in each part. ``ends`` may give the ends
+    of shards if there are no parts. Raises UsageError if the output's name does not fit the parts."""
     sets: list[OutputSet] = []
     shards: list[PlannedShard] = []
     begin = 0
-    for number, part in enumerate(parts if parts is not None else [Part("", len(sizes.members))]):
-        sets.append(outputs.set_of(part.name))
-        totals = sizes.totals[begin : begin + part.samples + 1]
+    whole = {"": len(sizes.members)}
+    for number, (name, samples) in enumerate((whole if parts is None else parts).items()):
+        sets.append(outputs.set_of(name))
+        totals = sizes.totals[begin : begin + samples + 1]
         shards += sizes.shards(sets[-1], cut(totals, cuts) if ends is None else ends, number, begin)
-        begin += part.samples
+        begin += samples
     return tuple(sets), tuple(shards)

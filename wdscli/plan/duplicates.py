@@ -22,8 +22,9 @@ from typing import NamedTuple, TypeAlias
 
 from xxhash import xxh3_128
 
-from wdscli.arrays import I64, Mask, blocks_of, edges, numpy, runs
+from wdscli.arrays import I64, U64, blocks_of, edges, numpy, runs
 from wdscli.errors import DataError, UsageError
+from wdscli.ordering import repeated
 from wdscli.plan.inputs import Input, Inputs
 from wdscli.plan.names import Rekey, shard_stem
 from wdscli.plan.request import Request
@@ -215,13 +216,11 @@ class Groups(NamedTuple):
     ends: I64
 
     @classmethod
-    def of(cls, rows: I64, same: Mask) -> Groups:
-        """Group rows that are sorted by hash, then by row. ``same`` says, for each row, whether it has the hash of the
-        row before."""
-        bounds = edges(~same[1:], len(rows))
+    def of(cls, hashes: U64) -> Groups:
+        """Group all rows with a hash that occurs more than once."""
+        rows, row_hashes = repeated(hashes)
+        bounds = edges(row_hashes[1:] != row_hashes[:-1], len(rows))
         begins, ends = bounds[:-1], bounds[1:]
-        several = ends - begins > 1
-        begins, ends = begins[several], ends[several]
         sequence = numpy.argsort(rows[begins + 1], kind="stable")
         return cls(rows, begins[sequence], ends[sequence])
 
@@ -241,8 +240,7 @@ def repeated_keys(
     table: PlanTable, reader: Rereader, key_of: KeyOf | None = None, *, first_only: bool = False
 ) -> Pairs:
     """Find the samples that repeat a key. ``key_of`` returns the key of a sample; None means the key in the output."""
-    rows, hashes = table.repeated()
-    groups = Groups.of(rows, numpy.append(False, hashes[1:] == hashes[:-1])[: len(rows)])
+    groups = Groups.of(table.keys)
     return Comparison(table, reader, key_of or reader.written_key).pairs(groups, first_only=first_only)
 
 
@@ -344,9 +342,6 @@ class LeftOutSamples(NamedTuple):
     duplicates: tuple[Duplicates, ...] = ()
     damage: tuple[str, ...] = ()
     rows: Sequence[bytes] = ()
-
-
-NOTHING_LEFT_OUT = LeftOutSamples()
 
 
 class Dedup(NamedTuple):
@@ -472,9 +467,13 @@ class Dedup(NamedTuple):
         elif self.near is not None:
             pairs = _near_pairs(digests, self.near)
         else:
-            groups = _groups_of_digests(digests)
-            if digests.total and not len(groups.rows):
+            halves = digests.fixed(DIGEST_BYTES).view("<u8")
+            rows: I64 = numpy.flatnonzero((halves != numpy.uint64((1 << 64) - 1)).any(axis=1))
+            if digests.total and not len(rows):
                 self.warn_of_none(set_fields, progress)
+            # Half of a digest is enough, because samples in a group are compared.
+            groups = Groups.of(halves[rows, 0])
+            groups = groups._replace(rows=rows[groups.rows])
             progress.start("comparing", int(groups.sizes.sum()), "samples")
             key_of: KeyOf | None = (lambda sample: sample.key) if self.by_key else None
             pairs = Comparison(table, reader, key_of, self.fields, self.values).pairs(
@@ -501,21 +500,6 @@ def _near_pairs(values: Values, bits: int) -> Pairs:
                 rows.append(row)
                 firsts.append(rows_of_hashes[place])
     return Pairs(numpy.frombuffer(rows, dtype=numpy.int64), numpy.frombuffer(firsts, dtype=numpy.int64))
-
-
-def _groups_of_digests(values: Values) -> Groups:
-    """Group the rows with equal digests. Samples without a digest are left out."""
-    halves = values.fixed(DIGEST_BYTES).view("<u8")
-    rows: I64 = numpy.flatnonzero((halves != numpy.uint64((1 << 64) - 1)).any(axis=1))
-    if len(rows) < len(halves):
-        halves = halves[rows]
-    order = numpy.lexsort((halves[:, 1], halves[:, 0]))
-    same: Mask = numpy.zeros(len(order), dtype=bool)
-    for part in blocks_of(len(order), first=1):
-        block = halves[order[part.start - 1 : part.stop]]
-        same[part] = (block[1:] == block[:-1]).all(axis=1)
-    del halves
-    return Groups.of(rows[order], same)
 
 
 @dataclass(frozen=True)

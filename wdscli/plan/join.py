@@ -28,7 +28,7 @@ from xxhash import xxh3_64_intdigest
 
 from wdscli.arrays import I64, U32, U64, Mask, Rows, numpy, runs
 from wdscli.errors import DataError, UsageError
-from wdscli.ordering import order_of_hashes
+from wdscli.ordering import order_of_hashes, repeated
 from wdscli.plan.duplicates import Pairs, repeated_error, repeated_keys
 from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.orders import VALUED_BYTES, Arrangement, Look, Order, SurveyedSamples
@@ -336,7 +336,7 @@ def match_exactly(sets: Sequence[SetRows], kind: JoinKind) -> list[I64]:
     """Call :func:`match` with the hashes of keys. If different keys have equal hashes, also use second hashes."""
     hashes: list[U64] = [of_set.samples.keys for of_set in sets]
     rows = match(hashes, kind)
-    shared = [of_set.samples.repeated()[1] for of_set in sets]  # each set has a key only once by now
+    shared = [repeated(set_hashes)[1] for set_hashes in hashes]  # each set has a key only once by now
     seconds = [of_set.second_hashes() for of_set in sets]
     first: U64 = numpy.zeros(len(rows[0]), dtype=numpy.uint64)
     is_known: Mask = numpy.zeros(len(first), dtype=bool)

@@ -2,9 +2,10 @@
 
 An order decides the columns to sort by, and the parts to make. It says which value of each sample it needs
 (:class:`~wdscli.plan.table.Extract`). It then arranges the samples of all inputs (:class:`SurveyedSamples`) into rows
-in output order, and into parts, which become sets. It may leave samples out, and counts them. Input order and the
-shuffled order (:func:`shuffled`) are here. :mod:`wdscli.plan.split`, :mod:`wdscli.plan.join` and the commands have
-other orders.
+in output order, and into parts, which become sets. It may leave samples out, and counts them. Input order,
+the shuffled order (:class:`ShuffledOrder`) and the order in which sets take turns (:class:`MergeOrder`) are here.
+:mod:`wdscli.plan.sort`, :mod:`wdscli.plan.split`, :mod:`wdscli.plan.join` and ``map`` have other orders.
+
 If samples are read in output order, ``--limit`` ends the reading early (:func:`reading_selection`). Otherwise
 ``--limit`` cuts the arranged samples (:func:`first_to_arrange`, :func:`first_arranged`). This module does not know
 where samples are written.
@@ -18,8 +19,8 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from wdscli.arrays import I64, U64, Rows, blocks_of, numpy
-from wdscli.ordering import order_of_hashes, rank_places
-from wdscli.plan.cut import Part
+from wdscli.errors import UsageError
+from wdscli.ordering import Stop, interleaved, order_of_hashes, parse_weights, rank_places
 from wdscli.plan.duplicates import Pairs, Rereader
 from wdscli.plan.inputs import Input, TableShard
 from wdscli.plan.request import Request
@@ -36,6 +37,8 @@ VALUED_BYTES = 48
 """Bytes of memory per sample for an order that compares values: a sort, a join, duplicates by content."""
 LIMIT = "limit"
 """The reason for leaving out samples beyond ``--limit``."""
+SET_ENDED = "set-ended"
+"""The reason for leaving out samples with ``stop="first"``."""
 
 
 Look: TypeAlias = "Callable[[Callable[[int, Selection], Extract]], None]"
@@ -84,12 +87,12 @@ class SurveyedSamples(NamedTuple):
 
 class Arrangement(NamedTuple):
     """Samples in output order. ``order`` has row numbers of the table; None means all rows in their order. ``parts``
-    divides ``order``; None means that there is one set. ``dropped`` counts omitted samples by reason. ``joined`` has
-    the further rows of joined samples, and ``absent`` the names of the order that no sample has. If the order keeps the
-    input's shards, ``ends`` has their ends."""
+    has the number of samples in each part, which divides ``order``; None means that there is one set. ``dropped``
+    counts omitted samples by reason. ``joined`` has the further rows of joined samples, and ``absent`` the names of the
+    order that no sample has. If the order keeps the input's shards, ``ends`` has their ends."""
 
     order: I64 | None = None
-    parts: Sequence[Part] | None = None
+    parts: Mapping[str, int] | None = None
     dropped: Mapping[str, int] = {}
     joined: JoinedParts | None = None
     absent: MissingName | None = None
@@ -121,13 +124,11 @@ class Order:
     transform: Mapping[str, Any] | None = None
     """The transform of each sample, in the form of a plan file (the fields of
     :class:`wdscli.transform.transform.Transform`)."""
-    keeps_shards: bool = False
-    """Whether each input shard becomes one output shard."""
 
     @property
     def may_keep_names(self) -> bool:
         """Return whether each shard of the first set can become one output shard with the same name."""
-        return self.keeps_shards
+        return False
 
     @property
     def keeps_labels(self) -> bool:
@@ -207,6 +208,49 @@ class ShuffledOrder(Order):
 
     def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
         return Arrangement(shuffled(surveyed.samples, self.seed))
+
+
+@dataclass(frozen=True)
+class MergeOrder(Order):
+    """An order in which sets take turns. ``shares`` are the shares of the sets in the output."""
+
+    shares: tuple[int, ...]
+    stop: Stop = "all"
+    operation = "merge"
+
+    def options(self) -> dict[str, Any]:
+        is_equal = set(self.shares) == {1}
+        options: dict[str, Any] = {"interleave": True} if is_equal else {"weights": list(self.shares)}
+        return options if self.stop == "all" else {**options, "stop": self.stop}
+
+    def arrange(self, surveyed: SurveyedSamples) -> Arrangement:
+        # The rows are in input order, so the samples of a set are adjacent.
+        order, left = interleaved(surveyed.counts_of_sets(), self.shares, self.stop)
+        return Arrangement(order, dropped={SET_ENDED: left} if left else {})
+
+
+def merge_order(
+    request: Request, *, weights: str | None = None, stop: Stop | None = None
+) -> MergeOrder | InputOrder:
+    """Return the order of a merge from options as typed. By default, one set follows the other. With ``weights``, the
+    sets take turns; the weights (such as ``"0.7,0.3"``, or ``"equal"``) are their shares of the output. ``stop`` says
+    when the output ends (:func:`~wdscli.ordering.interleaved`); by default, it ends when all sets have ended. Raises
+    UsageError."""
+    if weights is None:
+        if stop is not None:
+            raise UsageError(f"--stop {stop} works only with --weights", hint="add --weights")
+        return InputOrder("merge")
+    option, sets = f"--weights {weights}", len(request.inputs)
+    shares = (1,) * sets if weights == "equal" else parse_weights(weights)
+    hint = "each argument is one set, of any number of shards: wds merge A.tar 'B-*.tar' ..."
+    if sets < 2:
+        raise UsageError(
+            f"{option} takes samples from several sets in turn, but there is only one set", hint=hint
+        )
+    if sets != len(shares):
+        weighed = "1 weight" if len(shares) == 1 else f"{len(shares)} weights"
+        raise UsageError(f"{option} has {weighed}, but there are {sets} sets", hint=hint)
+    return MergeOrder(shares, stop or "all")
 
 
 def shuffled(samples: PlanTable, seed: int) -> I64:

@@ -26,7 +26,6 @@ from wdscli.plan.duplicates import (
     HINT,
     JOIN_HINT,
     KEY,
-    NOTHING_LEFT_OUT,
     Dedup,
     Digests,
     Duplicates,
@@ -173,7 +172,7 @@ class ReorderPlan:
     """Whether operation, options, seed and inputs completely decide the plan."""
     brings: bool = False
     """Whether remote inputs are downloaded before the first shard is made."""
-    left_out: LeftOutSamples = NOTHING_LEFT_OUT
+    left_out: LeftOutSamples = field(default_factory=LeftOutSamples)
     """The samples left out by ``--dedup``, ``--on-duplicate skip`` and ``--on-error skip``."""
     transform: Mapping[str, Any] | None = None
     """The transform of each sample, as plain values. The planned sizes are the sizes before the transform."""
@@ -240,7 +239,7 @@ class _Planning:
         self.scratch = scratch
         self.progress = progress
         self.rekey: Rekey | None = None
-        self.left_out = NOTHING_LEFT_OUT
+        self.left_out = LeftOutSamples()
         self.dropped: dict[str, int] = {}
         self.bytes_of_table = 0
 

@@ -25,7 +25,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 from wdscli.arrays import I64, U32, U64, blocks_of, numpy
 from wdscli.errors import DataError, UsageError
 from wdscli.ordering import parts_of_ranks, ranks_of, stratified
-from wdscli.plan.cut import FIELD, Outputs, Part, checked_part
+from wdscli.plan.cut import FIELD, Outputs, checked_part
 from wdscli.plan.orders import Arrangement, InputOrder, Order, SurveyedSamples
 from wdscli.plan.request import Request
 from wdscli.plan.table import Extract, PackedValues, PlanTable, Values, packed_keys
@@ -273,17 +273,14 @@ class RatioOrder(PartsOrder):
         stays = len(self.shares) + len(left_out)
         numbers = numbered(values, lambda value: left_out.get(value, stays))
 
-        def kept() -> Iterator[bytes]:
-            return (value for value in values if value not in left_out)
-
-        words = (int.from_bytes(value[:DIGEST_BYTES], "little") for value in kept())
-        digests: U64 = numpy.fromiter(words, dtype=numpy.uint64)
+        kept = values.taken(numpy.flatnonzero(numbers == stays))
+        digests = kept.fixed(DIGEST_BYTES).view("<u8")[:, 0]
         if self.split_options.stratify is None:
             numbers[numbers == stays] = self._parts_of(digests)
             return numbers
-        classes = sorted({value[DIGEST_BYTES:] for value in kept()})
+        classes = sorted({value[DIGEST_BYTES:] for value in kept})
         places = {name: number for number, name in enumerate(classes)}
-        class_of: U32 = numpy.fromiter((places[value[DIGEST_BYTES:]] for value in kept()), dtype=numpy.uint32)
+        class_of = numbered(kept, lambda value: places[value[DIGEST_BYTES:]])
         numbers[numbers == stays] = stratified(digests, class_of, self.seed, [*self.shares.values()])
         return numbers
 
@@ -392,7 +389,7 @@ def arranged(names: Sequence[str], numbers: U32, *, keeps_empty: bool = True) ->
     counts: list[int] = sum(tallies, numpy.zeros(total, dtype=numpy.int64)).tolist()
     # numpy sorts 16-bit numbers fast, by radix sort.
     order: I64 = numpy.argsort(numbers.astype(numpy.uint16) if total <= 1 << 16 else numbers, kind="stable")
-    parts = [Part(name, count) for name, count in zip(names, counts) if count or keeps_empty]
+    parts = {name: count for name, count in zip(names, counts) if count or keeps_empty}
     left = dict(zip(_LEFT_OUT.values(), counts[len(names) :], strict=True))
     order = order[: len(order) - sum(left.values())]
     return Arrangement(order, parts, {why: count for why, count in left.items() if count})

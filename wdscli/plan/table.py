@@ -203,24 +203,6 @@ class PlanTable:
         so this table must not be used again."""
         return PlanTable(moved_up(self.rows, gone), self.origin)
 
-    def repeated(self) -> tuple[I64, U64]:
-        """Return the rows with a hash that occurs more than once, sorted by hash and then by row. Also return their
-        hashes."""
-        # Usually no hash is repeated, and a sorted copy of the hashes is enough to show it.
-        ordered = numpy.sort(self.keys)
-        again = distinct(ordered[1:][ordered[1:] == ordered[:-1]])
-        del ordered
-        if not len(again):
-            return numpy.empty(0, dtype=numpy.int64), again
-        row_blocks: list[I64] = []
-        for part in blocks_of(self.total):
-            keys = self.keys[part]
-            near = numpy.minimum(again.searchsorted(keys), len(again) - 1)
-            row_blocks.append(numpy.flatnonzero(again[near] == keys) + part.start)
-        rows: I64 = numpy.concatenate(row_blocks)
-        rows = rows[numpy.argsort(self.keys[rows], kind="stable")]
-        return rows, self.keys[rows]
-
 
 class OrderedSamples:
     """The samples of a plan in output order: a table of rows in any order, and an array of row numbers.

@@ -247,14 +247,10 @@ def same_inputs(inputs: Sequence[Input], addresses: Sequence[str]) -> tuple[Inpu
     """Return the inputs of a kept plan under the current addresses. Return None if an input differs or has changed."""
     if [address.address for address in inputs] != list(map(absolute, addresses)):
         return None
-    stamps = _stamps(addresses)
+    list_folders(addresses)
+    stamps = list(at_once(_stamp_of, addresses))
     same = all(address.stamp and address.stamp.has_same_bytes(now) for address, now in zip(inputs, stamps))
     return tuple(Input(address, stamp=stamp) for address, stamp in zip(addresses, stamps)) if same else None
-
-
-def _stamps(addresses: Sequence[str]) -> list[Stamp]:
-    list_folders(addresses)
-    return list(at_once(_stamp_of, addresses))
 
 
 def _stamp_of(address: str) -> Stamp:

@@ -72,7 +72,7 @@ class MergeOptions(NamedTuple):
             if self.on_conflict is not None:
                 raise UsageError("--on-conflict needs a join", hint="--join inner, left or outer")
             return None
-        from wdscli.create.join_table import TableSet
+        from wdscli.create.join_table import SetByValue, TableSet
         from wdscli.plan.join import Join
 
         table: JoinedTable | None = None
@@ -88,8 +88,6 @@ class MergeOptions(NamedTuple):
                 tuple(self.table), key, fields, self.json_rest, expression, self.has_lists, reading
             )
         elif on is not None:
-            from wdscli.ops.merge import SetByValue
-
             if len(shards) != 2 or self.join == "outer":
                 raise UsageError(
                     "--on joins two sets, inner or left", hint="wds merge A B --join left --on json.url"
@@ -134,7 +132,7 @@ def merge(*, shards: Sets, output: OutputOptions, sets: MergeOptions, options: R
             --column txt=caption -o 'captioned-%06d.tar'
         wds merge crawl-1/ crawl-2/ -o 'all-%06d.tar' --dedup jpg
     """
-    from wdscli.ops.merge import merge_order
+    from wdscli.plan.orders import merge_order
 
     selection = options.inputs.selection
     if joins := bool(sets.join or sets.table):
