@@ -157,7 +157,7 @@ def test_set_epoch_counts_more_than_an_epoch_that_is_over(url: str, tmp_path: Pa
 
 def test_an_iteration_that_is_not_the_latest_is_not_over() -> None:
     state = IterationState()
-    old, new = state.begin(), state.begin()
+    old, new = state.begin(state.start), state.begin(state.start)
     old.over()
     assert state.start.epoch == 0
     new.over()

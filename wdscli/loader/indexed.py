@@ -86,10 +86,7 @@ class Ordinals:
 
     def every(self) -> I64:
         """Return all numbers as an array."""
-        numbers = self.numbers
-        if isinstance(numbers, range):
-            return numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=numpy.int64)
-        return numbers
+        return self.at(numpy.arange(len(self), dtype=numpy.int64))
 
     def cut(self, part: slice) -> Ordinals:
         """Return a slice of the view."""
@@ -103,7 +100,9 @@ class Ordinals:
     def checked(self, numbers: Sequence[int] | I64) -> I64:
         """Return the ``numbers`` in the view as an array without negative numbers. A mask becomes the numbers that it
         chooses. Raises IndexError, which names the first invalid number."""
-        given = numpy.asarray(numbers if isinstance(numbers, Sequence) else _listed(numbers))
+        if isinstance(numbers, Iterable) and not hasattr(numbers, "__array__"):
+            numbers = list(numbers)
+        given = numpy.asarray(numbers)
         if given.ndim != 1:
             raise TypeError(f"sample numbers must be a flat list, not an array of {given.ndim} dimensions")
         if given.dtype == bool:
@@ -153,24 +152,6 @@ class SamplesByShard(NamedTuple):
         return places if self.order is None else self.order[places]
 
 
-def layout(ordinals: Ordinals, counts: I64, fingerprint: str) -> SamplesByShard:
-    """Return the layout of a view. The shards of its set have ``counts`` samples."""
-    if ordinals.is_all(int(counts.sum())):
-        return SamplesByShard(counts, None, fingerprint)
-    every = ordinals.every()
-    order = every.argsort(kind="stable")
-    shards = counts.cumsum().searchsorted(every, "right")
-    digest = xxh3_128(fingerprint.encode())
-    digest.update(every.astype("<i8").tobytes())
-    shown = numpy.bincount(shards, minlength=len(counts)).astype(numpy.int64)
-    return SamplesByShard(shown, order, f"xxh3_128:{digest.hexdigest()}")
-
-
-def _listed(numbers: Any) -> Any:
-    """Convert any iterable or tensor to a value that ``numpy.asarray`` accepts."""
-    return numbers if hasattr(numbers, "__array__") or not isinstance(numbers, Iterable) else list(numbers)
-
-
 ALIKE_KEYS = 100_000
 """The number of keys that :func:`similar` searches for keys like a missing key."""
 COMPARED_KEYS = 2_000
@@ -192,11 +173,14 @@ class KeyIndex:
 
     def _hashed(self, shard: int) -> U64:
         try:
-            keys = _keys(self._catalog, shard)
+            table, places = self._catalog.table(shard), self._catalog.kept(shard)
+            keys = [table.keys[first:end] for first, end in pairwise([0, *table.key_ends.tolist()])]
         except (DataError, StorageError):
             if not self._lenient:
                 raise
             return numpy.zeros(int(self._counts[shard]), dtype=numpy.uint64)
+        if places is not None:
+            keys = [keys[place] for place in places.tolist()]
         return numpy.array([xxh3_64_intdigest(key, self._seed) for key in keys], dtype=numpy.uint64)
 
     def find(self, key: str) -> list[int]:
@@ -211,13 +195,6 @@ class KeyIndex:
         shard = int(self._ends.searchsorted(number, "right"))
         place = self._catalog.place(shard, number - int(self._ends[shard] - self._counts[shard]))
         return to_bytes(self._catalog.table(shard).key(place))
-
-
-def _keys(catalog: Catalog, shard: int) -> list[bytes]:
-    """Return the keys of a shard's samples, without samples that the catalog's filter leaves out."""
-    table, places = catalog.table(shard), catalog.kept(shard)
-    keys = [table.keys[first:end] for first, end in pairwise([0, *table.key_ends.tolist()])]
-    return keys if places is None else [keys[place] for place in places.tolist()]
 
 
 def similar(key: str, keys: Iterator[str]) -> list[str]:
@@ -472,8 +449,16 @@ class IndexedDataset(PerSample[Item], Dataset[Item]):
 
     def layout(self) -> SamplesByShard:
         """Return the samples of this view by shard, for a sampler."""
-        assert self.catalog.counts is not None
-        return layout(self.ordinals, self.catalog.counts, self.catalog.fingerprint)
+        counts, fingerprint = self.catalog.counts, self.catalog.fingerprint
+        assert counts is not None
+        if self.ordinals.is_all(int(counts.sum())):
+            return SamplesByShard(counts, None, fingerprint)
+        every = self.ordinals.every()
+        order, shards = every.argsort(kind="stable"), counts.cumsum().searchsorted(every, "right")
+        digest = xxh3_128(fingerprint.encode())
+        digest.update(every.astype("<i8").tobytes())
+        shown = numpy.bincount(shards, minlength=len(counts)).astype(numpy.int64)
+        return SamplesByShard(shown, order, f"xxh3_128:{digest.hexdigest()}")
 
     def in_order(self) -> PositionDataset[Item]:
         """Return the samples of this table as an iterable dataset, in the table's order."""

@@ -8,7 +8,7 @@ By position: :class:`~wdscli.loader.order.schedule.Schedule` chooses the set for
 samples of this set. Each set is an endless sequence of its own epochs, which all have the same length. Each epoch of
 the mix takes the next part of this sequence. So a larger set continues where the last epoch of the mix stopped reading
 it. When a smaller set ends, it begins its next epoch, in the order of that epoch. With weights that change, the epoch
-has no end. With an :class:`Amount` for each set, every epoch of the mix has this amount of each set, taken from new
+has no end. With an amount for each set, every epoch of the mix has this amount of each set, taken from new
 epochs of the set.
 
 As a stream: each worker mixes the samples that it reads of each set. The sets come in the blocks of the schedule, so
@@ -60,42 +60,35 @@ class SampleOfSet(NamedTuple):
     value: Any
 
 
-class Amount(NamedTuple):
-    """How much of a set an epoch has: ``samples`` samples, or, if ``samples`` is None, ``times`` times the whole
-    set."""
-
-    times: Fraction = Fraction(1)
-    samples: int | None = None
-
-    def of(self, source: PositionSource, name: str) -> PositionSource:
-        """Return a source that has this amount of ``source`` in each epoch: whole passes, then a random part of one
-        more pass, which is drawn for each epoch. Raises UsageError for an endless source, and for an empty source that
-        should give samples."""
-        length = source.length(0)
-        total = round(self.times * length) if self.samples is None else self.samples
-        if length >= ENDLESS or (total and not length):
-            what = "no end" if length else "no samples"
-            raise UsageError(f"set {name} of the mix has {what}: choose= and repeat= need a finite set")
-        if total == length:
-            return source
-        passes = max(1, -(-total // length))
-        shared = [passes, length]
-        if total == passes * length:
-            return Passes(source, passes, None, shared)
-        base = source.base()
-        if isinstance(base, MixSource) and base.run > 1:
-            raise UsageError(
-                f"set {name} is a mix of whole batches: choose= and repeat= would divide these batches",
-                hint="give choose= and repeat= to the inner mix",
-            )
-        return Passes(source, passes, total, shared, is_drawn=True)
+def amount_of(source: PositionSource, amount: Fraction | int, name: str) -> PositionSource:
+    """Return a source that has this amount of ``source`` in each epoch: a number of samples, or a fraction times the
+    whole set. It has whole passes, then a random part of one more pass, which is drawn for each epoch. Raises
+    UsageError for an endless source, and for an empty source that should give samples."""
+    length = source.length(0)
+    total = amount if isinstance(amount, int) else round(amount * length)
+    if length >= ENDLESS or (total and not length):
+        what = "no end" if length else "no samples"
+        raise UsageError(f"set {name} of the mix has {what}: choose= and repeat= need a finite set")
+    if total == length:
+        return source
+    passes = max(1, -(-total // length))
+    shared = [passes, length]
+    if total == passes * length:
+        return Passes(source, passes, None, shared)
+    base = source.base()
+    if isinstance(base, MixSource) and base.run > 1:
+        raise UsageError(
+            f"set {name} is a mix of whole batches: choose= and repeat= would divide these batches",
+            hint="give choose= and repeat= to the inner mix",
+        )
+    return Passes(source, passes, total, shared, is_drawn=True)
 
 
 class Rules(NamedTuple):
     """How sets are mixed. ``quotas`` has the number of samples of each set in a block. ``stop`` says when an epoch
     ends. With ``seed`` None, the sets take turns. ``label`` is the field that gets the name of a sample's set, or None.
-    If ``amounts`` are given, the quotas are computed from them. ``points`` are pairs (step, shares of the sets), for
-    weights that change with the step."""
+    If ``amounts`` are given (see :func:`amount_of`), the quotas are computed from them. ``points`` are pairs (step,
+    shares of the sets), for weights that change with the step."""
 
     quotas: Sequence[int]
     stop: Stop = "first"
@@ -103,7 +96,7 @@ class Rules(NamedTuple):
     per: Per = "sample"
     names: Sequence[str] = ()
     label: str | None = None
-    amounts: Sequence[Amount] = ()
+    amounts: Sequence[Fraction | int] = ()
     points: Sequence[tuple[int, Sequence[int]]] = ()
 
     @property
@@ -190,7 +183,7 @@ class MixSource(PositionSource):
         if rules.amounts:
             named = zip(sets, rules.amounts, rules.names)
             sets = [
-                mixed_set._replace(source=amount.of(mixed_set.source, name))
+                mixed_set._replace(source=amount_of(mixed_set.source, amount, name))
                 for mixed_set, amount, name in named
             ]
             rules = rules._replace(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeAlias, TypeVar
 
 from wdscli.errors import UsageError
@@ -15,7 +16,6 @@ from wdscli.loader.checks import want_whole
 from wdscli.loader.dataset import PositionDataset
 from wdscli.loader.indexed import IndexedDataset
 from wdscli.loader.mix_sources import (
-    Amount,
     InterleavedSource,
     MixedSet,
     MixSource,
@@ -402,7 +402,7 @@ def mix(
         names, parts, shares = _named(datasets)
         rules = Rules(quotas_of(shares), "first" if stop is None else stop, seed, per, names, label)
     else:
-        names, parts = _unweighted(datasets)
+        names, parts, _ = _named(datasets, has_weights=False)
         amounts = _amounts(names, repeat or {}, choose or {}) if weights is None else ()
         points = () if weights is None else _points(names, weights)
         end: Stop = "repeat" if points else "all"
@@ -433,50 +433,42 @@ def _want_none(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _named(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part], list[Weight]]:
-    """Return the names, the datasets and the weights in ``datasets``."""
-    if isinstance(datasets, Mapping):
-        rows = [(name, *_pair(value, name)) for name, value in datasets.items()]
-    elif isinstance(datasets, (str, Fluent)) or not isinstance(datasets, Iterable):
+def _named(datasets: Any, has_weights: bool = True) -> tuple[list[str], list[Part], list[Weight]]:
+    """Return the names, the datasets and the weights in ``datasets``. Without ``has_weights``, all weights are 1."""
+    if isinstance(datasets, (str, Fluent)) or not isinstance(datasets, Iterable):
         raise UsageError(f"mix() needs several sets, not {_shown(datasets)}", hint=USAGE)
-    else:
-        rows = [
-            (part[0], *_pair(part, None)) if isinstance(part, tuple) else (part, part, 1) for part in datasets
-        ]
-    if not rows:
+    is_mapping = isinstance(datasets, Mapping)
+    items = [*datasets.items()] if isinstance(datasets, Mapping) else [(part, part) for part in datasets]
+    if not items:
         raise UsageError("a mix needs at least one set", hint=USAGE)
-    names = [str(name) if isinstance(name, str) else str(number) for number, (name, _, _) in enumerate(rows)]
-    return names, [part for _, part, _ in rows], [weight for _, _, weight in rows]
-
-
-def _unweighted(datasets: Mapping[Any, Any] | Sequence[Any]) -> tuple[list[str], list[Part]]:
-    """Return the names and the datasets in ``datasets``, which has no weights."""
-    if isinstance(datasets, Mapping):
-        if not all(isinstance(name, str) for name in datasets):
-            raise UsageError("each set of this mix needs a name", hint=NAMED_USAGE)
-        datasets = {name: (value, 1) for name, value in datasets.items()}
-    elif not isinstance(datasets, (str, Fluent)) and isinstance(datasets, Iterable):
-        datasets = [(value, 1) for value in datasets]
-    names, parts, _ = _named(datasets)
-    weighted = next((name for name, part in zip(names, parts) if isinstance(part, tuple)), None)
-    if weighted is not None:
+    if is_mapping and not has_weights and not all(isinstance(name, str) for name in datasets):
+        raise UsageError("each set of this mix needs a name", hint=NAMED_USAGE)
+    rows = [(name, value, 1) for name, value in items]
+    if has_weights and is_mapping:
+        rows = [(name, *_pair(value, name)) for name, value in items]
+    elif has_weights:
+        rows = [
+            (part[0], *_pair(part, None)) if isinstance(part, tuple) else (part, part, 1) for part, _ in items
+        ]
+    names = [name if isinstance(name, str) else str(number) for number, (name, _, _) in enumerate(rows)]
+    weighted = next((name for name, row in zip(names, rows) if isinstance(row[1], tuple)), None)
+    if weighted is not None and not has_weights:
         raise UsageError(f"set {weighted} of the mix has a weight", hint=NAMED_USAGE)
-    return names, parts
+    return names, [part for _, part, _ in rows], [weight for _, _, weight in rows]
 
 
 def _amounts(
     names: Sequence[str], repeat: Mapping[str, Weight], choose: Mapping[str, int]
-) -> tuple[Amount, ...]:
+) -> tuple[Fraction | int, ...]:
     _check_names("repeat=", repeat, names, every=False)
     _check_names("choose=", choose, names, every=False)
     both = sorted({*repeat} & {*choose})
     if both:
         raise UsageError(f"repeat= and choose= both name the set {both[0]}", hint="give one of them")
     return tuple(
-        Amount(
-            exact(repeat.get(name, 1), "repeat="),
-            want_whole(f"choose: {name}", choose[name], 1) if name in choose else None,
-        )
+        want_whole(f"choose: {name}", choose[name], 1)
+        if name in choose
+        else exact(repeat.get(name, 1), "repeat=")
         for name in names
     )
 

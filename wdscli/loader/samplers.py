@@ -10,21 +10,25 @@ module does not know what a sample contains."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 from wdscli.arrays import I64
 from wdscli.errors import UsageError
-from wdscli.loader.checks import want_whole
+from wdscli.loader.checks import want_whole, want_word
 from wdscli.loader.dataset import PositionDataset
-from wdscli.loader.indexed import IndexedDataset, SamplesByShard
-from wdscli.loader.order.order import EpochOrder, Shuffle
+from wdscli.loader.indexed import IndexedDataset
+from wdscli.loader.order.order import ORDERS, EpochOrder, Shuffle
 from wdscli.loader.order.source import EpochReader, PositionSource
 from wdscli.loader.place.ranks import Tail
 from wdscli.loader.place.state import Place
 
 
-class _Numbers(PositionSource):
-    """The numbers of a table's samples as a source, in an order like WebDataset's."""
+class _OrderedNumbers(PositionSource, EpochReader):
+    """The numbers of a table's samples as a source, in an order like WebDataset's. The reader of an epoch is a copy
+    with the order of this epoch."""
+
+    _order: EpochOrder
 
     def __init__(self, table: IndexedDataset, seed: int, shuffle: Shuffle, window: int) -> None:
         self.seed, self._layout = seed, table.layout()
@@ -32,7 +36,6 @@ class _Numbers(PositionSource):
         if shuffle in ("window", "blocks"):
             self._how["window"] = window
         self._block = table.catalog.block_samples if shuffle == "blocks" else None
-        self.reader(0)
 
     def identity(self) -> dict[str, Any]:
         return {"fingerprint": self._layout.fingerprint, "seed": self.seed, **self._how}
@@ -41,14 +44,11 @@ class _Numbers(PositionSource):
         return int(self._layout.counts.sum())
 
     def reader(self, epoch: int) -> EpochReader:
-        counts = self._layout.counts
-        order = EpochOrder(counts, seed=self.seed, epoch=epoch, block=self._block, **self._how)
-        return _NumberReader(self._layout, order)
-
-
-class _NumberReader(EpochReader):
-    def __init__(self, layout: SamplesByShard, order: EpochOrder) -> None:
-        self._layout, self._order = layout, order
+        new = copy(self)
+        new._order = EpochOrder(
+            self._layout.counts, seed=self.seed, epoch=epoch, block=self._block, **self._how
+        )
+        return new
 
     def read(self, positions: I64) -> list[int]:
         numbers: list[int] = self._layout.numbers(*self._order.locate(positions)).tolist()
@@ -94,8 +94,9 @@ class ShardSampler:
                 f"a ShardSampler needs an IndexedDataset, not a {type(table).__name__}",
                 hint="set the order of a WebDataset with WebDataset(shuffle=...)",
             )
+        want_word("shuffle", shuffle, ORDERS)
         seed, window = want_whole("seed", seed), want_whole("window", window, least=1)
-        numbers = _Numbers(table, seed, shuffle, window)
+        numbers = _OrderedNumbers(table, seed, shuffle, window)
         self._data: Any = PositionDataset(numbers, rank=rank, world_size=world_size, tail=tail)
         if batch_size is not None:
             self._data = self._data.listed(want_whole("batch_size", batch_size, least=1))

@@ -40,8 +40,6 @@ from math import isqrt
 from typing import Any, Literal, NamedTuple
 
 from wdscli.arrays import I64, U64, numpy, spread
-from wdscli.errors import UsageError
-from wdscli.loader.checks import want_word
 from wdscli.ordering import mix, mix_array
 from wdscli.threads import Recent
 
@@ -189,8 +187,7 @@ class Group(NamedTuple):
 
 class EpochOrder:
     """One epoch over shards of ``counts`` samples. ``window`` is a number of shards, or of blocks for ``"blocks"``.
-    ``block`` has the number of samples in a block for each shard; with None, each shard is one block. ``cap`` limits
-    the samples of a window in one lane for ``"window"``. Raises UsageError for impossible values."""
+    ``block`` has the number of samples in a block for each shard; with None, each shard is one block."""
 
     def __init__(
         self,
@@ -200,13 +197,8 @@ class EpochOrder:
         epoch: int = 0,
         shuffle: Shuffle = "window",
         window: int = 64,
-        lanes: int = LANES,
-        cap: int = CAP,
         block: I64 | None = None,
     ) -> None:
-        want_word("shuffle", shuffle, ORDERS)
-        if min(window, lanes, cap) < 1:
-            raise UsageError(f"window, lanes and cap must be at least 1, not {min(window, lanes, cap)}")
         self._shuffle = shuffle
         self._shards: I64 | None = None
         if shuffle in ("window", "blocks", "shards"):
@@ -224,10 +216,10 @@ class EpochOrder:
             self._group_ends: I64 = numpy.append(0, self._ends)[self._bounds[1:]]
             self._first_blocks: I64 = numpy.append(0, blocks.cumsum())[self._bounds]
             self._known: Recent[int, Group] = Recent(OPEN_GROUPS)
-        self._lanes = max(1, min(lanes, self.total))
+        self._lanes = max(1, min(LANES, self.total))
         lane_bounds = [_lane(lane, self.total, self._lanes) for lane in range(self._lanes)]
         self._lane_begins, self._lane_counts = numpy.array(lane_bounds, dtype=numpy.int64).T
-        self._window = max(1, min(cap, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
+        self._window = max(1, min(CAP, -(-window * self.total // (max(1, len(counts)) * self._lanes))))
         # The latest permutations of windows are kept, because the next calls need neighbouring positions.
         self._permutation = lru_cache(2 * self._lanes + 1)(partial(_permuted, seed, epoch))
 

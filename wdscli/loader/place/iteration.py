@@ -353,11 +353,10 @@ class IterationState:
         return self._board.start_of(Beginning.of_worker(worker, self._times), loaded)
 
     def begin(
-        self, start: Place | None = None, topology: tuple[int, int] | None = None, is_by_worker: bool = False
+        self, start: Place, topology: tuple[int, int] | None = None, is_by_worker: bool = False
     ) -> Iteration:
         """Return a new iteration, which becomes the latest iteration. Raises UsageError if ``start`` needs other
         numbers of ranks or workers than ``topology``."""
-        start = start or self.start
         check_topology(start, topology)
         self.latest = Iteration(self, start._replace(topology=topology), start, is_by_worker)
         self._followed = True

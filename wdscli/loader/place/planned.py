@@ -147,14 +147,10 @@ class Plan:
         """Return how full batch ``number`` is, which must be in the list. None means that it has no values."""
         with self._lock:
             plan, place = self._place(number)
-            return Fill(
-                float(plan.used[place]),
-                float(plan.cells[place]),
-                float(plan.room[place]),
-                int(plan.shortened[place]),
-                float(plan.cut_off[place]),
-                self._left_out(self._current, place) if place in (0, len(plan.ends) - 1) else NOTHING,
-            )
+            columns = plan.used, plan.cells, plan.room, plan.shortened, plan.cut_off
+            used, cells, room, shortened, cut_off = (float(column[place]) for column in columns)
+            left_out = self._left_out(self._current, place) if place in (0, len(plan.ends) - 1) else NOTHING
+            return Fill(used, cells, room, int(shortened), cut_off, left_out)
 
     def _place(self, number: int) -> tuple[Planned, int]:
         """Return the plan of the window that has a batch, and the batch's place in it."""

@@ -372,9 +372,7 @@ class Fluent(PerSample[Item]):
             raise UsageError(
                 "batches cannot be batched again", hint="call unbatched() first, or call batched() only once"
             )
-        return self._with(
-            pipeline=self.pipeline._replace(batch=BatchStage(batchsize, collation_fn or list, partial))
-        )
+        return self._with_batches(BatchStage(batchsize, collation_fn or list, partial))
 
     def packed(
         self: Whole,
@@ -411,12 +409,13 @@ class Fluent(PerSample[Item]):
                 f'{rule.name} does not work with on_error="substitute": a substitute may have another length',
                 hint='use on_error="skip"; the batch then becomes smaller',
             )
-        made = self._with(
-            pipeline=self.pipeline._replace(batch=BatchStage(1, collate, plans=Plans(rule, self._skips)))
-        )
+        planned = self._with_batches(BatchStage(1, collate, plans=Plans(rule, self._skips)))
         for expression in rule.expressions:
-            made._prepare(ValueFact(expression))
-        return made
+            planned._prepare(ValueFact(expression))
+        return planned
+
+    def _with_batches(self: Whole, stage: BatchStage) -> Whole:
+        return self._with(pipeline=self.pipeline._replace(batch=stage))
 
     def _prepare(self, values: ValueFact) -> None:
         """Find the values of all samples before workers start, so that each worker need not find them. Raises
