@@ -248,15 +248,13 @@ class EpochOrder:
         lane, begin, count = _lane_at(place, self.total, self._lanes)
         window, first, end = self._window_at(place - begin, count)
         permuted = self._permutation(end - first, WINDOW, lane, window)
-        return (first + permuted.find(place - begin - first)) * self._lanes + lane
+        return int(first + permuted.find(place - begin - first)) * self._lanes + lane
 
     def _in_windows(self, positions: I64) -> I64:
         """Convert positions of the epoch to places in the sequence of the permuted shards' samples."""
         places, lane_of = numpy.divmod(positions, self._lanes)
         begins, counts = self._lane_begins[lane_of], self._lane_counts[lane_of]
-        windows = -(-counts // self._window)
-        window_of = ((places + 1) * windows - 1) // counts
-        firsts, ends = counts * window_of // windows, counts * (window_of + 1) // windows
+        window_of, firsts, ends = self._window_at(places, counts)
         located: I64 = begins + firsts
         for number, chosen in groups(window_of * self._lanes + lane_of):
             first, end = int(firsts[chosen[0]]), int(ends[chosen[0]])
@@ -264,8 +262,9 @@ class EpochOrder:
             located[chosen] += permuted.at(places[chosen] - first)
         return located
 
-    def _window_at(self, place: int, count: int) -> tuple[int, int, int]:
-        """Return (number, begin, end) of the window that has ``place`` in a lane of ``count`` samples."""
+    def _window_at(self, place: Any, count: Any) -> tuple[Any, Any, Any]:
+        """Return (number, begin, end) of the window that has ``place`` in a lane of ``count`` samples. The arguments
+        are numbers or arrays."""
         windows = -(-count // self._window)
         window = ((place + 1) * windows - 1) // count
         return window, count * window // windows, count * (window + 1) // windows

@@ -24,7 +24,7 @@ This module knows neither samples nor datasets.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from itertools import accumulate, count
@@ -130,6 +130,21 @@ def _ranks(labels: I64) -> I64:
     return ranks
 
 
+def _located(positions: I64, size: int, rows: Callable[[I64], tuple[I64, I64]]) -> tuple[I64, I64]:
+    """Return two arrays for positions in blocks of ``size`` positions: the set, and the number of the set's sample.
+    ``rows`` returns both for all positions of some blocks, with a row for each block."""
+    blocks, places = numpy.divmod(positions, size)
+    different, row_of = numpy.unique(blocks, return_inverse=True)
+    sets, samples = positions.copy(), positions.copy()
+    step = max(1, TOGETHER // size)
+    for first in range(0, len(different), step):
+        chosen = ((row_of >= first) & (row_of < first + step)).nonzero()[0]
+        cells = row_of[chosen] - first, places[chosen]
+        sets_of_rows, samples_of_rows = rows(different[first : first + step])
+        sets[chosen], samples[chosen] = sets_of_rows[cells], samples_of_rows[cells]
+    return sets, samples
+
+
 class Pattern:
     """The order of the sets in the blocks of phase ``phase``. ``sets`` has the numbers of the sets in this phase, and
     ``quotas`` has the quotas of all sets. Without a seed, the sets take turns."""
@@ -152,10 +167,14 @@ class Pattern:
 
     def rows(self, blocks: I64) -> tuple[I64, I64]:
         """Return two arrays with a row for each block. At each place of a block, the first array has the set, as an
-        index into ``sets``. The second array counts the set's earlier places in the block."""
+        index into ``sets``, and the second array has the number of the set's sample."""
         name = blocks.tobytes()
         if self._kept is None or self._kept[0] != name:
-            self._kept = name, self._laid_out(blocks)
+            labels: I64 = numpy.broadcast_to(self._labels, (len(blocks), self.size))
+            if self._key is not None:
+                labels = _permuted(labels, blocks, self._key)
+            earlier = blocks[:, None] * self.quotas - self._firsts
+            self._kept = name, (labels, _ranks(labels) + numpy.take_along_axis(earlier, labels, axis=1))
         return self._kept[1]
 
     def labels(self) -> Iterator[int]:
@@ -163,32 +182,16 @@ class Pattern:
         for block in count():
             yield from self.rows(numpy.array([block], dtype=numpy.int64))[0][0].tolist()
 
-    def _laid_out(self, blocks: I64) -> tuple[I64, I64]:
-        labels: I64 = numpy.broadcast_to(self._labels, (len(blocks), self.size))
-        if self._key is not None:
-            labels = _permuted(labels, blocks, self._key)
-        return labels, _ranks(labels) - self._firsts[labels]
-
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """Return two arrays for the positions: the set, as an index into ``sets``, and the number of the set's
         sample."""
-        blocks, places = numpy.divmod(positions, self.size)
-        different, row_of = numpy.unique(blocks, return_inverse=True)
-        which, samples = positions.copy(), positions.copy()
-        step = max(1, TOGETHER // self.size)
-        for first in range(0, len(different), step):
-            chosen = ((row_of >= first) & (row_of < first + step)).nonzero()[0]
-            labels, turns = self.rows(different[first : first + step])
-            cells = row_of[chosen] - first, places[chosen]
-            which[chosen] = labels[cells]
-            samples[chosen] = blocks[chosen] * self.quotas[labels[cells]] + turns[cells]
-        return which, samples
+        return _located(positions, self.size, self.rows)
 
     def position(self, which: int, sample: int) -> int:
         """Return the position of sample ``sample`` of the set with index ``which`` in ``sets``."""
-        block, turn = divmod(sample, int(self.quotas[which]))
-        labels, turns = self.rows(numpy.array([block], dtype=numpy.int64))
-        return block * self.size + int(((labels[0] == which) & (turns[0] == turn)).argmax())
+        block = sample // int(self.quotas[which])
+        labels, samples = self.rows(numpy.array([block], dtype=numpy.int64))
+        return block * self.size + int(((labels[0] == which) & (samples[0] == sample)).argmax())
 
     def counts(self, length: int) -> list[int]:
         """Return the number of samples of each set in the first ``length`` positions."""
@@ -289,21 +292,7 @@ class Changing:
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """Return two arrays for the positions: the set, and the number of the set's sample."""
-        steps, places = numpy.divmod(positions, self._size)
-        sets, samples = positions.copy(), positions.copy()
-        different, row_of = numpy.unique(steps, return_inverse=True)
-        together = max(1, TOGETHER // self._size)
-        for turn in numpy.unique(different // TURNS).tolist():
-            counts, before = self._of_turn(turn)
-            of_turn = (different // TURNS == turn).nonzero()[0]
-            for first in range(int(of_turn[0]), int(of_turn[-1]) + 1, together):
-                together_steps = different[first : min(first + together, int(of_turn[-1]) + 1)]
-                chosen = ((row_of >= first) & (row_of < first + len(together_steps))).nonzero()[0]
-                row, place = row_of[chosen] - first, places[chosen]
-                labels, ranks = self._laid_out(together_steps, counts[together_steps % TURNS])
-                sets[chosen] = labels[row, place]
-                samples[chosen] = before[together_steps % TURNS][row, sets[chosen]] + ranks[row, place]
-        return sets, samples
+        return _located(positions, self._size, self._rows)
 
     def before(self, step: int) -> list[int]:
         """Return the number of samples of each set in all steps before ``step``."""
@@ -315,15 +304,20 @@ class Changing:
         later = bisect_right(range(LAST_STEP), sample, key=lambda step: self.before(step)[which])
         return later - 1 if later < LAST_STEP else None
 
-    def _laid_out(self, steps: I64, counts: I64) -> tuple[I64, I64]:
-        """Return two arrays with a row for each step. At each place of a step, the first array has the set, and the
-        second array counts the set's earlier places in the step."""
+    def _rows(self, steps: I64) -> tuple[I64, I64]:
+        """Return two arrays with a row for each of ``steps``, which are in rising order. At each place of a step, the
+        first array has the set, and the second array has the number of the set's sample."""
+        of_turns = [
+            [column[steps[steps // TURNS == turn] % TURNS] for column in self._of_turn(turn)]
+            for turn in numpy.unique(steps // TURNS).tolist()
+        ]
+        counts, before = map(numpy.concatenate, zip(*of_turns))
         labels = numpy.tile(numpy.arange(self._sets), len(steps)).repeat(counts.reshape(-1))
         labels = labels.reshape(len(steps), self._size)
         if self._key is not None:
             labels = _permuted(labels, steps, self._key)
         firsts = counts.cumsum(axis=1) - counts
-        return labels, _ranks(labels) - numpy.take_along_axis(firsts, labels, axis=1)
+        return labels, _ranks(labels) + numpy.take_along_axis(before - firsts, labels, axis=1)
 
     def _of_turn(self, turn: int) -> tuple[I64, I64]:
         """Return two arrays with a row for each step of a turn: the number of samples of each set in the step, and the
