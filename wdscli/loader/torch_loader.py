@@ -38,7 +38,7 @@ from wdscli.loader.place.state import ANY, Place
 from wdscli.loader.read.failures import SkipCounts, warning_of_drops
 from wdscli.loader.stages.flow import Item, Pipeline, Unit
 from wdscli.loader.stages.fluent import Fluent, PerSample
-from wdscli.loader.stages.generators import Islice, Regroup, through, want_own_order
+from wdscli.loader.stages.generators import Regroup, through, want_own_order
 from wdscli.loader.stages.per_batch import default_convert, stacked_tensors
 from wdscli.loader.stages.shared_memory import crossing, lend_here
 from wdscli.storage.streams import is_running, widen_pipe
@@ -188,7 +188,7 @@ class WebLoader(Fluent[Item]):
         if self._span is None or self._span.items is None:
             return super().slice(*args)
         counted = self._span.items
-        new = self._through(Islice(Slice(None, counted, None)))._with_span(None)
+        new = self._through(Slice(None, counted, None))._with_span(None)
         return super(WebLoader, new).slice(*args).with_length(len(range(counted)[slice(*args)]))
 
     def set_epoch(self, epoch: int) -> None:

@@ -145,15 +145,8 @@ def rule_of_batches(size: int, partial: bool, window: int, by_bucket: Any, by_bu
             raise UsageError(
                 "batched(budget=) has no incomplete batches to drop", hint="leave out partial=False"
             )
-        return Rule(
-            "budget",
-            length,
-            budget,
-            most=_most(max_samples),
-            together=_together("batched: balance", balance),
-            window=window,
-            also=_also("batched", also),
-        )
+        rule = Rule("budget", length, budget, most=_most(max_samples), window=window)
+        return rule._replace(together=_together("batched: balance", balance), also=_also("batched", also))
     raise UsageError(
         "batched() takes either bucket= with buckets=, or budget= with length=",
         hint='batched(64, bucket="json.width / json.height", buckets=[0.8, 1.25])',

@@ -15,10 +15,11 @@ workers, batches or stages."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from wdscli.arrays import F64, I64, numpy, runs
@@ -262,11 +263,15 @@ ahead."""
 
 
 class Slice(NamedTuple):
-    """The positions ``range(length)[start:stop:step]`` of a source."""
+    """The positions ``range(length)[start:stop:step]`` of a source. Without negative numbers, a slice is also a
+    generator stage, which keeps these of the items."""
 
     start: int | None
     stop: int | None
     step: int | None
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        return islice(items, *self)
 
     def range(self, length: int) -> range:
         if length >= ENDLESS and min(self.start or 0, self.stop or 0) < 0:

@@ -150,6 +150,8 @@ class MixedPlans(Plans):
     """The latest lists of a mix. ``batches`` has the plans or the batch size of each set. ``points`` are pairs (step,
     shares of the sets)."""
 
+    name = 'mix(per="batch")'
+
     def __init__(self, batches: Sequence[Plans | int], points: Sequence[tuple[int, Sequence[int]]]) -> None:
         rules = [plans.rule for plans in batches if isinstance(plans, Plans)]
         super().__init__(rules[0] if rules else Rule("packed", ""))
@@ -159,10 +161,6 @@ class MixedPlans(Plans):
             (step, shares_of([Fraction(share) / length for share, length in zip(shares, lengths)]))
             for step, shares in points
         ]
-
-    @property
-    def name(self) -> str:
-        return 'mix(per="batch")'
 
     @property
     def measured(self) -> str:

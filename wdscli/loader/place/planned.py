@@ -274,17 +274,14 @@ class PlannedBatches(EpochBatches):
     batches of the list, one batch each. A batch of a rank has the number of the step's first batch in the part, so
     numbers are ``world`` apart. With ``varies``, the list may have another length in other epochs."""
 
+    whole = 0  # a state fits any number of ranks
+
     def __init__(
         self, plan: Plan, share: Share, tail: Tail = "even", part: ListPart = WHOLE_LIST, varies: bool = False
     ) -> None:
         self.plan, self.share, self.tail = plan, share, tail
         self.length, self.stride = plan.length, share.world
         self._part, self._varies = part, varies
-
-    @property
-    def whole(self) -> int:
-        # A state fits any number of ranks.
-        return 0
 
     @property
     def typical(self) -> int:

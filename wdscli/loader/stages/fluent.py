@@ -36,7 +36,6 @@ from wdscli.loader.stages import per_sample
 from wdscli.loader.stages.flow import BatchStage, Item, Pipeline, Stage
 from wdscli.loader.stages.generators import (
     Buffer,
-    Islice,
     OfEpoch,
     OwnMethod,
     Regroup,
@@ -187,16 +186,7 @@ class PerSample(Generic[Item]):
         to this height and width. ``size=256, crop=224`` resizes the shorter side to 256 and keeps the middle of 224 x
         224, like torchvision's ``Resize`` and ``CenterCrop``. JPEGs are decoded directly to about this size.
         ``"stored"`` gives the values in the file, such as uint16, float32 or palette indexes."""
-        decoder = per_sample.Decoder(
-            list(args),
-            pre=pre,
-            post=post,
-            only=only,
-            partial=partial,
-            max_decoded=max_decoded,
-            size=size,
-            crop=crop,
-        )
+        decoder = per_sample.Decoder(list(args), pre, post, only, partial, max_decoded, size, crop)
         if handler is None:
             handler = reraise_exception if self._policy is None else self._policy.undecodable
         return self._guarded("decode", decoder, handler)
@@ -523,7 +513,7 @@ class Fluent(PerSample[Item]):
                     f"slice{args} counts from the end, which is unknown for streams, and after select() or generators",
                     hint="slice the set before select() or any generator stage, or use non-negative indices",
                 )
-            return self._through(Islice(chosen))
+            return self._through(chosen)
         if self.pipeline.batch is None:
             return self._sliced(chosen)
         return self._with(

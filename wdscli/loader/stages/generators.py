@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from wdscli.errors import UsageError
 from wdscli.loader.order.order import BUFFERED, THINNED, drawn, key
-from wdscli.loader.order.source import Slice
 from wdscli.loader.place.ranks import name_of
 from wdscli.loader.read.failures import StopEpoch
 from wdscli.loader.stages.flow import OverAll
@@ -176,15 +175,6 @@ class Thin(NamedTuple):
         for number, item in enumerate(items):
             if key(self.seed, THINNED, number) < self.p * 2.0**64:
                 yield item
-
-
-class Islice(NamedTuple):
-    """Keeps a slice of the items. The numbers of the slice are not negative."""
-
-    chosen: Slice
-
-    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
-        return islice(items, *self.chosen)
 
 
 class Regroup(NamedTuple):
