@@ -374,13 +374,12 @@ class MixStream(Stream):
     def flow(self, epoch: int, passes: int | None, share: Share, policy: Policy) -> Iterator[SampleOfSet]:
         """Yield the items of worker ``share`` in ``passes`` epochs. With ``passes`` None, the items never end. Each set
         has its own policy."""
-        return in_passes(
-            epoch,
-            passes,
-            lambda pass_number: self.buffered(
-                self._of_pass(pass_number, share), pass_number, share.worker, share.rank
-            ),
-        )
+
+        def of_pass(pass_number: int) -> Iterator[SampleOfSet]:
+            samples = self._of_pass(pass_number, share)
+            return self.buffered(samples, pass_number, share.worker, share.rank)
+
+        return in_passes(epoch, passes, of_pass)
 
     def _of_pass(self, pass_number: int, share: Share) -> Iterator[SampleOfSet]:
         sets_passes = [_PassesOfSet(part, pass_number, share) for part in self._parts]

@@ -196,16 +196,13 @@ class ShardStream(Stream):
 
     def _dealt(self, pass_number: int, slot: int, slots: int) -> list[str]:
         """Return the shards of worker ``slot``, in order. All ranks together have ``slots`` workers."""
-        if not self.splitters:
-            return [
-                self.addresses[number]
-                for number in self._order(pass_number, len(self.addresses))[slot::slots]
-            ]
-        shards: Any = ({"url": address} for address in self.addresses)
-        for splitter in self.splitters:
-            shards = splitter(shards)
-        found = [_url(shard) for shard in shards]
-        return [found[number] for number in self._order(pass_number, len(found))]
+        addresses = self.addresses
+        if self.splitters:
+            shards: Any = ({"url": address} for address in addresses)
+            for splitter in self.splitters:
+                shards = splitter(shards)
+            addresses, slot, slots = [_url(shard) for shard in shards], 0, 1
+        return [addresses[number] for number in self._order(pass_number, len(addresses))[slot::slots]]
 
     def _of_shards(self, addresses: Sequence[str], policy: Policy, stops: list[bool]) -> Iterator[Raw]:
         """Yield the samples of shards. If a handler ends the epoch, add to ``stops``."""

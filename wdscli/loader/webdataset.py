@@ -309,13 +309,9 @@ def _check_sharing(split: Split, splitters: Sequence[Splitter], wanted: Criteria
 def _order(shuffle: Shuffle | None, shardshuffle: Any, resampled: bool) -> Shuffle:
     """Return the order of an epoch. Raises UsageError for an unknown order, and if two arguments contradict each
     other."""
+    hint = 'shuffle="window" suits most sets; .shuffle(1000) mixes in a buffer'
     if shuffle:
-        want_word(
-            "shuffle",
-            shuffle,
-            ORDERS,
-            hint='shuffle="window" suits most sets; .shuffle(1000) mixes in a buffer',
-        )
+        want_word("shuffle", shuffle, ORDERS, hint)
     if shuffle == "none" and shardshuffle:
         raise UsageError(
             'WebDataset(shuffle="none", shardshuffle=...) contradict each other', hint="give one of them"

@@ -362,9 +362,9 @@ def _misfit(values: F64, rule: Rule) -> str:
         return f"{what} is {reason_of_misfit(values, rule).rpartition(': ')[2]}"
     if expression is not rule.value:
         return f"{what} is more than {limit:g}, the largest sum in a batch"
-    packed = rule.kind == "packed"
-    return f"{what} is more than " + (
-        f"{limit:g}, the size of a pack" if packed else f"the budget of {limit:g}"
+    is_packed = rule.kind == "packed"
+    return (
+        f"{what} is more than {f'{limit:g}, the size of a pack' if is_packed else f'the budget of {limit:g}'}"
     )
 
 

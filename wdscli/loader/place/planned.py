@@ -520,9 +520,7 @@ def _list_of(cuts: Sequence[Cut], epoch: int, share: Share) -> tuple[int, ListPa
     for cut in cuts:
         if isinstance(cut, Epochs) and cut.counts_batches:
             counted = cut.positions(share, 1) or 0
-            return (
-                (0, ListPart(epoch * counted, counted))
-                if cut.passes is None
-                else (epoch, ListPart(0, counted))
-            )
+            if cut.passes is None:
+                return 0, ListPart(epoch * counted, counted)
+            return epoch, ListPart(0, counted)
     return epoch, WHOLE_LIST

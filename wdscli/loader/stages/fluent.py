@@ -440,10 +440,8 @@ class Fluent(PerSample[Item]):
         in a buffer of ``size`` samples. With ``rng``, each worker has a buffer, which begins to yield when it has
         ``initial`` samples, as in webdataset. The dataset then has no state, because the random state cannot be
         repeated. ``handler`` has no effect."""
-        if (
-            want_whole("shuffle: size", size, hint='webdataset\'s buffer, or WebDataset(shuffle="window")')
-            < 1
-        ):
+        hint = 'webdataset\'s buffer, or WebDataset(shuffle="window")'
+        if want_whole("shuffle: size", size, hint=hint) < 1:
             return self
         if rng is not None or self.pipeline.generators:
             return self._through(self._buffer(size, initial, seed, rng))

@@ -405,9 +405,8 @@ class Decoder:
         if not isinstance(max_decoded, int) or max_decoded < 1:
             raise UsageError(f"max_decoded={max_decoded!r} must be a number of bytes")
         self._max_decoded = max_decoded
-        if (size, crop) != (None, None) and SPECS.keys().isdisjoint(
-            handler for handler in handlers if isinstance(handler, str)
-        ):
+        names = [handler for handler in handlers if isinstance(handler, str)]
+        if (size, crop) != (None, None) and SPECS.keys().isdisjoint(names):
             raise UsageError("decode(size=, crop=) needs an image format", hint='decode("rgb8", size=224)')
         named = [_named(handler, size, crop) if isinstance(handler, str) else handler for handler in handlers]
         before = [gzfilter] if pre is None else list(pre)

@@ -47,13 +47,8 @@ class Loan:
     more."""
 
     def __init__(self, memory: mmap.mmap, size_bytes: int, ended: Callable[[], None]) -> None:
-        address = numpy.frombuffer(memory, numpy.uint8).ctypes.data + HEADER_BYTES
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (size_bytes,),
-            "data": (address, False),
-        }
+        data = numpy.frombuffer(memory, numpy.uint8).ctypes.data + HEADER_BYTES, False
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size_bytes,), "data": data}
         self._memory, self._ended = memory, ended
 
     def __del__(self) -> None:
@@ -404,14 +399,9 @@ def _is_plain(tensor: Any) -> bool:
     import torch
 
     is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
-    if (
-        not is_dense
-        or not tensor.is_contiguous()
-        or tensor.requires_grad
-        or tensor.is_conj()
-        or tensor.is_neg()
-        or tensor.is_quantized
-    ):
+    if not is_dense or not tensor.is_contiguous() or tensor.requires_grad:
+        return False
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return False
     return bool(tensor.untyped_storage().nbytes() == tensor.nbytes and not tensor.is_shared())
 
