@@ -17,6 +17,7 @@ its name, so that no field is lost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -54,12 +55,9 @@ class SelectionState:
         self.seen_samples = self.matched = self.kept = self.members = self.payload_bytes = 0
         self.done = False
         self.end = self.ties = 0
-        self.dropped: dict[str, int] = {}
+        self.dropped: Counter[str] = Counter()
         self.matched_keys: set[bytes] = set()
         self.seen_names = SeenNames()
-
-    def drop(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def merge_names(self, state: SelectionState) -> None:
         """Add the names seen in another part of the same samples."""
@@ -240,13 +238,7 @@ class Selection(NamedTuple):
             state.kept += len(batch.keys)
             state.count(batch, len(batch.keys))
             return list(range(len(batch.keys)))
-        if any(rule is not None for rule in (self.field_rule, self.where, self.value_rule)):
-            state.seen_names.fields.update(batch.fields)
-        if self.key_rule is not None:
-            # Remember keys that are similar to the missing ones, for hints.
-            exact = self.key_rule.exact
-            missing = exact - state.matched_keys if len(exact) <= _FOLLOWED_AT_MOST else ()
-            state.seen_names.see_keys(batch.keys, missing)
+        self._see_names(batch, state)
         rows, before = [], state.seen_samples
         for row in range(len(batch.keys)):
             state.seen_samples += 1
@@ -256,11 +248,20 @@ class Selection(NamedTuple):
                 state.kept += 1
                 state.done = state.done or state.kept == self.limit
             else:
-                state.drop(reason)
+                state.dropped[reason] += 1
             if state.done:
                 break
         state.count(batch, state.seen_samples - before)
         return rows
+
+    def _see_names(self, batch: SampleBatch, state: SelectionState) -> None:
+        """Remember names of a batch for hints about names that no sample has."""
+        if any(rule is not None for rule in (self.field_rule, self.where, self.value_rule)):
+            state.seen_names.fields.update(batch.fields)
+        if self.key_rule is not None:
+            exact = self.key_rule.exact
+            missing = exact - state.matched_keys if len(exact) <= _FOLLOWED_AT_MOST else ()
+            state.seen_names.see_keys(batch.keys, missing)
 
     def _reason_against(
         self, batch: SampleBatch, row: int, shard: str, state: SelectionState, payload_of: PayloadOf | None

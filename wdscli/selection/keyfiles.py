@@ -39,7 +39,11 @@ def key_lines(address: str, column: str = COLUMN) -> Iterator[bytes]:
             yield from _texts(cells)
         return
     table = _TABLE.search(base_name(address).lower())
-    keys = None if table is None else _table_keys(data, table[1], address, column)
+    try:
+        rows = None if table is None else _table_rows(data, table[1], column)
+        keys = None if rows is None else list(_texts(row.get(column) for row in rows))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cannot read {address} as a table: {error}") from None
     if keys is not None:
         yield from keys
         return
@@ -90,15 +94,6 @@ def _lacks(address: str, names: Iterable[str], column: str = COLUMN) -> InputErr
         if names
         else "a table is a .csv, .tsv, .jsonl or Parquet",
     )
-
-
-def _table_keys(data: bytes, kind: str, address: str, column: str) -> list[bytes] | None:
-    """Return the keys of a table, or None if the file is a list despite its name."""
-    try:
-        rows = _table_rows(data, kind, column)
-        return None if rows is None else list(_texts(row.get(column) for row in rows))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {address} as a table: {error}") from None
 
 
 def _table_rows(data: bytes, kind: str, column: str = COLUMN) -> Iterator[dict[str, Any]] | None:
