@@ -17,7 +17,8 @@ from wdscli.errors import DataError
 from wdscli.ops.cat import cat
 from wdscli.plan.request import Request
 from wdscli.selection import Selection
-from wdscli.selection.named import Place, SeenNames
+from wdscli.selection.named import SeenNames
+from wdscli.selection.places import Place
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 COMMAND: list[str] = []
