@@ -151,7 +151,5 @@ def merge(*, shards: Sets, output: OutputOptions, sets: MergeOptions, options: R
                     f"--{name} cannot change the order of a join: samples are in the order of the first set",
                     hint=f"leave out --{name}, or join the sets first",
                 )
-        reorder(out, request, how, dry_run=output.dry_run)
-        return
-    order = merge_order(request, weights=sets.weights, stop=sets.stop)
+    order = how or merge_order(request, weights=sets.weights, stop=sets.stop)
     reorder(out, request, order, dry_run=output.dry_run)
