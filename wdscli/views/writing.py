@@ -252,13 +252,8 @@ class _Writer:
         """Return base and place of samples in each set of a rule. Samples of inputs with another rule are
         :data:`MISSING`."""
         sets = 1 if rule is None else rule.sets
-        columns: list[tuple[I64, I64]] = [
-            (
-                numpy.full(len(inputs), MISSING, dtype=numpy.int64),
-                numpy.full(len(inputs), MISSING, dtype=numpy.int64),
-            )
-            for _ in range(sets)
-        ]
+        missing: I64 = numpy.full((sets, 2, len(inputs)), MISSING, dtype=numpy.int64)
+        columns = [(bases, places_in_bases) for bases, places_in_bases in missing]
         order: I64 = numpy.argsort(inputs, kind="stable")
         numbers_of, firsts = numpy.unique(inputs[order], return_index=True)
         for number, rows in zip(numbers_of.tolist(), numpy.split(order, firsts[1:])):

@@ -589,7 +589,8 @@ class Catalog:
 
     def place(self, shard: int, sample: int) -> int:
         """Return the place of one sample in its shard, like :meth:`places`."""
-        return sample
+        kept = self.kept(shard)
+        return sample if kept is None else int(kept[sample])
 
     def kept(self, shard: int) -> I64 | None:
         """Return the places of a shard's counted samples, in rising order; None means all samples."""

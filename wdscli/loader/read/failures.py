@@ -101,13 +101,11 @@ def warning_of_losses(items: Iterator[Any], worker: int, counts: Callable[[], Sk
     try:
         yield from items
     finally:
-        by_reason: Counter[str] = Counter()
-        for (_, reason), number in (_errors(counts()) - before).items():
-            by_reason[reason] += number
-        if by_reason:
-            reasons = ", ".join(f"{reason} {number}" for reason, number in by_reason.items())
+        errors = _errors(counts()) - before
+        if errors:
+            reasons = ", ".join(f"{reason} {number}" for reason, number in errors.items())
             warnings.warn(
-                f"worker {worker} skipped {sum(by_reason.values())} samples ({reasons}); "
+                f"worker {worker} skipped {sum(errors.values())} samples ({reasons}); "
                 "only with WebLoader does stats() in the main process count them",
                 stacklevel=2,
             )
@@ -141,9 +139,9 @@ def _by_reason(counts: SkipCounts) -> Counter[str]:
     return numbers
 
 
-def _errors(counts: SkipCounts) -> Counter[tuple[str, str]]:
+def _errors(counts: SkipCounts) -> Counter[str]:
     """Return the counts of samples lost by errors. The reason of an error has a colon."""
-    return Counter({(shard, reason): number for shard, reason, number in counts.rows() if ": " in reason})
+    return Counter({reason: number for reason, number in _by_reason(counts).items() if ": " in reason})
 
 
 Handler: TypeAlias = Callable[[Exception], bool]

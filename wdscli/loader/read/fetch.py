@@ -11,12 +11,12 @@ import os
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import chain, islice
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from wdscli.arrays import I64, numpy, runs
@@ -48,10 +48,6 @@ from wdscli.storage.local import is_cold, may_open
 from wdscli.storage.retry import network
 from wdscli.storage.scatter import together
 from wdscli.threads import PATIENCE_SECONDS, DaemonPool, ForkLock
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
 
 Result = TypeVar("Result")
 

@@ -246,15 +246,6 @@ class RenamedCatalog(Catalog):
             hint="rewrite the shards: `wds create --from shards:SET --key-rule RULE -o OUT`",
         )
 
-    def places(self, shards: I64, samples: I64) -> I64:
-        return samples
-
-    def place(self, shard: int, sample: int) -> int:
-        return sample
-
-    def kept(self, shard: int) -> I64 | None:
-        return None
-
     def _sent(self) -> dict[str, Any]:
         return {**super()._sent(), "_renamed": None}
 

@@ -144,8 +144,8 @@ def parts_of(
 ) -> Iterator[FieldShard]:
     """Yield the shards to read: ``source`` itself, or, if it is a shard of a view, the base shards that have wanted
     fields. A base may be closed when the next one is opened (:class:`~wdscli.storage.scatter.Sources`)."""
-    is_view = isinstance(source, ViewSource) and source.fd is None and source.layout.is_plain
-    if not isinstance(source, ViewSource) or not is_view or table.are_members:
+    is_read_itself = source.fd is not None or table.are_members
+    if is_read_itself or not isinstance(source, ViewSource) or not source.layout.is_plain:
         yield FieldShard(table, source, names, places)
         return
     layout = source.layout

@@ -211,10 +211,6 @@ class FilteredCatalog(Catalog):
                 places[rows] = kept[samples[rows]]
         return places
 
-    def place(self, shard: int, sample: int) -> int:
-        kept = self.kept(shard)
-        return sample if kept is None else int(kept[sample])
-
     def kept(self, shard: int) -> I64 | None:
         places = self._unpacked.used(shard)
         if places is not None:
