@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdscli.copy.maker import Maker, payload_bytes_of
 from wdscli.errors import EngineError, UsageError, WdsError
@@ -350,16 +350,6 @@ def _kept_plan(request: Request, order: Order, output: OutputSet) -> ReorderPlan
 # Some tasks of a stored plan.
 
 
-class TasksReport(NamedTuple):
-    """The result. ``written`` counts new shards, and ``kept`` counts shards that already existed. Samples and bytes are
-    totals of both."""
-
-    written: int
-    kept: int
-    samples: int
-    size_bytes: int
-
-
 def parse_tasks(text: str, total: int) -> list[int]:
     """Return the task numbers that a text names: ``7`` or ``0-9,12``. ``K/N`` names K, K+N, K+2N, ... below ``total``.
 
@@ -391,8 +381,11 @@ def parse_tasks(text: str, total: int) -> list[int]:
     return sorted(tasks)
 
 
-def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress = QUIET) -> TasksReport:
-    """Make the shards of some tasks. A shard of an earlier attempt is checked by reading it, and kept.
+def run_tasks_of(
+    plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress = QUIET
+) -> tuple[list[ShardInfo], list[ShardInfo]]:
+    """Make the shards of some tasks. Return the new shards, and the shards that already existed. A shard of an earlier
+    attempt is checked by reading it, and kept.
 
     Raises what :func:`run_plan` raises.
     """
@@ -400,14 +393,7 @@ def run_tasks_of(plan: ReorderPlan, tasks: Sequence[int], *, progress: Progress 
     with locked(run):
         kept = find_shards(run, tasks)
         missing = [task for task in tasks if task not in kept.shards]
-        written = run_some(run, missing, kept)
-    whole = [*written, *kept.shards.values()]
-    return TasksReport(
-        len(written),
-        len(kept.shards),
-        sum(info.samples for info in whole),
-        sum(info.size_bytes for info in whole),
-    )
+        return run_some(run, missing, kept), [*kept.shards.values()]
 
 
 def finish(plan: ReorderPlan, address: str, *, progress: Progress = QUIET) -> ReorderReport:

@@ -20,7 +20,7 @@ from wdscli.cli.options import (
     library_word,
     panel,
 )
-from wdscli.cli.output import Out, facts, plural
+from wdscli.cli.output import Out, plural
 from wdscli.errors import DataError, UsageError
 from wdscli.shown import shown
 
@@ -178,9 +178,11 @@ def _run_tasks(out: Out, plan: "ReorderPlan", text: str, progress: "Progress") -
     from wdscli.units import human_size
 
     tasks = parse_tasks(text, len(plan.contents.shards))
-    report = run_tasks_of(plan, tasks, progress=progress)
+    new, kept = run_tasks_of(plan, tasks, progress=progress)
+    samples = sum(shard.samples for shard in [*new, *kept])
+    size = sum(shard.size_bytes for shard in [*new, *kept])
     if out.json:
-        out.object({"tasks": tasks, **facts(report, "made=written kept samples bytes=size_bytes")})
-    kept = f", {report.kept} already done" if report.kept else ""
-    total = f"{plural(report.samples, 'sample')}, {human_size(report.size_bytes)}"
-    out.done(f"made {plural(report.written, 'shard')}{kept}: {total}", report.size_bytes)
+        counts = {"made": len(new), "kept": len(kept), "samples": samples, "bytes": size}
+        out.object({"tasks": tasks, **counts})
+    done = f", {len(kept)} already done" if kept else ""
+    out.done(f"made {plural(len(new), 'shard')}{done}: {plural(samples, 'sample')}, {human_size(size)}", size)
