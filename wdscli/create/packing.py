@@ -13,10 +13,10 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from wdscli.arrays import I64, numpy
-from wdscli.codecs.handlers import whole_names
 from wdscli.copy.maker import Maker, ShardTasks
 from wdscli.create.files import SEPARATOR, FileColumns, Files, Inline, Place, StoredPayload, numbers_of
 from wdscli.create.payloads import payload_at, read_pieces
@@ -26,12 +26,11 @@ from wdscli.model import PendingCommit, ShardInfo
 from wdscli.plan.plan import ReorderPlan
 from wdscli.plan.planfile import check_shown
 from wdscli.progress import Progress
-from wdscli.samples import SampleBatch
 from wdscli.samples.reading import packed
 from wdscli.shards.writing import ShardFile, ShardSettings
 from wdscli.storage import is_local, local_path
 from wdscli.storage.opening import at_once
-from wdscli.tar import build_header, core, padding
+from wdscli.tar import core, padding
 from wdscli.tar.header import BLOCK
 
 PIECE_BYTES = 1 << 20
@@ -47,8 +46,6 @@ BYTES_PER_MEMBER = 13_000
 """Opening a file takes as long as copying this many bytes."""
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
-_Columns = tuple[list[bytes], list[int], list[int]]
-"""Fields, header offsets and payload offsets of members."""
 _Values = dict[int, Inline | StoredPayload]
 """Values of lists and tables by the numbers of their places."""
 
@@ -210,10 +207,6 @@ class _Packer:
         """Descriptors of root folders, by the number of their place; -2 for one that cannot be opened."""
         self._scratches: dict[str, int] = {}
         """Descriptors of scratch files with values; -1 for one that cannot be opened."""
-        self._fetched: Iterator[bytes | None] = iter(())
-        """The remote payloads of the current members; None for one that is read in pieces."""
-        self._kept: dict[int, bytes] = {}
-        """Payloads of the current members that values need, by their offset in the shard."""
 
     def pack(self, first: int, end: int) -> int:
         """Write the samples ``first`` to ``end - 1``, and return their size in bytes."""
@@ -316,21 +309,14 @@ class _Packer:
         """Write any samples, a member at a time."""
         files = self._task.files
         sizes = list(map(files.size, members))
-        self._fetched = _fetched(files, members, sizes)
-        self._kept.clear()
-        columns: _Columns = ([], [], [])
-        for row, size, member in zip(rows, sizes, members):
-            self._write(row, size, files.place(member), columns)
-        keys = [rows[first][: rows[first].find(SEPARATOR)] for first in firsts[:-1]]
-        flags, marks = [0] * len(rows), [0] * len(keys)
-        batch = SampleBatch(self._shard.samples, keys, firsts, *columns, sizes, flags, marks)
-
-        def payload_of(row: int, field: bytes) -> bytes:
-            return self._kept[
-                batch.offsets[batch.fields.index(field, batch.firsts[row], batch.firsts[row + 1])]
-            ]
-
-        self._shard.announce(batch, payload_of)
+        fetched = _fetched(files, members, sizes)
+        fields = (
+            (row[row.find(SEPARATOR) + 1 :], size, self._payload(files.place(member), size, fetched))
+            for row, size, member in zip(rows, sizes, members)
+        )
+        for first, end in pairwise(firsts):
+            key = rows[first][: rows[first].find(SEPARATOR)]
+            self._shard.write_pieces(key, islice(fields, end - first))
 
     def _open(self, path: bytes, flags: int) -> int:
         try:
@@ -340,26 +326,13 @@ class _Packer:
         self._stack.callback(os.close, descriptor)
         return descriptor
 
-    def _write(self, row: bytes, size: int, place: Place, columns: _Columns) -> None:
-        """Write one member. A large payload goes through the buffer in pieces."""
-        shard, (fields, starts, offsets) = self._shard, columns
-        starts.append(shard.position)
-        shard.write_blocks(build_header(row.replace(SEPARATOR, b"."), size, self._task.settings.form))
-        offsets.append(shard.position)
-        fields.append(field := row[row.find(SEPARATOR) + 1 :])
-        pieces = self._payload(place, size)
-        if field in whole_names(shard.numbers.payload_fields):
-            payload = self._kept[offsets[-1]] = b"".join(pieces)
-            pieces = [payload]
-        for piece in pieces:
-            shard.write_blocks(piece)
-        shard.write_blocks(padding(size))
-
-    def _payload(self, place: Place, size: int) -> Iterable[bytes | memoryview]:
-        """Yield the pieces of one payload."""
-        fetched = next(self._fetched) if isinstance(place, str) else None
-        if fetched is not None:
-            return [fetched]
+    def _payload(
+        self, place: Place, size: int, fetched: Iterator[bytes | None]
+    ) -> Iterable[bytes | memoryview]:
+        """Return the pieces of one payload. Those of a large one share a buffer. ``fetched`` has the remote ones."""
+        payload = next(fetched) if isinstance(place, str) else None
+        if payload is not None:
+            return [payload]
         return read_pieces(place, size, self._shard.spare(PIECE_BYTES))
 
 

@@ -24,6 +24,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from errno import EACCES
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -131,6 +132,8 @@ class OwnOutputs:
         if self._manifest and is_local(self._manifest):
             self._folder = folder_of(self._manifest)
             self._real = os.fsencode(os.path.realpath(local_path(self._folder) or "."))
+        # Lists and tables name many files of one folder.
+        self._in_recent_folder = lru_cache(maxsize=256)(self.in_folder)
 
     def in_folder(self, path: bytes) -> Callable[[bytes], bool] | None:
         """Return a function that says whether a name in a folder belongs to the output. Return None if no name can."""
@@ -150,8 +153,8 @@ class OwnOutputs:
 
     def refuse(self, path: bytes) -> None:
         """Raise UsageError for an input file that is also an output."""
-        folder, name = os.path.split(os.path.realpath(path))
-        is_own = self.in_folder(folder)
+        folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
+        is_own = self._in_recent_folder(folder)
         if is_own is not None and is_own(name):
             raise UsageError(
                 f"{to_text(path)} would be both an input and an output", hint="give the output another name"

@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from wdscli.arrays import SampleArrays
+from wdscli.codecs.handlers import whole_names
 from wdscli.errors import DataError, InputError, OutputError, OutputExistsError, UsageError, WdsError
 from wdscli.model import PendingCommit, ShardInfo
-from wdscli.samples import SampleBatch, new_batch
-from wdscli.samples.grouping import PayloadOf
+from wdscli.samples import new_batch
 from wdscli.samples.reading import keep_heap
 from wdscli.selection.values import SampleNumbers
 from wdscli.shards.index import Index, IndexBuilder, index_address
@@ -158,6 +158,7 @@ class ShardFile:
         self._tar = TarWriter(self._behind, settings.form)
         self.index = IndexBuilder()
         self.numbers = SampleNumbers(settings.values if self._with_index else ())
+        self._value_fields = whole_names(self.numbers.payload_fields)
         self.ignored: dict[str, int] = {}
         self._checksums: Mapping[str, str] = {}
 
@@ -197,11 +198,14 @@ class ShardFile:
 
     def write_pieces(self, key: bytes, fields: Iterable[tuple[bytes, int, Iterable[Payload]]]) -> None:
         """Write one sample with payloads in pieces: (field, length in bytes, pieces). Raises DataError if a payload has
-        another length."""
+        another length, and for a value of the sample that cannot be computed."""
         tar, start = self._tar, self._tar.position
-        batch = new_batch()
+        batch, payloads = new_batch(), dict[bytes, bytes]()
         for field, size, pieces in fields:
             name = key + b"." + field
+            if field in self._value_fields:
+                payloads[field] = b"".join(pieces)
+                pieces = [payloads[field]]
             batch.starts.append(tar.position)
             tar.begin(name, size)
             offset = tar.position
@@ -223,16 +227,8 @@ class ShardFile:
         batch.firsts.append(len(batch.fields))
         batch.marks.append(0)
         self.index.add_batch(batch)
-
-    def write_blocks(self, data: Payload) -> None:
-        """Write blocks of samples. :meth:`announce` adds these samples to the index later."""
-        self._tar.raw(data)
-
-    def announce(self, batch: SampleBatch, payload_of: PayloadOf | None = None) -> None:
-        """Add samples that :meth:`write_blocks` wrote to the index. Raises DataError like :meth:`write`."""
-        self.index.add_batch(batch)
-        if self.numbers.names and payload_of is not None:
-            self.numbers.add_batch(batch, self.address, payload_of)
+        if self.numbers.names:
+            self.numbers.add_batch(batch, self.address, lambda _, field: payloads[field])
 
     def flush(self) -> None:
         """Write all buffered bytes. An output that cannot be discarded then ends with complete samples."""
