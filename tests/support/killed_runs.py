@@ -25,7 +25,7 @@ from wdscli.storage.ends import Sink
 # What each child would import.
 for name in COMMANDS:
     import_module(f"wdscli.cli.commands.{name}")
-for name in ("cat", "create", "merge"):
+for name in ("cat", "create", "map"):
     import_module(f"wdscli.ops.{name}")
 
 def dies_at(steps, function):

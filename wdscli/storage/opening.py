@@ -158,11 +158,23 @@ def _open_soon(opened: Callable[[str], Source], addresses: Sequence[str]) -> Fut
 
 
 def begun(work: Callable[[], Answer]) -> Future[Answer]:
-    """Start ``work`` in a new thread, and return its future."""
-    from wdscli.threads import DaemonPool
+    """Start ``work`` in a new thread, and return its future, which cannot be cancelled."""
+    from concurrent.futures import Future
+    from threading import Thread
 
-    # The pool is forgotten at once, and its thread ends after the work.
-    return DaemonPool(1, "wdscli-work").submit(copy_context().run, work)
+    answer: Future[Answer] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    # Do not use a pool, because the exit of the process would wait for its threads, or the work could be cancelled
+    # before it begins.
+    Thread(target=copy_context().run, args=(run,), name="wdscli-work", daemon=True).start()
+    return answer
 
 
 def _close_opened(answer: Future[Source]) -> None:
