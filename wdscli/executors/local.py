@@ -49,7 +49,7 @@ SLOTS = 1024
 """The most tasks in flight. Each has its own counter."""
 MIN_PARALLEL_BYTES = 320 << 20
 """A process copies this many bytes while another one starts, which takes 0.3 s of processor time."""
-MIN_COPIED_BYTES = 1 << 29
+MIN_COPIED_BYTES = 1 << 30
 """The same for copies from files to files. A process writes these by a second thread, so it is faster."""
 MIN_PACKED_BYTES = 8 << 20
 """The same for bytes to compress or to unpack."""
