@@ -70,7 +70,7 @@ def test_the_loader_announces_large_samples(
 def test_sort_announces_the_fields_that_it_sorts_by(
     shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The kernel may keep some pages that it was asked to forget, so all bytes count as cold.
+    # The kernel may keep some pages despite POSIX_FADV_DONTNEED, so all bytes count as cold.
     for module in (local, reading):
         monkeypatch.setattr(module, "is_cold", lambda descriptor, offset: True)
     announced = announced_ranges(monkeypatch)

@@ -226,8 +226,8 @@ def _find_listings(shards: ShardSet, limit: int) -> tuple[dict[str, ManifestEntr
 def _manifests_of(
     folder: str, folder_names: set[str], shard_names: set[str], ledgers: list[Ledger], limit: int
 ) -> dict[str, Manifest]:
-    """Return the manifests of a folder that list one of the shards ``names``, by address. Report missing shards and
-    unreadable manifests."""
+    """Return the manifests of a folder that list one of the shards ``shard_names``, by address. Report missing shards
+    and unreadable manifests."""
     manifests = {}
     for file_name in sorted(folder_names):
         if not file_name.endswith(MANIFEST_SUFFIX):

@@ -542,15 +542,15 @@ def _load_index(address: str, source: Source, ledger: Ledger) -> Index | None:
 
 def _check_size(address: str, listing: ManifestEntry, size: int, ledger: Ledger) -> None:
     """Compare the size of a shard, damaged or not, with the manifest. ``size`` is the size of the tar."""
-    told = listing.shard.size_bytes
-    if told < 0 or told == size:
+    listed_bytes = listing.shard.size_bytes
+    if listed_bytes < 0 or listed_bytes == size:
         return
     if not is_stream(address):
         # For a compressed shard, the size of the file is not the size of the tar.
         with open_source(address, decompress=False) as source:
-            if source.size == told:
+            if source.size == listed_bytes:
                 return
-    ledger.add("manifest-mismatch", f"{listing.manifest} says {told} bytes, the shard has {size}")
+    ledger.add("manifest-mismatch", f"{listing.manifest} says {listed_bytes} bytes, the shard has {size}")
 
 
 def _check_listed(listing: ManifestEntry, samples: int, builder: IndexBuilder | None, ledger: Ledger) -> None:
