@@ -305,6 +305,10 @@ def _repeated(row: Row, key: bytes) -> DataError:
 
 def _write(shard: ShardFile, row: Row, values: Sequence[CellValue], payloads: SourcePayloads) -> None:
     """Write the sample of a row. Raises InputError and DataError for a source that fails while it is read."""
+    in_memory = [(field, value) for _, field, value in values if isinstance(value, bytes)]
+    if len(in_memory) == len(values):  # writing pieces is slower
+        shard.write(values[0].key, in_memory)
+        return
     fields: list[tuple[bytes, int, Iterable[bytes | memoryview]]] = []
     try:
         for key, field, value in values:
